@@ -140,6 +140,7 @@ def paths_of(
     calls, scale = package._calls, q.shape[3] ** -0.5
     through_operator = copy.copy(calls)
     through_operator._direct = None
+    without = through_operator.public(None)
     odd, odd_scale = unserved(package._kernels, tensors, causal, grouped)
     replaced = with_hook(module)
     paths: dict[str, Callable[[], object]] = {
@@ -156,7 +157,7 @@ def paths_of(
     }
     if calls._direct is not None:
         rest = (None, 0.0, causal, None, grouped)
-        paths["package, operator"] = lambda: through_operator.attention(q, k, v, **options)
+        paths["package, operator"] = lambda: without(q, k, v, **options)
         paths["function"] = lambda: calls._direct(q, k, v, *rest)
     return paths
 

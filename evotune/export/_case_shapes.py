@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from evotune.errors import ProblemMistake, UsageError
 from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import Tensor, UserProblem
-from evotune.problems.attention import DIMENSIONS, Attention
+from evotune.problems.attention import DIMENSIONS, OPTIONAL, Attention
 from evotune.problems.problem import Case, Problem
 from evotune.problems.ragged_attention import RaggedAttention
 from evotune.space.case_scope import CaseScope
@@ -65,6 +65,11 @@ class CaseShapes:
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     optional: Mapping[str, str] = field(default_factory=dict)
     ragged: bool = False
+
+    @property
+    def has_features(self) -> bool:
+        """Whether some case of attention has features, or values of their own size."""
+        return bool(self.optional) and {"value_dim": 1} in self.tensors.get("v", ())
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
         """The extents as expressions."""
@@ -123,14 +128,7 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     dtypes = {spec.name: spec.dtype for spec in specs}
     if isinstance(problem, Attention):
-        # In packages values have the size of heads, so their cases have no symbol for it.
-        own = {"value_dim": "head_dim"}
-        tensors = {
-            name: tuple({own.get(size, size): 1} for size in sizes)
-            for name, sizes in DIMENSIONS.items()
-        }
-        strides = {spec.name: spec.stride_symbols for spec in specs}
-        return CaseShapes(inputs, outputs, (), tensors, strides, dtypes)
+        return _attention_shapes(problem, cases)
     if isinstance(problem, RaggedAttention):
         return CaseShapes(inputs, outputs, (), problem.extents, dtypes=dtypes, ragged=True)
     if not isinstance(problem, UserProblem):
@@ -160,10 +158,25 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     return found
 
 
+def _attention_shapes(problem: Attention, cases: Sequence[Case]) -> CaseShapes:
+    """The shapes of attention. A package without features has no symbol for the size of values,
+    which is that of heads."""
+    specs = {spec.name: spec for case in cases for spec in problem.tensors(case)}
+    own = {"value_dim": "head_dim"} if all(map(problem.is_plain, cases)) else {}
+    sizes = {**DIMENSIONS, **{name: sizes for name, (_, sizes) in OPTIONAL.items()}}
+    return CaseShapes(
+        inputs=tuple(name for name, spec in specs.items() if not spec.is_output),
+        outputs=tuple(name for name, spec in specs.items() if spec.is_output),
+        sizes=(),
+        tensors={name: tuple({own.get(s, s): 1} for s in sizes[name]) for name in specs},
+        strides={name: spec.stride_symbols for name, spec in specs.items() if spec.stride_symbols},
+        optional={name: feature for name, (feature, _) in OPTIONAL.items()},
+        dtypes={name: spec.dtype for name, spec in specs.items()},
+    )
+
+
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
-    if isinstance(problem, Attention) and not all(map(problem.is_plain, cases)):
-        return "features of attention beyond the arguments of scaled_dot_product_attention"
     if not isinstance(problem, UserProblem):
         return ""
     described = [each for case in cases for each in _described(problem, case).values()]

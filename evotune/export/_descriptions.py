@@ -18,6 +18,7 @@ from evotune.export._case_shapes import CaseShapes, call_name, calls
 from evotune.export._champions import Selection
 from evotune.export._compute_source import COMPUTE_FILE, compute_source
 from evotune.export._expression_json import to_json
+from evotune.export._feature_regions import completing, score_mods
 from evotune.export._package_readme import readme
 from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems.element_types import torch_name
@@ -80,6 +81,8 @@ def dispatch(
     ranked = sorted(
         range(len(kernels)), key=lambda n: (-chosen.champions[n].bound, chosen.champions[n].key)
     )
+    completed = completing(shapes)
+    modified = score_mods(region.fixed for each in kernels for region in each.regions)
     return {
         "format": FORMAT,
         "package": name,
@@ -108,18 +111,23 @@ def dispatch(
             }
             for number, each in enumerate(kernels)
         ],
-        "served": [region.to_json(layouts[region.kernel]) for region in chosen.served],
+        "served": [
+            {**region.to_json(layouts[region.kernel]), "fixed": completed(region.fixed)}
+            for region in chosen.served
+        ],
         "domain": [
             {
                 "kernel": number,
-                "fixed": dict(region.fixed),
+                "fixed": completed(region.fixed),
                 "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
                 "layout": layouts[number],
             }
             for number in ranked
             for region in kernels[number].regions
         ],
-    } | ({"timed": [dict(case.symbols) for _, case in chosen.timed]} if chosen.timed else {})
+        **({"timed": [dict(case.symbols) for _, case in chosen.timed]} if chosen.timed else {}),
+        **({"score_mods": modified} if modified else {}),
+    }
 
 
 def _layout(champion: Champion) -> str:

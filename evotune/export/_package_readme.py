@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.export._compute_source import COMPUTE_FILE
+from evotune.export._feature_regions import NONE
 from evotune.trial import Json
 
 _MOST_REGIONS = 40
@@ -25,6 +26,23 @@ with {name}.active():  # or activate(), and deactivate()
 Nothing changes on import. `deactivate()` undoes `activate()` exactly. A call that no kernel serves
 gets PyTorch's own attention, bit for bit: another device, dtype or layout, a mask, dropout, inputs
 that require grad, cases outside the regions below.
+"""
+_FEATURES = """
+Features are further arguments of `attention`. Kernels serve those in the columns of the regions
+below, plain PyTorch computes all others:
+
+```python
+out = {name}.attention(
+    q, k, v, is_causal=True,
+    alignment="bottom_right",  # the last row sees the last key
+    window=(255, None),  # keys before and behind a row's own one
+    softcap=30.0, alibi_slopes=slopes, sinks=sinks,  # a number for each head, in float32
+    score_mod="…",  # a text of info()["score_mods"]
+)
+out, lse = {name}.attention(q, k, v, return_lse=True)
+```
+
+In the regions `given` names the numbers that a call gives: a window's ends and the soft cap.
 """
 _OTHER = """\
 ```python
@@ -108,6 +126,8 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
         result="outputs" if several else result,
         otherwise=(_FALLS_BACK if COMPUTE_FILE in files else _REFUSES).format(name=name),
     )
+    if any("given" in region["fixed"] for region in dispatch["domain"]):
+        yield _FEATURES.format(name=name)
     yield _REST.format(name=name)
     yield "## Figures\n"
     yield "Device time in µs; the speedup is the baseline's time / the kernel's, with its 95%"
@@ -162,6 +182,8 @@ def _regions(regions: Sequence[Mapping[str, Json]], meaning: str) -> Iterator[st
         return
     yield f"From the least to the most of each quantity: {meaning}.\n"
     names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
+    absent = {n for n, no in NONE.items() if all(r["fixed"].get(n) == no for r in regions)}
+    names = [name for name in names if name not in absent]
     yield f"| kernel | {' | '.join(names)} |"
     yield "|---" * (len(names) + 1) + "|"
     for region in regions[:_MOST_REGIONS]:

@@ -140,9 +140,13 @@ def _may_join(cases: Sequence[MeasuredCase], lost: Sequence[Place], region: Regi
 
 
 def _distance(some: Sequence[MeasuredCase], others: Sequence[MeasuredCase]) -> float:
-    """The sum over sizes of the ratio, in ln, between the nearest cases."""
+    """The sum over sizes of the ratio, in ln, between the nearest cases. A window may be 0."""
+
+    def size(case: MeasuredCase, name: str) -> float:
+        return max(case.place.ranged[name], 1)
+
     return min(
-        sum(abs(math.log(a.place.ranged[name] / b.place.ranged[name])) for name in a.sizes)
+        sum(abs(math.log(size(a, name) / size(b, name))) for name in a.sizes)
         for a in some
         for b in others
     )

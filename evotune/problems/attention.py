@@ -44,12 +44,12 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "out": ("batch", "heads", "seq_len_q", "value_dim"),
 }
 """The sizes of each tensor that every case has, outermost dimension first."""
-_OPTIONAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
+OPTIONAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "alibi_slopes": ("alibi", ("heads",)),
     "sinks": ("sinks", ("heads",)),
     "lse": ("lse", ("batch", "heads", "seq_len_q")),
 }
-"""Tensors in float32 that a case has with a feature, and their sizes."""
+"""Tensors in float32 that a case has with a feature, the symbol of the feature, and their sizes."""
 _EDGE_LAYOUTS = ("blhd", "mixed", "packed_qkv", "mixed", layouts.DEFAULT)
 _RANDOM_LAYOUTS = (*layouts.LAYOUTS, "mixed")
 _FAR_EVERY = 4
@@ -64,7 +64,7 @@ class Attention:
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout", *features.KEYS)
-    optional: ClassVar[tuple[str, ...]] = tuple(_OPTIONAL)
+    optional: ClassVar[tuple[str, ...]] = tuple(OPTIONAL)
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -113,7 +113,7 @@ class Attention:
             return TensorSpec(name, shape, self.dtype, name == "out", strides, names)
 
         found = [tensor(name, sizes) for name, sizes in DIMENSIONS.items()]
-        for name, (feature, sizes) in _OPTIONAL.items():
+        for name, (feature, sizes) in OPTIONAL.items():
             if case.symbols[feature]:
                 shape, is_lse = tuple(s[size] for size in sizes), name == "lse"
                 found.append(TensorSpec(name, shape, "float32", is_lse, may_be_infinite=is_lse))

@@ -34,6 +34,15 @@ def attention_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.fixture(scope="session")
+def features_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module's folder of a package of attention-features-cpu."""
+    folder = tmp_path_factory.mktemp("features")
+    run = fabricated(tiny_space("attention-features-cpu", folder), folder)
+    export_runs([run], folder / "package", "features_package")
+    return folder / "package" / "features_package"
+
+
+@pytest.fixture(scope="session")
 def attention_cpu(attention_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module's folder of a package of attention-cpu."""
     folder = tmp_path_factory.mktemp("package")

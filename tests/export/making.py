@@ -44,10 +44,14 @@ TINY_SHAPES = {
     "tokens_k: 90, longest_q: 30, longest_k: 40, head_dim: 32}]",
     "attention-paged-cpu": "shapes: [{sequences: 4, queries: 2, heads: 4, kv_heads: 2, "
     "longest: 70, page_size: 16, head_dim: 32}]",
+    "attention-features-cpu": "shapes: [{batch: 1, heads: 4, kv_heads: 2, seq_len: 64, "
+    "head_dim: 32, value_dim: 16}]",
 }
 TINY_HELD_OUT = {
     "attention-cpu": "held_out: [{batch: 2, heads: 2, seq_len: 60, head_dim: 32}]",
     "softmax-cpu": "held_out: [{rows: 15, columns: 60}]",
+    "attention-features-cpu": "held_out: [{batch: 1, heads: 4, kv_heads: 2, seq_len_q: 20, "
+    "seq_len_k: 60, head_dim: 32, value_dim: 16}]",
 }
 
 

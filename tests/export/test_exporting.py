@@ -24,6 +24,7 @@ from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.execute.executor import TIMED
 from evotune.export.exporting import export_runs
 from evotune.export.runtime._dispatch import Choice, Dispatch
+from evotune.problems.problem import Case, Problem
 from evotune.store import RunStore
 from tests.engine.runs import recorded_space, run_here
 
@@ -92,6 +93,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
     ("name", "device"),
     [
         ("attention-cpu", "cpu"),
+        ("attention-features-cpu", "cpu"),
         ("softmax-cpu", "cpu"),
         ("rms-norm-cpu", "cpu"),
         ("matmul-cpu", "cpu"),
@@ -99,6 +101,8 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("attention-paged-cpu", "cpu"),
         ("attention-mma", "h200"),
         ("attention-wgmma", "h200"),
+        pytest.param("attention-mma-features", "h200", marks=pytest.mark.soak),
+        pytest.param("attention-wgmma-features", "h200", marks=pytest.mark.soak),
         ("attention-triton", "h200"),
         ("linear-skinny", "h200"),
         ("add-rms-norm", "h200"),
@@ -125,14 +129,16 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
     proposal = planner.proposal(0, configuration, confirm=True)
     compared = 0
     for job in proposal.cases:
-        symbols = dict(job.case.symbols)
+        symbols = package_symbols(planner.problem, job.case)
         strided = any(spec.strides for spec in planner.problem.tensors(job.case))
         layout = "strided" if strided else "contiguous"
         choice = package.choose(symbols, layout, anywhere=True)
         assert isinstance(choice, Choice), job.case.label
         fixed = choice.binary["fixed"]
         defines = dict(job.compile.defines)
-        assert all(defines[name.upper()] == value for name, value in fixed.items())
+        texts = {name for name in fixed if name in planner.problem.formulas(job.case)}
+        assert all(defines[n.upper()] == v for n, v in fixed.items() if n not in texts)
+        assert all(symbols[name] == fixed[name] for name in texts)
         wanted = job.plan.completed(choice.binary["resources"])
         found = choice.plan
         assert found["entry"] == wanted.entry
@@ -144,6 +150,9 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
         sizes = [(each["name"], each["bytes"], each["init"]) for each in found["workspaces"]]
         assert sizes == [msgspec.structs.astuple(each) for each in wanted.workspaces]
         for argument, own in zip(found["arguments"], wanted.arguments, strict=True):
+            if own.type == "null":  # of a tensor that the case lacks
+                assert argument == {"type": "int64", "value": 0}
+                continue
             assert (argument["type"], argument.get("name", "")) == (own.type, own.name)
             assert argument.get("value", 0) == own.value
             if own.tensor_map is not None:
@@ -162,14 +171,19 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
     # Beyond the domain nothing runs.
     drawn = planner.problem.random_cases(timed, random.Random(9).getrandbits(30), ())
     for case in islice(drawn, 200):
-        place = planner.problem.place(case)
+        place, symbols = planner.problem.place(case), package_symbols(planner.problem, case)
         inside = any(
-            region["fixed"] == place.fixed
+            {name: symbols[name] for name in region["fixed"]} == region["fixed"]
             and all(low <= place.ranged[n] <= high for n, (low, high) in region["ranges"].items())
             for region in dispatch["domain"]
         )
-        found = package.choose(dict(case.symbols), "contiguous", anywhere=True)
+        found = package.choose(symbols, "contiguous", anywhere=True)
         assert inside or not isinstance(found, Choice), case.label
+
+
+def package_symbols(problem: Problem, case: Case) -> dict[str, Any]:
+    """The symbols that a package makes of a call: the case's own, and which numbers it gives."""
+    return {**case.symbols, "given": problem.place(case).fixed.get("given", "")}
 
 
 def with_strides(case: dict[str, Any], *, across: bool) -> dict[str, Any]:
@@ -385,3 +399,13 @@ def test_only_a_new_or_an_empty_folder_is_written(
 
 def refused(*paths: object) -> str:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_package_without_features_says_nothing_of_them(attention_cpu: Path) -> None:
+    described = json.loads((attention_cpu / "dispatch.json").read_text())
+    regions = [*described["served"], *described["domain"]]
+    assert all(region["fixed"].keys() == {"causal", "dtype", "head_dim"} for region in regions)
+    assert "score_mods" not in described
+    readme = (attention_cpu.parent / "README.md").read_text()
+    assert "window" not in readme
+    assert "given" not in readme

@@ -132,6 +132,59 @@ def test_it_serves_a_model(attention: Path, environment: Environment) -> None:
     assert environment.run(MODEL).endswith("done\n")
 
 
+FEATURES = """
+import features_package as package
+
+q, k, v = torch.randn(1, 4, 64, 32), torch.randn(1, 2, 64, 32), torch.randn(1, 2, 64, 16)
+slopes, sinks = torch.rand(4), torch.randn(4)
+row, column = torch.arange(64)[:, None], torch.arange(64)
+scores = q.double() @ k.repeat_interleave(2, 1).double().mT / 32**0.5
+values = v.repeat_interleave(2, 1).double()
+
+
+def close(found, scores, sink=None):
+    whole = scores if sink is None else torch.cat([scores, sink.expand(1, 4, 64, 1)], -1)
+    weights, lse = whole.softmax(-1)[..., :64], whole.logsumexp(-1)
+    out, *more = found if isinstance(found, tuple) else (found,)
+    torch.testing.assert_close(out, (weights @ values).float())
+    for each in more:
+        torch.testing.assert_close(each, lse.float())
+
+
+def causal(left=64):
+    return (column > row) | (column < row - left)
+
+
+options = {"enable_gqa": True, "is_causal": True, "alignment": "bottom_right"}
+capped = 30 * torch.tanh(scores / 30) - slopes.double()[:, None, None] * (row - column).abs()
+for left, calls in ((100, 1), (12, 1)):  # the second is served by PyTorch
+    out = package.attention(q, k, v, window=(left, None), sinks=sinks, **options)
+    close(out, scores.masked_fill(causal(left), -torch.inf), sinks.double()[:, None, None])
+    assert package.info()["calls"] == calls, package.misses()
+found = package.attention(q, k, v, softcap=30.0, alibi_slopes=slopes, return_lse=True, **options)
+close(found, capped.masked_fill(causal(), -torch.inf))
+(text,) = package.info()["score_mods"]
+changed = torch.where(
+    torch.arange(4)[:, None, None] % 2 == 0,
+    scores - 0.01 * (row - column).abs(),
+    scores.clamp(max=4),
+)
+close(package.attention(q, k, v, enable_gqa=True, score_mod=text), changed)
+assert package.info()["calls"] == 3, package.misses()
+(missed,) = package.misses()
+assert (missed["shape"]["window_left"], missed["shape"]["sinks"]) == (12, True)
+assert package.check()
+print("done")
+"""
+
+
+def test_features_are_served_and_the_rest_is_right(
+    features_cpu: Path, environment: Environment
+) -> None:
+    found = environment.run(f"sys.path.insert(0, {str(features_cpu.parent)!r})\n{FEATURES}")
+    assert found.endswith("done\n")
+
+
 @pytest.mark.parametrize("file", ["dispatch.json", "binaries"])
 def test_a_damaged_file_is_not_loaded(
     attention: Path, environment: Environment, tmp_path: Path, file: str

@@ -117,3 +117,17 @@ def test_the_greatest_lower_bound_comes_first_whatever_the_order() -> None:
     wanted = [(1, False), (0, False), (0, True)]
     for given in (regions, regions[::-1]):
         assert [(region.kernel, region.near) for region in in_order(given)] == wanted
+
+
+def test_windows_are_sizes_and_may_be_0() -> None:
+    shape = {"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}
+    measured = []
+    for window, low in ((0, 1.2), (100, 1.1), (400, 0.9)):
+        made = PROBLEM.case({**shape, "window_left": window, "softcap": 20.0}, {"causal": True})
+        sizes = SIZES | {"window_left"}
+        measured.append(MeasuredCase(made.label, PROBLEM.place(made), sizes, low))
+    ranges = {**DOMAIN.ranges, "window_left": (0, 500), "softcap": (5.0, 40.0)}
+    domain = Region(measured[0].place.fixed, ranges, 90)
+    (region,) = near_regions(0, measured, (domain,))
+    assert region.ranges["window_left"] == (0, 110)
+    assert region.ranges["softcap"] == (5.0, 40.0)

@@ -68,6 +68,10 @@ class Native:
         decision's number."""
         return self._add([_MISS])
 
+    def add_python(self, launch: Any, out: Any) -> int:
+        """Decides that Python makes the output and the launch, which it is asked for."""
+        return self._add([_PYTHON])
+
     def add(self, launch: Any, out: Any) -> int:
         """Decides that the kernel bound to `launch` serves it; the output is laid out like `out`.
         What native code cannot launch, it will ask Python to."""

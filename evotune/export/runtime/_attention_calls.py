@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
+from ._asked_features import Asked
 from ._attention_package import AttentionKernels, Call, plain_attention
 from ._dispatch import NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
@@ -56,27 +58,44 @@ class AttentionCalls:
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
         self._direct: Any = operator.direct
+        self.attention = self.public(operator.direct)
+        self.with_features: Callable[..., Any]
+        """Serves calls of `attention` that have features, which come last as a dictionary."""
 
-    def attention(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel of
-        this package serves it where it was measured to win, otherwise SDPA."""
-        out: torch.Tensor | Literal[False] | None = None
-        if not _is_traced() and self._direct is not None:  # as `attempt` does, without its frame
-            out = self._direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
-        if out is None:
+    def public(self, direct: Callable[..., Any] | None) -> Callable[..., Any]:
+        """`NAME.attention`, which asks `direct` first. A function and no method, so that features
+        cost a call without them nothing."""
+
+        def attention(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            *,
+            is_causal: bool = False,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+            **features: Any,
+        ) -> Any:
+            """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel
+            of this package serves it where it was measured to win, otherwise SDPA.
+
+            Features: alignment="bottom_right", window=(left, right), softcap=…, alibi_slopes=…,
+            sinks=…, score_mod="…", and return_lse=True, which also returns the logarithms of the
+            rows' sums. PyTorch computes what no kernel does. `_asked_features.py` says more.
+            """
+            if features:
+                return self.with_features(q, k, v, is_causal, scale, enable_gqa, features)
+            out: torch.Tensor | Literal[False] | None
+            if not _is_traced() and direct is not None:  # as `attempt` does, without its frame
+                out = direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+                if out is not None and out is not False:
+                    return out
+                if out is False:
+                    return plain_attention(q, k, v, is_causal, scale, enable_gqa)
             out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
-        if out is None or out is False:
-            return plain_attention(q, k, v, is_causal, scale, enable_gqa)
-        return out
+            return plain_attention(q, k, v, is_causal, scale, enable_gqa) if out is None else out
+
+        return attention
 
     def attempt(
         self,
@@ -116,7 +135,7 @@ class AttentionCalls:
             if lost is not None:
                 lost.count()
                 return None
-        missed = self._untakable(mask, dropout, is_causal, scale, enable_gqa)
+        missed = self.untakable(mask, dropout, is_causal, scale, enable_gqa)
         if missed is None and not are_plain(q, k, v):
             missed = self._other
         if missed is not None:
@@ -159,7 +178,7 @@ class AttentionCalls:
     def _note(self, call: Call) -> None:
         """Remembers a miss that every call with such shapes is, whatever else they have."""
         q, k, v = call[:3]
-        key = (q.shape, k.shape, *call[3:])
+        key = (q.shape, k.shape, *call[3:6])
         if key in self._lost:
             return
         if len(self._lost) >= _MOST_LOST:
@@ -170,7 +189,7 @@ class AttentionCalls:
             if isinstance(choice, Refused) and choice.kind in (NOT_WON, OUTSIDE):
                 self._lost[key] = self._kernels.missed(call, choice)
 
-    def _untakable(
+    def untakable(
         self,
         mask: torch.Tensor | None,
         dropout: float,
@@ -209,7 +228,26 @@ class AttentionCalls:
         """The same while torch.compile traces. The decision is part of the graph: it holds for the
         shapes that the graph is compiled for, and shapes that it leaves open are not served. A miss
         counts once for each graph."""
-        kind = self._untraceable(q, k, v, mask, dropout)
+        if not self.wins_while_tracing(q, k, v, mask, dropout, (is_causal, scale, enable_gqa)):
+            return None
+        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+        return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+
+    def wins_while_tracing(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        options: tuple[bool, float | None, bool],
+        features: tuple[Any, ...] = (),
+        further: tuple[torch.Tensor, ...] = (),
+    ) -> bool:
+        """Whether a kernel serves the call that is traced. `options` are is_causal, scale and
+        enable_gqa; `features` those of `Asked` in their order, and `further` the tensors that go
+        with them."""
+        kind = self._untraceable(q, k, v, mask, dropout, further)
         sizes = (*q.shape, *k.shape, *v.shape)
         strides = (*q.stride(), *k.stride(), *v.stride())
         if not kind:
@@ -218,13 +256,8 @@ class AttentionCalls:
                     kind = "symbolic shape"
         if kind:
             self._note_traced(kind)
-            return None
-        if not self._wins(
-            (q.dtype, k.dtype, v.dtype), q.device, sizes, strides, is_causal, scale, enable_gqa
-        ):
-            return None
-        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-        return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+            return False
+        return self._wins((q.dtype, k.dtype, v.dtype), q.device, sizes, strides, *options, features)
 
     def _untraceable(
         self,
@@ -233,6 +266,7 @@ class AttentionCalls:
         v: torch.Tensor,
         mask: torch.Tensor | None,
         dropout: float,
+        further: tuple[torch.Tensor, ...],
     ) -> str:
         """The kind of miss that a traced call is, whatever its sizes; "" for none."""
         reasons = (
@@ -240,7 +274,7 @@ class AttentionCalls:
             ("dropout", dropout != 0.0),
             ("export", is_exporting()),
             ("autocast", torch.is_autocast_enabled(self._device_type)),
-            ("grad", torch.is_grad_enabled() and needs_grad(q, k, v)),
+            ("grad", torch.is_grad_enabled() and needs_grad(q, k, v, *further)),
             (OUTSIDE, not len(q.shape) == len(k.shape) == len(v.shape) == 4),
         )
         for kind, holds in reasons:
@@ -258,6 +292,7 @@ class AttentionCalls:
         is_causal: bool,
         scale: float | None,
         enable_gqa: bool,
+        features: tuple[Any, ...],
     ) -> bool:
         """Whether a kernel serves the case. It runs while torch.compile traces, on facts alone."""
         q, k, v = (
@@ -272,7 +307,7 @@ class AttentionCalls:
         if not every_backend_is_allowed():
             self._backend.count()
             return False
-        call = Call(q, k, v, is_causal, scale, enable_gqa)
+        call = Call(q, k, v, is_causal, scale, enable_gqa, Asked(*features))
         choice = self._kernels.chosen(call, device)
         if isinstance(choice, Choice):
             return True

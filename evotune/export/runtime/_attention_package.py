@@ -8,28 +8,33 @@ A call is served when all of this holds; `misses` counts the others by these kin
 - mask, dropout: there is none.
 - grad: no input requires grad, or grad mode is off.
 - layout, alignment: the tensors are contiguous and begin at multiples of 16 bytes.
+- features: kernels of the package have such features, for a call that asks for some.
 - not measured to win, outside the domain: the case lies in a served region.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from ._asked_features import NONE, Asked, asked_of, same_cases
 from ._certificate import Contents
 from ._dispatch import CONTIGUOUS, LAYOUT, OUTSIDE, STRIDED, Choice, Dispatch
 from ._loaded_kernels import DEVICE, LoadedKernels, Refused
 from ._missed import Missed, Misses
 
-BEFORE = "scaled_dot_product_attention"
+BEFORE, PYTORCH = "scaled_dot_product_attention", "PyTorch"
 ALIGNMENT = 16
+FEATURES = "features"
 _NAMES = ("q", "k", "v", "out")
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
 _STRIDES = ("batch", "head", "row")
 _MOST_DECISIONS = 4096
+Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
+"""The output, and the logarithms of the rows' sums if they are asked for."""
 
 sdpa: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
 """PyTorch's own function, whatever stands in its place in torch.nn.functional. It gives None where
@@ -59,7 +64,8 @@ def plain_attention(
 
 
 class Call(NamedTuple):
-    """The arguments that decide which kernel serves a call."""
+    """The arguments that decide which kernel serves a call. `slopes` and `sinks` are tensors of
+    float32 that go with its features."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -67,16 +73,25 @@ class Call(NamedTuple):
     is_causal: bool
     scale: float | None
     enable_gqa: bool
+    asked: Asked = NONE
+    slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Served:
-    """One case and its kernel, ready to be called."""
+    """One case and its kernel, ready to be called. `new_out(q)` makes the output's memory."""
 
-    __slots__ = ("calls", "choice", "launch", "misaligned")
+    __slots__ = ("calls", "choice", "launch", "misaligned", "new_out")
 
-    def __init__(self, launch: Callable[..., None], choice: Choice) -> None:
+    def __init__(
+        self,
+        launch: Callable[..., None],
+        choice: Choice,
+        new_out: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like,
+    ) -> None:
         self.launch = launch
         self.choice = choice
+        self.new_out = new_out
         self.calls = 0
         self.misaligned: Missed | None = None
 
@@ -91,6 +106,8 @@ class AttentionKernels:
         self.misses = misses
         self.dtype_name: str = description["problem"]["dtype"]
         self.dtype: torch.dtype = getattr(torch, self.dtype_name)
+        self.score_mods: Mapping[str, Any] = description.get("score_mods", {})
+        self._knows_features = self.dispatch.fixes("given")
         self._strided = self.dispatch.takes_strides
         self._momentary = kernels.launcher.momentary_refusal
         self._decisions: dict[Any, Served | Missed] = {}
@@ -116,10 +133,7 @@ class AttentionKernels:
         )
         decision = self._decisions.get(key)
         if decision is None:
-            decision = self.decide(Call(q, k, v, is_causal, scale, enable_gqa))
-            if len(self._decisions) >= _MOST_DECISIONS:
-                self.forget()
-            decision = self._decisions.setdefault(key, decision)
+            decision = self._decided(key, Call(q, k, v, is_causal, scale, enable_gqa))
         if type(decision) is Missed:
             decision.count()
             return None
@@ -132,21 +146,52 @@ class AttentionKernels:
         if self._momentary is not None and (words := self._momentary()):
             self.misses.missed(DEVICE, None, words).count()
             return None
-        out = torch.empty_like(q)
+        out = decision.new_out(q)
         decision.launch(q, k, v, out)
         with self.misses.lock:
             decision.calls += 1
         return out
 
-    def run_unaccepted(self, call: Call) -> torch.Tensor | None:
-        """The output, or None when the call is not served, whatever the versions here are. Nothing
+    def serve_with_features(self, call: Call) -> Outputs | None:
+        """The same for a call with features."""
+        q, k, v = call[:3]
+        given = _given(call)
+        layout: Any = all(tensor.is_contiguous() for tensor in call[:3])
+        if not layout and self._strided:
+            layout = (q.stride(), k.stride(), v.stride())
+        facts = [(each.shape, each.dtype, each.device) for each in given]
+        key = (*facts, *call[3:7], layout)
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self._decided(key, call)
+        if isinstance(decision, Missed):
+            decision.count()
+            return None
+        if any(tensor.data_ptr() % ALIGNMENT for tensor in given):
+            if decision.misaligned is None:
+                decision.misaligned = self.misaligned(call)
+            decision.misaligned.count()
+            return None
+        if self._momentary is not None and (words := self._momentary()):
+            self.misses.missed(DEVICE, None, words).count()
+            return None
+        outputs = _run(decision, call)
+        with self.misses.lock:
+            decision.calls += 1
+        return outputs
+
+    def run_unaccepted(self, call: Call) -> Outputs | None:
+        """The outputs, or None when the call is not served, whatever the versions here are. Nothing
         is remembered, so that no other call is served."""
         decision = self.decide(call, any_version=True)
-        if isinstance(decision, Missed):
-            return None
-        out = torch.empty_like(call.q)
-        decision.launch(*call[:3], out)
-        return out
+        return None if isinstance(decision, Missed) else _run(decision, call)
+
+    def _decided(self, key: Any, call: Call) -> Served | Missed:
+        """A decision that is not known yet, remembered."""
+        decision = self.decide(call)
+        if len(self._decisions) >= _MOST_DECISIONS:
+            self.forget()
+        return self._decisions.setdefault(key, decision)
 
     def forget(self) -> None:
         """Forgets the decisions."""
@@ -155,20 +200,21 @@ class AttentionKernels:
 
     def decide(self, call: Call, any_version: bool = False) -> Served | Missed:
         """The kernel bound to the case, or the miss."""
-        q, k, v = call[:3]
-        if len({q.device, k.device, v.device}) > 1:
+        device = call.q.device
+        if len({tensor.device for tensor in _given(call)}) > 1:
             return self.missed(call, Refused(DEVICE, "the tensors are on several devices"))
-        choice = self.chosen(call, q.device, any_version)
+        choice = self.chosen(call, device, any_version)
         if isinstance(choice, Choice):
-            launch = self.kernels.bound(choice, _NAMES, q.device)
+            launch = self.kernels.bound(choice, _names(call), device)
             if not isinstance(launch, Refused):
-                return Served(launch, choice)
+                return Served(launch, choice, _new_out(call))
             choice = launch
         return self.missed(call, choice)
 
     def missed(self, call: Call, refused: Refused) -> Missed:
         """The counter of calls like this one that are refused for this reason."""
-        return self.misses.missed(refused.kind, self._logged(call), refused.words)
+        before = BEFORE if call.asked == NONE else PYTORCH
+        return self.misses.missed(refused.kind, self._logged(call), refused.words, before)
 
     def misaligned(self, call: Call) -> Missed:
         words = f"a tensor begins at no multiple of {ALIGNMENT} bytes"
@@ -179,19 +225,15 @@ class AttentionKernels:
     ) -> Choice | Refused:
         """The kernel for such a call on `device`. Reads the tensors' shapes, strides and dtypes
         only, so that tensors without memory do."""
-        q, k, v = call[:3]
-        if refused := self.kernels.refused(device, any_version):
+        if refused := self.kernels.refused(device, any_version) or self._wrong_dtype(call):
             return refused
-        dtypes = {q.dtype, k.dtype, v.dtype}
-        if dtypes != {self.dtype}:
-            found = ", ".join(sorted(map(str, dtypes)))
-            return Refused("dtype", f"the tensors are {found}, the kernels take {self.dtype}")
+        q, k, v = call[:3]
         symbols = self._symbols(call, call.enable_gqa)
-        if symbols is None:
+        if symbols is None or (k.shape != v.shape and not self._knows_features):
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
             scaled = "" if call.scale is None else f", the scale is {call.scale}"
             return Refused(OUTSIDE, f"the tensors have the shapes {shapes}{scaled}")
-        tensors = {"q": q, "k": k, "v": v, "out": torch.empty_like(q)}
+        tensors = {"q": q, "k": k, "v": v, "out": _new_out(call)(q)}
         contiguous = all(tensor.is_contiguous() for tensor in tensors.values())
         for name, tensor in tensors.items():
             for place, dimension in enumerate(_STRIDES):
@@ -200,21 +242,44 @@ class AttentionKernels:
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
         if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
             return Refused("alignment", f"rows begin at no multiples of {ALIGNMENT} bytes")
-        choice = self.dispatch.choose(symbols, layout) if layout != LAYOUT else LAYOUT
-        if isinstance(choice, str):
-            return Refused(choice, _in_words(symbols, choice))
-        return choice
+        kind = LAYOUT if layout == LAYOUT else ""
+        for asked, causal in () if kind else self._same_cases(call):
+            case = {**symbols, **asked.symbols(), "causal": causal}
+            choice = self.dispatch.choose(case, layout)
+            if isinstance(choice, Choice):
+                return choice
+            kind = kind or choice
+        if not kind:
+            return Refused(FEATURES, f"no kernel of the package has {call.asked.words()}")
+        return Refused(kind, _in_words(symbols, kind))
+
+    def _wrong_dtype(self, call: Call) -> Refused | None:
+        dtypes = {tensor.dtype for tensor in call[:3]}
+        if dtypes == {self.dtype}:
+            return None
+        found = ", ".join(sorted(map(str, dtypes)))
+        return Refused("dtype", f"the tensors are {found}, the kernels take {self.dtype}")
+
+    def _same_cases(self, call: Call) -> Iterable[tuple[Asked, bool]]:
+        """The features and the mask of all cases that are the call's, and that kernels may have."""
+        own = (call.asked, bool(call.is_causal))
+        if not self._knows_features and call.asked == NONE:
+            return (own,)
+        found = same_cases(*own, int(call.q.shape[2]), int(call.k.shape[2]))
+        return (case for case in found if self._knows_features or case[0] == NONE)
 
     def _symbols(self, call: Call, enable_gqa: bool) -> dict[str, Any] | None:
         """The case's symbols; None for tensors, or a scale, that no case has."""
         q, k, v = call[:3]
         if call.scale is not None and not math.isfinite(call.scale):
             return None
-        if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
+        if not q.dim() == k.dim() == v.dim() == 4 or k.shape[:3] != v.shape[:3]:
             return None
         batch, heads, seq_len_q, head_dim = map(int, q.shape)
         kv_heads, seq_len_k = int(k.shape[1]), int(k.shape[2])
-        if (int(k.shape[0]), int(k.shape[3])) != (batch, head_dim) or 0 in (*q.shape, *k.shape):
+        if (int(k.shape[0]), int(k.shape[3])) != (batch, head_dim):
+            return None
+        if 0 in (*q.shape, *k.shape, *v.shape):
             return None
         if heads != kv_heads and (not enable_gqa or heads % kv_heads):
             return None
@@ -226,6 +291,8 @@ class AttentionKernels:
             **{"seq_len": seq_len_q, "seq_len_q": seq_len_q, "seq_len_k": seq_len_k},
             **{"causal": bool(call.is_causal), "dtype": self.dtype_name},
             "softmax_scale": float(scale),
+            "value_dim": int(v.shape[3]),
+            **call.asked.symbols(),
         }
 
     def _logged(self, call: Call) -> dict[str, Any] | None:
@@ -234,6 +301,9 @@ class AttentionKernels:
         if symbols is None:
             return None
         shape: dict[str, Any] = {name: symbols[name] for name in _SIZES}
+        if symbols["value_dim"] != symbols["head_dim"]:
+            shape["value_dim"] = symbols["value_dim"]
+        shape |= call.asked.told()
         if symbols["softmax_scale"] != 1.0 / math.sqrt(symbols["head_dim"]):
             shape["scale"] = symbols["softmax_scale"]
         dtype = str(call.q.dtype).removeprefix("torch.")
@@ -244,6 +314,36 @@ class AttentionKernels:
         decisions = list(self._decisions.values())
         now = sum(decision.calls for decision in decisions if isinstance(decision, Served))
         return self._earlier_calls + now
+
+
+def _given(call: Call) -> list[torch.Tensor]:
+    """The tensors of the call."""
+    return [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
+
+
+def _names(call: Call) -> tuple[str, ...]:
+    """The names of the tensors of a launch, in their order."""
+    further = [name for name in ("alibi", "sinks", "lse") if getattr(call.asked, name)]
+    return (*_NAMES, *("alibi_slopes" if name == "alibi" else name for name in further))
+
+
+def _run(decision: Served, call: Call) -> Outputs:
+    q, k, v = call[:3]
+    out, lse = decision.new_out(q), None
+    further = [tensor for tensor in (call.slopes, call.sinks) if tensor is not None]
+    if call.asked.lse:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        further.append(lse)
+    decision.launch(q, k, v, out, *further)
+    return out, lse
+
+
+def _new_out(call: Call) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that makes the memory of an output: laid out like q where it has q's shape."""
+    sizes = (*call.q.shape[:3], call.v.shape[-1])
+    if sizes == tuple(call.q.shape):
+        return torch.empty_like
+    return lambda q: q.new_empty(sizes)
 
 
 def _stride(tensor: torch.Tensor, place: int) -> int:
@@ -263,4 +363,8 @@ def _rows_are_aligned(tensor: torch.Tensor) -> bool:
 
 def _in_words(symbols: Mapping[str, Any], kind: str) -> str:
     case = ", ".join(f"{name} {symbols[name]}" for name in (*_SIZES, "causal"))
+    if symbols["value_dim"] != symbols["head_dim"]:
+        case += f", value_dim {symbols['value_dim']}"
+    if words := asked_of(symbols).words():
+        case += f", {words}"
     return f"{case}, not contiguous" if kind == LAYOUT else case

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ._attention_package import AttentionKernels, Call, sdpa
+from ._asked_features import NONE, asked_of
+from ._attention_package import AttentionKernels, Call, Outputs, sdpa
+from ._feature_checking import compared, seeded_features
 from ._missed import Missed
 
 _SCORES_PER_TILE = 1 << 24
@@ -48,9 +50,7 @@ class Result:
         return "\n".join(lines)
 
 
-def check_attention(
-    kernels: AttentionKernels, attempt: Callable[..., torch.Tensor | None]
-) -> Result:
+def check_attention(kernels: AttentionKernels, attempt: Callable[[Call], Outputs | None]) -> Result:
     """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
     against float64 may be twice that of SDPA and one rounding. Where the versions here are refused,
     kernels are called without `attempt`, which would not call them."""
@@ -61,15 +61,19 @@ def check_attention(
         try:
             rows.append(_checked(kernels, None if any_version else attempt, symbols, device))
         except RuntimeError as error:  # no such device, or not enough memory
-            rows.append(Row(_words(symbols), 0.0, 0.0, str(error).splitlines()[0]))
+            rows.append(Row(words_of(symbols), 0.0, 0.0, str(error).splitlines()[0]))
     return Result(tuple(rows))
 
 
-def _words(symbols: dict[str, Any]) -> str:
+def words_of(symbols: dict[str, Any]) -> str:
     kind = "causal" if symbols["causal"] else "full"
     heads = f"{symbols['heads']}/{_kv_heads(symbols)}"
     sizes = (symbols["batch"], heads, symbols["seq_len_q"], symbols["seq_len_k"])
-    return f"({','.join(map(str, sizes))},{symbols['head_dim']}) {kind}"
+    words = asked_of(symbols).words()
+    head_dim = str(symbols["head_dim"])
+    if symbols.get("value_dim", symbols["head_dim"]) != symbols["head_dim"]:
+        head_dim += f"/{symbols['value_dim']}"
+    return f"({','.join(map(str, sizes))},{head_dim}) {kind}{f', {words}' if words else ''}"
 
 
 def _kv_heads(symbols: dict[str, Any]) -> int:
@@ -79,35 +83,42 @@ def _kv_heads(symbols: dict[str, Any]) -> int:
     return int(symbols["heads"]) // int(symbols.get("group", 1))
 
 
-def _checked(
-    kernels: AttentionKernels,
-    attempt: Callable[..., torch.Tensor | None] | None,
-    symbols: dict[str, Any],
-    device: torch.device,
-) -> Row:
+def seeded_call(kernels: AttentionKernels, symbols: dict[str, Any], device: torch.device) -> Call:
+    """A call of a case, on seeded inputs."""
     generator = torch.Generator(device).manual_seed(0)
 
-    def values(heads: int, length: int) -> torch.Tensor:
-        shape = (int(symbols["batch"]), heads, length, int(symbols["head_dim"]))
+    def values(heads: int, length: int, size: str) -> torch.Tensor:
+        shape = (int(symbols["batch"]), heads, length, int(symbols.get(size, symbols["head_dim"])))
         made = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         return made.to(kernels.dtype)
 
-    q = values(int(symbols["heads"]), int(symbols["seq_len_q"]))
-    k, v = (values(_kv_heads(symbols), int(symbols["seq_len_k"])) for _ in range(2))
+    q = values(int(symbols["heads"]), int(symbols["seq_len_q"]), "head_dim")
+    keys = _kv_heads(symbols), int(symbols["seq_len_k"])
+    k, v = values(*keys, "head_dim"), values(*keys, "value_dim")
+    features = seeded_features(symbols, q.shape[1], generator)
     causal, scale = bool(symbols["causal"]), symbols.get("softmax_scale")
-    grouped = q.shape[1] != k.shape[1]
-    case = _words(symbols)
+    return Call(q, k, v, causal, scale, q.shape[1] != k.shape[1], *features)
+
+
+def _checked(
+    kernels: AttentionKernels,
+    attempt: Callable[[Call], Outputs | None] | None,
+    symbols: dict[str, Any],
+    device: torch.device,
+) -> Row:
+    case, call = words_of(symbols), seeded_call(kernels, symbols, device)
+    q, k, v, causal, scale, grouped = call[:6]
     with torch.no_grad():
-        call = Call(q, k, v, causal, scale, grouped)
         decision = kernels.decide(call, any_version=attempt is None)
         if isinstance(decision, Missed):
             return Row(case, 0.0, 0.0, f"not served ({decision.kind}): {decision.words}")
-        if attempt is None:
-            out = kernels.run_unaccepted(call)
-        else:
-            out = attempt(q, k, v, None, 0.0, causal, scale, grouped)
-        if out is None:
+        outputs = kernels.run_unaccepted(call) if attempt is None else attempt(call)
+        if outputs is None:
             return Row(case, 0.0, 0.0, "not served")
+        if call.asked != NONE:
+            error, allowed = compared(call, kernels.score_mods, outputs)
+            return Row(case, error, allowed, "" if error <= allowed else "differs")
+        out = outputs[0]
         known = sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
         used = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
         error, reference_error, largest = _errors(q, k, v, causal, used, (out, known))

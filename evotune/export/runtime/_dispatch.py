@@ -60,6 +60,10 @@ class Dispatch:
             return LAYOUT
         return NOT_WON if any(self._around(names, self._domain)) else OUTSIDE
 
+    def fixes(self, name: str) -> bool:
+        """Whether regions fix the symbol."""
+        return any(name in region["fixed"] for region in self._domain)
+
     def extents(self, tensor: str, symbols: Mapping[str, Any]) -> tuple[int, ...]:
         """The shape of a tensor in the case."""
         names = Names(symbols, self._quantities)

@@ -18,10 +18,18 @@ class Missed:
     """One kind of miss on one case. `count` is called at every such call; with 0 it only says that
     there are such calls."""
 
-    __slots__ = ("case", "kind", "misses", "number", "words")
+    __slots__ = ("before", "case", "kind", "misses", "number", "words")
 
-    def __init__(self, misses: Misses, kind: str, case: Mapping[str, Any] | None, words: str):
+    def __init__(
+        self,
+        misses: Misses,
+        kind: str,
+        case: Mapping[str, Any] | None,
+        words: str,
+        before: str,
+    ) -> None:
         self.misses = misses
+        self.before = before
         self.kind = kind
         self.case = case
         self.words = words
@@ -34,7 +42,7 @@ class Missed:
             told = self.kind in misses.told
             misses.told.add(self.kind)
         if not told:
-            misses.say(f"a call is not served ({self.kind}): {self.words}")
+            misses.say(f"a call is not served ({self.kind}): {self.words}", self.before)
 
 
 class Misses:
@@ -55,20 +63,23 @@ class Misses:
     def _renew_lock(self) -> None:
         self.lock = threading.Lock()
 
-    def missed(self, kind: str, case: Mapping[str, Any] | None, words: str) -> Missed:
-        """The counter of this kind of miss on this case. It counts nothing by itself."""
+    def missed(
+        self, kind: str, case: Mapping[str, Any] | None, words: str, before: str | None = None
+    ) -> Missed:
+        """The counter of this kind of miss on this case. It counts nothing by itself. `before`
+        names what serves these calls instead, if it is not what serves most."""
         key = (kind, json.dumps(case, sort_keys=True) if case else words)
         with self.lock:
             found = self._all.get(key)
             if found is None:
-                found = Missed(self, kind, case, words)
+                found = Missed(self, kind, case, words, self._before if before is None else before)
                 if len(self._all) < _MOST_CASES:
                     self._all[key] = found
         return found
 
-    def say(self, words: str) -> None:
+    def say(self, words: str, before: str) -> None:
         """Warns the user, naming the package and what serves the calls instead."""
-        serves = f"; {self._before} serves it" if self._before else ""
+        serves = f"; {before} serves it" if before else ""
         warnings.warn(f"{self._package}: {words}{serves}", stacklevel=_level_of_the_user())
 
     def _counted(self) -> list[Missed]:

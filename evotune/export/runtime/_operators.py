@@ -3,6 +3,7 @@
 - attention: the public one. SDPA serves what the kernels do not, and whatever requires grad.
 - _served: the same for tensors that do not require grad. Graphs of torch.compile contain it.
 - _with_grad: the same for tensors that may require grad.
+- attention_with_features: defined by `_feature_calls`.
 - _attempt: the output, or None when no kernel serves the call. Native code implements it; these
   are for native code to call: _decide (what serves a call), _launch (as Python does it), _before
   (SDPA).
@@ -97,9 +98,29 @@ class AttentionOperator:
         recorded = _differentiable(kernels, self.served)
         library.impl("attention", recorded, "Autograd")
         library.impl("_with_grad", _with_usual_scale(recorded), "CompositeImplicitAutograd")
-        library.impl("attention", _autocast(self.public, kernels), f"Autocast{key}")
+        cast = _autocast(self.public, kernels.kernels.device_type)
+        library.impl("attention", cast, f"Autocast{key}")
         library._register_fake("attention", fake)
         library._register_fake("_served", fake)
+
+    def define(self, name: str, signature: str) -> None:
+        """Defines a further operator."""
+        self._library.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def implement_further(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        autograd: Callable[..., Any],
+        fake: Callable[..., Any],
+        device_type: str,
+    ) -> None:
+        """Makes a further operator callable, whose first three arguments autocast casts."""
+        overload = getattr(getattr(torch.ops, self.namespace), name).default
+        self._library.impl(name, function, _ANY_DEVICE)
+        self._library.impl(name, autograd, "Autograd")
+        self._library.impl(name, _autocast(overload, device_type), f"Autocast{device_type.upper()}")
+        self._library._register_fake(name, fake)
 
 
 def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., torch.Tensor]:
@@ -123,18 +144,17 @@ def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., tor
     return attention
 
 
-def _autocast(attention: Any, kernels: AttentionKernels) -> Callable[..., torch.Tensor]:
+def _autocast(attention: Any, device_type: str) -> Callable[..., Any]:
     """The operator under autocast. Where the mode is off for the device, nothing is cast."""
-    device_type = kernels.kernels.device_type
 
     def cast_attention(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, **named: Any
-    ) -> torch.Tensor:
+    ) -> Any:
         cast = (cast_for_autocast(tensor, device_type) for tensor in (q, k, v))
         with torch._C._ExcludeDispatchKeyGuard(
             torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
         ):
-            return attention(*cast, *options, **named)  # type: ignore[no-any-return]
+            return attention(*cast, *options, **named)
 
     return cast_attention
 
@@ -172,7 +192,7 @@ def before(
     out = plain_attention(q, k, v, is_causal, scale, enable_gqa)
     if out.is_nested:
         return out
-    promised = _laid_out(q, k, v, tuple(out.shape))
+    promised = laid_out(q, k, v, tuple(out.shape))
     return out if out.stride() == promised.stride() else promised.copy_(out)
 
 
@@ -202,10 +222,10 @@ def fake(
     whole: Any = leading[0]
     if any(sizes != whole for sizes in leading):
         whole = torch.broadcast_shapes(*leading)  # type: ignore[no-untyped-call]
-    return _laid_out(q, k, v, (*whole, q.shape[-2], v.shape[-1]))
+    return laid_out(q, k, v, (*whole, q.shape[-2], v.shape[-1]))
 
 
-def _laid_out(
+def laid_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """The output's memory: laid out like q where it can be."""

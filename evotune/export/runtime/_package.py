@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from ._asked_features import NONE
 from ._attention_calls import AttentionCalls
-from ._attention_package import BEFORE, AttentionKernels
+from ._attention_package import BEFORE, AttentionKernels, Call, Outputs
 from ._certificate import Contents
 from ._checking import Result, check_attention
+from ._feature_calls import FeatureCalls
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
 from ._named_calls import NamedCalls, optional_of, options_of
@@ -65,6 +67,8 @@ class AttentionPackage:
             self._misses.collect = operator.decisions.collect
         self._operator = operator
         self._calls = AttentionCalls(self._kernels, operator, self._misses)
+        self._feature_calls = FeatureCalls(self._kernels, operator, self._calls)
+        self._calls.with_features = self._feature_calls.attention
         self._hook = Hook(self._calls.attempt)
 
     def public(self) -> dict[str, Callable[..., Any]]:
@@ -82,7 +86,7 @@ class AttentionPackage:
 
     def register_transformers(self) -> None:
         """Makes the package's name a value of `attn_implementation` in transformers."""
-        register(self._name.rpartition(".")[2], self._calls.attempt)
+        register(self._name.rpartition(".")[2], self._calls.attempt, self._feature_calls)
 
     def info(self) -> dict[str, Any]:
         """Facts about the package on this machine: the device that it is for and whether it is
@@ -96,6 +100,7 @@ class AttentionPackage:
             **self._loaded.facts(),
             "active": self._hook.is_active,
             "served": self._kernels.dispatch.regions(),
+            "score_mods": list(self._kernels.score_mods),
             "calls": self._kernels.calls() + (native.calls() if native else 0),
             "misses": self._misses.by_kind(),
         }
@@ -110,9 +115,16 @@ class AttentionPackage:
         """
         return _checked(
             self._loaded,
-            lambda: check_attention(self._kernels, self._calls.attempt),
+            lambda: check_attention(self._kernels, self._attempted),
             self._forget,
         )
+
+    def _attempted(self, call: Call) -> Outputs | None:
+        """The outputs by the way that calls take, or None where no kernel serves the call."""
+        if call.asked != NONE:
+            return self._feature_calls.attempt(call)
+        out = self._calls.attempt(*call[:3], None, 0.0, *call[3:6])
+        return None if out is None else (out, None)
 
     def _forget(self) -> None:
         self._kernels.forget()

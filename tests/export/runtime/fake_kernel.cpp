@@ -1,11 +1,17 @@
 // An attention kernel for the fake driver. Its arguments: q as a tensor map, k, v, out, a scratch buffer, a counter that
-// is zero between launches, scale, batch, heads, kv_heads, rows, keys. What is not as it should be gives NaN.
+// is zero between launches, scale, batch, heads, kv_heads, rows, keys; with FEATURES also the sinks, or null, and a row
+// of v and out has VALUE_DIM elements. What is not as it should be gives NaN.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#ifndef FEATURES
+#define FEATURES 0
+#define VALUE_DIM HEAD_DIM
+#endif
 
 extern "C" {
 float table[16] = {};
@@ -32,6 +38,7 @@ extern "C" void attention(void** arguments) {
   const int batch = argument<int>(arguments, 7), heads = argument<int>(arguments, 8);
   const int kv_heads = argument<int>(arguments, 9), rows = argument<int>(arguments, 10);
   const int keys = argument<int>(arguments, 11);
+  const float* sinks = FEATURES ? argument<const float*>(arguments, 12) : nullptr;
   if (counter->fetch_add(1) != 0 || !aligned) scale = NAN;
   if (table[0] != 0) scale *= table[0];
   for (int head = 0; head < batch * heads; ++head)
@@ -39,18 +46,19 @@ extern "C" void attention(void** arguments) {
       const int group = head / heads * kv_heads + head % heads / (heads / kv_heads);
       const int seen = CAUSAL ? std::min(keys, i + 1) : keys;
       std::vector<double> weights(seen);
-      double sum = 0, top = -1e30;
+      double top = sinks ? sinks[head % heads] : -1e30;
       for (int j = 0; j < seen; ++j) {
         double score = 0;
         for (int d = 0; d < HEAD_DIM; ++d)
           score += double(q[(head * rows + i) * HEAD_DIM + d]) * k[(group * keys + j) * HEAD_DIM + d];
         top = std::max(top, weights[j] = score * scale);
       }
+      double sum = sinks ? std::exp(sinks[head % heads] - top) : 0;
       for (double& weight : weights) sum += weight = std::exp(weight - top);
-      for (int d = 0; d < HEAD_DIM; ++d) {
+      for (int d = 0; d < VALUE_DIM; ++d) {
         double value = 0;
-        for (int j = 0; j < seen; ++j) value += weights[j] * v[(group * keys + j) * HEAD_DIM + d];
-        out[(head * rows + i) * HEAD_DIM + d] = float(value / sum);
+        for (int j = 0; j < seen; ++j) value += weights[j] * v[(group * keys + j) * VALUE_DIM + d];
+        out[(head * rows + i) * VALUE_DIM + d] = float(value / sum);
       }
     }
   counter->fetch_sub(1);

@@ -24,10 +24,13 @@ from torch.nn import functional
 
 from evotune.backends import registry
 from evotune.backends.cuda import _exported
+from evotune.export._feature_regions import NONE
 from tests.export.runtime.packages import (
+    CASE,
     HEAD_DIM,
     description,
     imported,
+    region,
     strided_region,
     write,
 )
@@ -115,7 +118,9 @@ def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
     driver.fake_set(7, 0)
     with ExitStack() as stack:
 
-        def make(native: bool = True, measured_with: str = "", **changes: Any) -> ModuleType:
+        def make(
+            native: bool = True, measured_with: str = "", value_dim: int = 0, **changes: Any
+        ) -> ModuleType:
             name = f"gpu_{next(_numbers)}"
             device = {"backend": "cuda", "name": "Fake", "multiprocessors": 2}
             device |= {"driver": measured_with} if measured_with else {}
@@ -124,10 +129,12 @@ def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
             kernel["plan"] = changes.get("plan", PLAN)
             files = {}
             for causal in (False, True):
-                options = (f"-DHEAD_DIM={HEAD_DIM}", f"-DCAUSAL={int(causal)}")
-                made, path = (
-                    folder / f"kernel_{int(causal)}.so" for folder in (binaries, tmp_path)
-                )
+                options = [f"-DHEAD_DIM={HEAD_DIM}", f"-DCAUSAL={int(causal)}"]
+                code = f"kernel_{int(causal)}.so"
+                if value_dim:
+                    options += ["-DFEATURES=1", f"-DVALUE_DIM={value_dim}"]
+                    code = f"{value_dim}_{code}"
+                made, path = binaries / code, tmp_path / code
                 if not made.exists():
                     built(HERE / "fake_kernel.cpp", made, *options)
                 shutil.copy(made, path)  # another file is another library, with its own state
@@ -373,6 +380,48 @@ def test_constant_memory_is_filled_for_each_stream(opened: Open, driver: Any, na
         assert "copy 64" in made
         assert sum(line == "load" for line in made) == loads
     assert module.info()["calls"] == 3
+
+
+def with_features(value_dim: int) -> dict[str, Any]:
+    """Changes of a description: a kernel with sinks and without, for values of this size."""
+    sinks = {"type": "tensor", "name": "sinks", "given": {"name": "sinks"}}
+    regions = []
+    for given, causal in itertools.product((False, True), (False, True)):
+        made = region(causal=causal, **CASE)
+        fixed = {**made["fixed"], **NONE, "value_dim": value_dim, "sinks": given}
+        regions.append({**made, "fixed": fixed})
+    plan = {**PLAN, "arguments": [*ARGUMENTS, sinks]}
+    return {"plan": plan, "served": regions, "domain": regions, "value_dim": value_dim}
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("value_dim", [HEAD_DIM, 8])
+def test_sinks_and_values_of_their_own_size_reach_the_driver(
+    opened: Open, native: bool, value_dim: int
+) -> None:
+    module = opened(native, **with_features(value_dim))
+    q, k, v = inputs()
+    v = v[..., :value_dim].contiguous()
+    sinks = torch.tensor([0.0, 1.0, -1.0, 3.0])
+    padded = [functional.pad(tensor, (0, 0, 0, 1)) for tensor in (k, v)]
+    for causal in (False, True):
+        options = {"is_causal": causal, **GROUPED}
+        plain = sdpa(q, k, v, **options)
+        with module.active():
+            for found in (
+                functional.scaled_dot_product_attention(q, k, v, **options),
+                module.attention(q, k, v, **options),
+                getattr(torch.ops, module.__name__).attention(q, k, v, **options),
+            ):
+                torch.testing.assert_close(found, plain)
+        seen = torch.ones(40, 40, dtype=torch.bool)
+        mask = torch.zeros(4, 40, 41)
+        mask[..., :40].masked_fill_(~(seen.tril() if causal else seen), -torch.inf)
+        mask[..., 40] = sinks[:, None]
+        found = module.attention(q, k, v, sinks=sinks, **options)
+        torch.testing.assert_close(found, sdpa(q, *padded, attn_mask=mask[None], **GROUPED))
+    assert module.info()["calls"] == 8, module.misses()
+    assert module.check()
 
 
 @pytest.mark.parametrize("native", NATIVE)

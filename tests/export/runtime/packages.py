@@ -10,7 +10,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
+from evotune.export._feature_regions import NONE
 
 ROOT = Path(__file__).parents[3]
 RUNTIME = Path(evotune.__file__).parent / "export" / "runtime"
@@ -240,6 +241,67 @@ def attention_package(folder: Path, binaries: Path, name: str, **changes: Any) -
             }
         )
     return write(folder, name, dispatch, files)
+
+
+_FLAGS = ("causal", "bottom_right", "has_window", "has_softcap", "alibi", "sinks", "lse")
+MODELS: Sequence[Mapping[str, bool]] = tuple(
+    {"causal": True, "bottom_right": True, **dict.fromkeys(names, True)}
+    for names in (
+        ("has_window",),
+        ("has_softcap",),
+        ("has_window", "has_softcap"),
+        ("sinks",),
+        ("has_window", "sinks"),
+    )
+)
+"""Sets of features that layers of models have."""
+
+
+def package_for_models(folder: Path, binaries: Path, name: str) -> Path:
+    """A package of the CPU's scalar kernel with the features of `MODELS`, for any lengths."""
+    pointers = [
+        {"type": "tensor", "name": tensor, "given": {"name": feature}}
+        for tensor, feature in (("alibi_slopes", "alibi"), ("sinks", "sinks"), ("lse", "lse"))
+    ]
+    numbers = [
+        *({"type": "int32", "value": {"name": f"window_{side}"}} for side in ("left", "right")),
+        {"type": "float32", "value": {"name": "softcap"}},
+    ]
+    dispatch = description(name)
+    (kernel,) = dispatch["kernels"]
+    kernel["plan"]["arguments"] += [*pointers, *numbers]
+    kernel["guards"], regions, files = [], [], {}
+    for flags in MODELS:
+        fixed = {"head_dim": HEAD_DIM, "value_dim": HEAD_DIM, **dict.fromkeys(_FLAGS, False)}
+        fixed |= flags
+        data = _compiled_for(binaries, fixed).read_bytes()
+        sha256 = hashlib.sha256(data).hexdigest()
+        file = f"binaries/{sha256[:16]}.so"
+        files[file] = data
+        kernel["binaries"].append({"fixed": fixed, "file": file, "sha256": sha256, "resources": {}})
+        given = {"window_left": flags.get("has_window"), "softcap": flags.get("has_softcap")}
+        known = {name: fixed[name] for name in NONE if name in fixed}
+        names = ", ".join(name for name, is_given in given.items() if is_given)
+        sizes = {each: [1, 200] for each in ("batch", "heads", "seq_len_q", "seq_len_k")}
+        made = region(layout="strided", causal=True, **sizes)
+        regions.append(
+            {**made, "fixed": {**NONE, **made["fixed"], **known, "value_dim": HEAD_DIM,
+                               "given": names}}
+        )  # fmt: skip
+    dispatch |= {"served": regions, "domain": regions}
+    return write(folder, name, dispatch, files)
+
+
+def _compiled_for(folder: Path, fixed: Mapping[str, Any]) -> Path:
+    """The first rung of the attention kernels with features, as a shared library."""
+    output = folder / f"features_{''.join(str(int(fixed[flag])) for flag in _FLAGS)}.so"
+    defines = {**_DEFINES, **{name.upper(): int(value) for name, value in fixed.items()}}
+    source = ROOT / "kernels" / "attention" / "1_scalar.cpp"
+    options = ("-std=c++17", "-O1", "-fopenmp", "-fPIC", "-shared", "-s")
+    macros = [f"-D{name}={value}" for name, value in defines.items()]
+    command = ["g++", *options, *macros, str(source), "-o", str(output)]
+    subprocess.run(command, check=True, timeout=120)
+    return output
 
 
 @contextlib.contextmanager

@@ -1,0 +1,201 @@
+"""Attention with features in plain PyTorch: serves the calls that no kernel does.
+
+Windows and alignment alone are SDPA with a mask. All else is computed score by score in float32 (in
+float64 for tensors of float64), by tiles of rows, and has gradients. See `_asked_features`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ._asked_features import Asked, require_known, simplified
+from ._attention_package import Call, plain_attention, sdpa
+from ._score_changes import changed_scores
+
+Trees = Mapping[str, Any]
+_SCORES_PER_TILE = 1 << 26
+
+
+def require_fit(call: Call) -> None:
+    """ValueError, one line, for tensors whose shapes, types or devices do not go together."""
+    q, k, v = call[:3]
+    given = [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(f"with features q, k and v have four dimensions, got {_shapes(call)}")
+    agree = q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
+    grouped = q.shape[1] == k.shape[1] or (
+        call.enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
+    )
+    if not agree or not grouped:
+        hint = "" if call.enable_gqa else "; enable_gqa=True lets heads share keys"
+        raise ValueError(f"q, k and v do not go together: {_shapes(call)}{hint}")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        found = ", ".join(str(tensor.dtype) for tensor in (q, k, v))
+        raise ValueError(f"q, k and v have one floating-point type, got {found}")
+    for name, tensor in (("alibi_slopes", call.slopes), ("sinks", call.sinks)):
+        if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != q.shape[1]):
+            numbers = f"{name} has a number for each of {q.shape[1]} heads"
+            raise ValueError(f"{numbers}, got the shape {tuple(tensor.shape)}")
+    if any(tensor.device != q.device for tensor in given):
+        raise ValueError("the tensors are on several devices")
+
+
+def _shapes(call: Call) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in call[:3])
+
+
+def plain_with_features(
+    call: Call, trees: Trees, mask: torch.Tensor | None = None, dropout: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output, and the logarithms where the call asks for them. `trees` are the package's score
+    modifications; `mask` is one of SDPA's of four dimensions, on top of the features."""
+    if mask is not None and mask.dim() != 4:
+        raise ValueError(f"a mask has four dimensions, got the shape {tuple(mask.shape)}")
+    require_known(call.asked.score_mod, trees)
+    q, k, v, causal = call.q, call.k, call.v, call.is_causal
+    asked = call.asked
+    if not torch.compiler.is_compiling():  # which may leave the lengths open
+        asked, causal = simplified(asked, causal, q.shape[2], k.shape[2])
+    hides = Asked(asked.bottom_right, asked.window_left, asked.window_right)
+    if asked != hides:
+        changed = call._replace(asked=asked, is_causal=causal)
+        out, lse = explicit(changed, trees, mask, dropout)
+        return out, lse.float() if asked.lse else None
+    options: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.enable_gqa}
+    if hides == Asked() and mask is None and not dropout:
+        return plain_attention(q, k, v, causal, call.scale, call.enable_gqa), None
+    if hides == Asked() and not (causal and mask is not None):
+        return sdpa(q, k, v, mask, dropout, causal, **options), None
+    seen = visible(asked, causal, slice(0, q.shape[2]), q, k)
+    assert seen is not None
+    if mask is not None:
+        seen = seen & mask if mask.dtype == torch.bool else mask.masked_fill(~seen, -math.inf)
+    blind, safe = _unblinded(seen)
+    out = sdpa(q, k, v, safe, dropout, False, **options)
+    return out.masked_fill(blind, 0.0), None
+
+
+def visible(
+    asked: Asked, causal: bool, rows: slice, q: torch.Tensor, k: torch.Tensor
+) -> torch.Tensor | None:
+    """A mask (rows, keys) of the keys that each row sees; None where all do."""
+    left, right = asked.window_left, 0 if causal else asked.window_right
+    if left < 0 and right < 0:
+        return None
+    key = torch.arange(k.shape[2], device=q.device)
+    behind = key - own_keys(asked, rows, q, k)[:, None]
+    seen = torch.ones_like(behind, dtype=torch.bool)
+    if left >= 0:
+        seen = seen & (behind >= -left)
+    return seen & (behind <= right) if right >= 0 else seen
+
+
+def own_keys(asked: Asked, rows: slice, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The number of each row's own key."""
+    own = torch.arange(rows.start, rows.stop, device=q.device)
+    return own + (k.shape[2] - q.shape[2]) if asked.bottom_right else own
+
+
+def _unblinded(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows of a mask see no key, (..., rows, 1), and the mask with the first key for them, so
+    that no step on the way to their zeros is NaN, nor is a gradient."""
+    is_bool = mask.dtype == torch.bool
+    seen = mask if is_bool else mask > -math.inf
+    blind = ~seen.any(-1, keepdim=True)
+    first = torch.arange(mask.shape[-1], device=mask.device) == 0
+    return blind, mask | (blind & first) if is_bool else mask.masked_fill(blind & first, 0.0)
+
+
+def explicit(
+    call: Call,
+    trees: Trees,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    rounded: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output in the type of q and the logarithms in the type of the scores. With `rounded` the
+    weights are rounded to the type of q before they meet v, as kernels for tensor cores do."""
+    q, k = call.q, call.k
+    step = q.shape[2]
+    if not torch.compiler.is_compiling():
+        scores_per_row = max(1, q.shape[0] * q.shape[1] * k.shape[2])
+        step = max(1, _SCORES_PER_TILE // scores_per_row)
+    tiles = [
+        _tile(call, trees, slice(first, min(first + step, q.shape[2])), mask, dropout, rounded)
+        for first in range(0, max(1, q.shape[2]), max(1, step))
+    ]
+    if len(tiles) == 1:
+        return tiles[0]
+    return torch.cat([out for out, _ in tiles], 2), torch.cat([lse for _, lse in tiles], 2)
+
+
+def _tile(
+    call: Call,
+    trees: Trees,
+    rows: slice,
+    mask: torch.Tensor | None,
+    dropout: float,
+    rounded: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of the output and of the logarithms. Scores are (batch, key heads, heads of a group,
+    rows, keys)."""
+    q, k, v, asked = call.q, call.k, call.v, call.asked
+    wide = torch.promote_types(q.dtype, torch.float32)
+    groups = (k.shape[1], q.shape[1] // max(1, k.shape[1]))
+    scale = 1.0 / math.sqrt(max(1, q.shape[3])) if call.scale is None else call.scale
+    tile = _grouped(q[:, :, rows].to(wide), groups)
+    scores = tile @ k.to(wide).unsqueeze(2).transpose(-1, -2) * scale
+    scores = _with_changes(call, trees, rows, scores, groups)
+    seen = visible(asked, call.is_causal, rows, q, k)
+    if mask is not None:
+        part = mask if mask.shape[2] == 1 else mask[:, :, rows]
+        part = part.unsqueeze(2) if mask.shape[1] == 1 else _grouped(part, groups)
+        allowed = part if part.dtype == torch.bool else part > -math.inf
+        seen = allowed if seen is None else seen & allowed
+        scores = scores if part.dtype == torch.bool else scores + part.masked_fill(~allowed, 0.0)
+    blind = None
+    if seen is not None:
+        blind, safe = _unblinded(seen)
+        scores = scores.masked_fill(~safe, -math.inf)
+    sink = None if call.sinks is None else call.sinks.to(wide).view(*groups, 1, 1)
+    whole = scores if sink is None else torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1)
+    lse = torch.logsumexp(whole, dim=-1, keepdim=True)
+    weights = torch.exp(scores - lse)
+    if blind is not None:
+        weights = weights.masked_fill(blind, 0.0)
+        nothing = torch.full_like(lse, -math.inf) if sink is None else sink.expand_as(lse)
+        lse = torch.where(blind, nothing, lse)
+    if rounded:
+        weights = weights.to(q.dtype).to(wide)
+    if dropout:
+        weights = functional.dropout(weights, dropout)
+    out = weights @ v.to(wide).unsqueeze(2)
+    return out.to(q.dtype).flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
+
+
+def _grouped(of_heads: torch.Tensor, groups: tuple[int, int]) -> torch.Tensor:
+    """The tensor with its heads in the groups that share keys."""
+    return of_heads.reshape(of_heads.shape[0], *groups, *of_heads.shape[2:])
+
+
+def _with_changes(
+    call: Call, trees: Trees, rows: slice, scores: torch.Tensor, groups: tuple[int, int]
+) -> torch.Tensor:
+    """The scores with the cap, ALiBi and the score modification."""
+    q, k, asked = call.q, call.k, call.asked
+    if asked.softcap:
+        scores = torch.tanh(scores / asked.softcap) * asked.softcap
+    column = torch.arange(k.shape[2], device=q.device)
+    if call.slopes is not None:
+        distance = (own_keys(asked, rows, q, k)[:, None] - column).abs().to(scores.dtype)
+        scores = scores - call.slopes.to(scores.dtype).view(*groups, 1, 1) * distance
+    if asked.score_mod:
+        head = torch.arange(q.shape[1], device=q.device).view(*groups, 1, 1)
+        row = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        scores = changed_scores(trees[asked.score_mod], scores, head, row, column)
+    return scores
