@@ -74,7 +74,7 @@ def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement
     """The time, in microseconds, that a call of an exported package gains at least. Of attention
     the call's own cost is taken off; of other problems a package serves lost cases too."""
     gain_us = measured.baseline_us - measured.baseline_us / measured.speedup_low
-    if isinstance(problem, Attention):
+    if not isinstance(problem, UserProblem):
         gain_us -= registry.named(profile.backend).exported_call_us
     return gain_us
 

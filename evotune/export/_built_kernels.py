@@ -145,7 +145,7 @@ def _plan(
         shapes=shapes.nodes(scope),
         strides=shapes.strides,
         optional=shapes.optional,
-        dtype=problem.dtype,
+        dtypes=shapes.dtypes,
         types=max(([a.type for a in job.plan.arguments] for job in inside), key=len),
         constraints=setup.document.constraints,
         bounds=limits.bounds(setup.profile.attributes) if limits else None,

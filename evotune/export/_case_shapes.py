@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.portfolios.points import BATCH_HEADS
-from evotune.problems import UserProblem
+from evotune.problems import Tensor, UserProblem
 from evotune.problems.attention import DIMENSIONS, OPTIONAL, Attention
 from evotune.problems.problem import Case, Problem
+from evotune.problems.ragged_attention import RaggedAttention
 from evotune.space.case_scope import CaseScope
 from evotune.space.language.nodes import Node
 from evotune.trial import Json, Value
@@ -22,9 +25,20 @@ _PUBLIC = frozenset(
     | {"register_transformers", "set_fallback", "write_misses"}
 )
 """Names that a package has beside its function."""
+_EXTENTS = (
+    "a package reads the sizes from the inputs' shapes, so each extent must be a sum of sizes and "
+    "numbers"
+)
+_ENDS = "a package checks integers, so both ends of their range must be sums of sizes and numbers"
+_FLAGS = (
+    "a package finds flags from the inputs that a call gives, so each input is there always, or "
+    "when one flag is true, and flags change no shapes and types"
+)
 _WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
 """A linear extent: the factor of each size, and the constant under ""."""
+Reader = Callable[[Mapping[str, int]], Mapping[str, tuple[int, ...]]]
+"""Integers of each tensor, given sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +48,11 @@ class CaseShapes:
     - tensors: the extents of each tensor, inputs first.
     - sizes: the names of the sizes to solve for; empty for attention, which the package knows.
     - strides: the symbols of a tensor's strides, for tensors that may have any.
+    - dtypes: the type of each tensor's elements.
+    - ends: the least and the largest value that an input of integers may hold.
+    - spread: the same of numbers that the problem draws between two ends.
     - optional: for a tensor that a case may lack, the symbol that says whether it is there.
+    - ragged: the problem is attention over sequences of different lengths.
     """
 
     inputs: tuple[str, ...]
@@ -42,12 +60,16 @@ class CaseShapes:
     sizes: tuple[str, ...]
     tensors: Mapping[str, tuple[Lines, ...]]
     strides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[str, tuple[Lines, ...]] = field(default_factory=dict)
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     optional: Mapping[str, str] = field(default_factory=dict)
+    ragged: bool = False
 
     @property
     def has_features(self) -> bool:
         """Whether some case of attention has features, or values of their own size."""
-        return bool(self.optional) and {"value_dim": 1} in self.tensors["v"]
+        return bool(self.optional) and {"value_dim": 1} in self.tensors.get("v", ())
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
         """The extents as expressions."""
@@ -56,9 +78,19 @@ class CaseShapes:
             for name, extents in self.tensors.items()
         }
 
+    def values(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
+        """Of inputs whose values lie between two ends: these, as expressions."""
+        found = {
+            name: tuple(_node(scope, line) for line in ends) for name, ends in self.ends.items()
+        }
+        return found | {name: tuple(map(scope.literal, ends)) for name, ends in self.spread.items()}
+
     def quantities(self, scope: CaseScope) -> dict[str, Node]:
         """The quantities of regions that are no symbols: the elements of the largest tensor, and of
         attention the heads that share their keys and the ratio of the lengths."""
+        if self.ragged:
+            grouped = scope.operation("//", scope.symbol("heads"), scope.symbol("kv_heads"))
+            return {"group": grouped}
         elements = [self._span(scope, name, nodes) for name, nodes in self.nodes(scope).items()]
         found = {"elements": scope.operation("max", *dict.fromkeys(elements))}
         if not self.sizes:
@@ -94,16 +126,35 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
         raise UsageError(f"problem {problem.name} cannot be exported: a package takes no {why}")
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
+    dtypes = {spec.name: spec.dtype for spec in specs}
     if isinstance(problem, Attention):
         return _attention_shapes(problem, cases)
+    if isinstance(problem, RaggedAttention):
+        return CaseShapes(inputs, outputs, (), problem.extents, dtypes=dtypes, ragged=True)
     if not isinstance(problem, UserProblem):
         raise UsageError(
             f"problem {problem.name} cannot be exported: a package understands the calls of "
-            "attention and of classes derived from evotune.Problem"
+            "attention, dense, packed or paged, and of classes derived from evotune.Problem"
         )
-    found = CaseShapes(inputs, outputs, tuple(problem.sizes), _probed(problem, cases[0]))
+    named = _described(problem, cases[0])
+    specs = tuple({spec.name: spec for case in cases for spec in problem.tensors(case)}.values())
+    extents, ends = functools.partial(_extents, problem), functools.partial(_ends, problem)
+    found = CaseShapes(
+        *(tuple(named), outputs, tuple(problem.sizes)),
+        tensors=_probed(problem, cases[0], extents, _EXTENTS),
+        dtypes={spec.name: spec.dtype for spec in specs},
+        ends=_probed(problem, cases[0], ends, _ENDS),
+        spread=_spread(problem, cases[0]),
+        optional=_optional(problem, cases[0]),
+    )
     for case in cases:
-        _require_same(problem, found, case)
+        sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+        _require_lines(problem, found.tensors, sizes, extents, _EXTENTS)
+        _require_lines(problem, found.ends, sizes, ends, _ENDS)
+        if any(spec.dtype != found.dtypes[spec.name] for spec in problem.tensors(case)):
+            raise _refused(problem, "a package takes no tensors whose type depends on the sizes")
+        if _spread(problem, case) != found.spread:
+            raise _refused(problem, _ENDS)
     return found
 
 
@@ -120,21 +171,21 @@ def _attention_shapes(problem: Attention, cases: Sequence[Case]) -> CaseShapes:
         tensors={name: tuple({own.get(s, s): 1} for s in sizes[name]) for name in specs},
         strides={name: spec.stride_symbols for name, spec in specs.items() if spec.stride_symbols},
         optional={name: feature for name, (feature, _) in OPTIONAL.items()},
+        dtypes={name: spec.dtype for name, spec in specs.items()},
     )
 
 
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
-    specs = [spec for case in cases for spec in problem.tensors(case)]
-    if isinstance(problem, Attention):
+    if not isinstance(problem, UserProblem):
         return ""
-    if any(spec.is_index for spec in specs):
-        return "tensors of lengths and places"
-    if any(spec.dtype != problem.dtype for spec in specs):
-        return "tensors of several types"
-    return (
-        "tensors that may be left out" if isinstance(problem, UserProblem) and problem.flags else ""
-    )
+    described = [each for case in cases for each in _described(problem, case).values()]
+    if any(each.has_indices for each in described):
+        return 'tensors of "indices", whose values must fit together'
+    if any(isinstance(each.values, range) and each.values.step != 1 for each in described):
+        return "integers of a range with steps"
+    outputs = {spec.name for case in cases for spec in problem.tensors(case) if spec.is_output}
+    return "outputs that may be left out" if outputs & set(problem.optional) else ""
 
 
 def call_name(name: str, problem: Problem) -> str:
@@ -151,12 +202,13 @@ def call_name(name: str, problem: Problem) -> str:
 def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:
     """The entry `cases_from` of a package: how it makes a case of the tensors of a call."""
     if not isinstance(problem, UserProblem):
-        return {"attention": {}}
+        return {problem.name: {}}
     return {
         "sizes": list(shapes.sizes),
         "constants": dict(problem.constants),
         "ranges": {name: list(ends) for name, ends in problem.ranges.items()},
         "variants": {},
+        **({"flags": _flags(problem, shapes)} if problem.flags else {}),
         "tuned": [_plain(case.symbols) for case in tuned],
     }
 
@@ -165,42 +217,122 @@ def _plain(symbols: Mapping[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in symbols.items() if name != "dtype"}
 
 
-def _probed(problem: UserProblem, case: Case) -> dict[str, tuple[Lines, ...]]:
-    """Finds the extents' dependence on each size by stepping it."""
+def _flags(problem: UserProblem, shapes: CaseShapes) -> dict[str, Json]:
+    """For each flag the tensors whose presence it tells."""
+    return {
+        flag: [name for name, each in shapes.optional.items() if each == flag]
+        for flag in problem.flags
+    }
+
+
+def _choices(problem: UserProblem) -> list[dict[str, bool]]:
+    """Every choice of the problem's flags, all true first."""
+    every = itertools.product((True, False), repeat=len(problem.flags))
+    return [dict(zip(problem.flags, each, strict=True)) for each in every]
+
+
+def _described(problem: UserProblem, case: Case) -> Mapping[str, Tensor]:
+    """The inputs, as the problem describes them, those of any flags."""
+    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+    return _inputs(problem, sizes)
+
+
+def _inputs(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """UsageError when flags change more than the presence of an input."""
+    found: dict[str, Tensor] = {}
+    for flags in _choices(problem):
+        for name, each in problem.written.described("inputs", {**sizes, **flags}).items():
+            if found.setdefault(name, each) != each:
+                raise _refused(problem, _FLAGS)
+    return found
+
+
+def _optional(problem: UserProblem, case: Case) -> dict[str, str]:
+    """The flag that tells the presence of each input that some cases lack."""
+    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
+    present = [
+        (flags, problem.written.described("inputs", {**sizes, **flags}).keys())
+        for flags in _choices(problem)
+    ]
+    found = {}
+    for name in _inputs(problem, sizes):
+        if all(name in names for _, names in present):
+            continue
+        deciding = [
+            flag
+            for flag in problem.flags
+            if all(flags[flag] == (name in n) for flags, n in present)
+        ]
+        if not deciding:
+            raise _refused(problem, _FLAGS)
+        found[name] = deciding[0]
+    return found
+
+
+def _probed(
+    problem: UserProblem, case: Case, read: Reader, why: str
+) -> dict[str, tuple[Lines, ...]]:
+    """Finds the dependence of what is read on each size by stepping it."""
     start = {size: int(case.symbols[size]) for size in problem.sizes}
-    base = _extents(problem, start)
+    base = read(start)
     lines: dict[str, tuple[dict[str, int], ...]] = {
         name: tuple({"": extent} for extent in shape) for name, shape in base.items()
     }
     for size in problem.sizes:
-        stepped = _extents(problem, {**start, size: start[size] + _STEPS[0]})
+        stepped = read({**start, size: start[size] + _STEPS[0]})
         for name, shape in base.items():
             after = stepped.get(name, ())
             if len(after) != len(shape):
-                raise _unwritable(problem)
+                raise _refused(problem, why)
             for line, extent, before in zip(lines[name], after, shape, strict=True):
                 if factor := extent - before:
                     line[size] = factor
                     line[""] -= factor * start[size]
     for size in problem.sizes:
         for step in _STEPS[1:]:
-            _require_lines(problem, lines, {**start, size: start[size] + step})
+            _require_lines(problem, lines, {**start, size: start[size] + step}, read, why)
     return dict(lines)
 
 
 def _extents(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     try:
-        return {
-            name: shape
-            for method in ("inputs", "outputs")
-            for name, shape in problem.written.shapes(method, sizes).items()
-        }
+        found = {name: each.shape for name, each in _inputs(problem, sizes).items()}
+        for flags in _choices(problem):
+            for name, shape in problem.written.shapes("outputs", {**sizes, **flags}).items():
+                if found.setdefault(name, shape) != shape:
+                    raise _refused(problem, _FLAGS)
     except ProblemMistake as mistake:
-        raise _unwritable(problem) from mistake
+        raise _refused(problem, _EXTENTS) from mistake
+    return found
+
+
+def _ends(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The least and the largest integer of each input that has a range of them."""
+    try:
+        found = _inputs(problem, sizes)
+    except ProblemMistake as mistake:
+        raise _refused(problem, _ENDS) from mistake
+    return {
+        name: (each.values[0], each.values[-1])
+        for name, each in found.items()
+        if isinstance(each.values, range)
+    }
+
+
+def _spread(problem: UserProblem, case: Case) -> dict[str, tuple[float, float]]:
+    return {
+        name: each.values
+        for name, each in _described(problem, case).items()
+        if isinstance(each.values, tuple)
+    }
 
 
 def _require_lines(
-    problem: UserProblem, lines: Mapping[str, Iterable[Lines]], sizes: Mapping[str, int]
+    problem: UserProblem,
+    lines: Mapping[str, Iterable[Lines]],
+    sizes: Mapping[str, int],
+    read: Reader,
+    why: str,
 ) -> None:
     found = {
         name: tuple(
@@ -209,20 +341,12 @@ def _require_lines(
         )
         for name, extents in lines.items()
     }
-    if found != _extents(problem, sizes):
-        raise _unwritable(problem)
+    if found != read(sizes):
+        raise _refused(problem, why)
 
 
-def _require_same(problem: UserProblem, shapes: CaseShapes, case: Case) -> None:
-    sizes = {size: int(case.symbols[size]) for size in problem.sizes}
-    _require_lines(problem, shapes.tensors, sizes)
-
-
-def _unwritable(problem: UserProblem) -> UsageError:
-    return UsageError(
-        f"problem {type(problem).__name__} cannot be exported: a package reads the sizes from the "
-        "inputs' shapes, so each extent must be a sum of sizes and numbers"
-    )
+def _refused(problem: UserProblem, why: str) -> UsageError:
+    return UsageError(f"problem {type(problem).__name__} cannot be exported: {why}")
 
 
 def _node(scope: CaseScope, line: Lines) -> Node:

@@ -19,7 +19,6 @@ from evotune.export._served_regions import (
     near_regions,
 )
 from evotune.problems import UserProblem
-from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.trial import Json, Measurement, Region
 
@@ -95,7 +94,7 @@ def _covering(champions: Sequence[Champion]) -> Iterable[int]:
     in. Attention needs none: PyTorch serves the cases that no champion wins."""
     found: dict[str, int] = {}
     for number in sorted(range(len(champions)), key=lambda n: (-champions[n].bound, n)):
-        if not isinstance(champions[number].problem, Attention):
+        if isinstance(champions[number].problem, UserProblem):
             for region in champions[number].domain.regions:
                 found.setdefault(repr(sorted(region.fixed.items())), number)
     return found.values()
@@ -120,7 +119,7 @@ def selected(champions: Sequence[Champion]) -> Selection:
         regions += exact_regions(number, figures[old])
         if not has_own_check(ordered[old].problem):
             regions += near_regions(number, figures[old], ordered[old].domain.regions)
-    if not regions and isinstance(ordered[0].problem, Attention):
+    if not regions and not isinstance(ordered[0].problem, UserProblem):
         raise EvotuneError(
             "no confirmed champion is surely faster than PyTorch on a case: a package would serve "
             "nothing"

@@ -16,10 +16,12 @@ from evotune.execute.executor import TIMED
 from evotune.export._built_kernels import BuiltChampion
 from evotune.export._case_shapes import CaseShapes, call_name, calls
 from evotune.export._champions import Selection
+from evotune.export._compute_source import COMPUTE_FILE, compute_source
 from evotune.export._expression_json import to_json
 from evotune.export._feature_regions import completing, score_mods
 from evotune.export._package_readme import readme
 from evotune.portfolios.points import BATCH_HEADS
+from evotune.problems.element_types import torch_name
 from evotune.problems.problem import CONTIGUOUS
 from evotune.store import RunStore
 from evotune.trial import Json
@@ -66,6 +68,12 @@ def dispatch(
     suffix = registry.named(setup.profile.backend).binary_suffix
     layouts = [_layout(each) for each in chosen.champions]
     scope = setup.space.case_scope({}, {"dtype": problem.dtype})
+    others = {
+        tensor: torch_name(dtype)
+        for tensor, dtype in shapes.dtypes.items()
+        if dtype != problem.dtype
+    }
+    values = {tensor: list(map(to_json, ends)) for tensor, ends in shapes.values(scope).items()}
     extents = {
         tensor: [to_json(node) for node in nodes] for tensor, nodes in shapes.nodes(scope).items()
     }
@@ -84,6 +92,8 @@ def dispatch(
             "inputs": list(shapes.inputs),
             "outputs": list(shapes.outputs),
             "call": call_name(setup.problem_spec.name, problem),
+            **({"types": others} if others else {}),
+            **({"values": values} if values else {}),
         },
         "device": _device(setup.profile),
         "cases_from": calls(problem, shapes, list({case.label: case for case in timed}.values())),
@@ -161,6 +171,8 @@ def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, byte
         **_runtime(),
         **backend.exported_files(name),
     }
+    if compute := compute_source(setup.problem_spec.name, setup.files):
+        files[COMPUTE_FILE] = compute
     for each in kernels:
         for binary in each.binaries:
             files[binary.file(backend.binary_suffix)] = binary.code

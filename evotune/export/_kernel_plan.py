@@ -101,7 +101,7 @@ def kernel_plan(
     shapes: Shapes,
     strides: Strides,
     optional: Mapping[str, str],
-    dtype: str,
+    dtypes: Mapping[str, str],
     types: Sequence[str],
     constraints: Sequence[ConstraintSpec],
     bounds: LaunchBounds | None,
@@ -111,6 +111,7 @@ def kernel_plan(
 
     - `strides`: the symbols of each tensor's strides, if a case may choose them.
     - `optional`: for a tensor that a case may lack, the symbol that says whether it is there.
+    - `dtypes`: the type of each tensor's elements.
     - `types`: the arguments' types, as they were when the kernel was compiled.
     - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory
       that a block has beside what a launch asks for.
@@ -118,7 +119,7 @@ def kernel_plan(
     EvotuneError when a guard holds in no case.
     """
     writer = _Writer(
-        kernel, scope, shapes=shapes, strides=strides, optional=optional, dtype=dtype, types=types
+        kernel, scope, shapes=shapes, strides=strides, optional=optional, dtypes=dtypes, types=types
     )
     plan = writer.plan()
     guards = [*writer.supported(), *(scope.bind(spec.expression) for spec in constraints)]
@@ -146,7 +147,7 @@ class _Writer:
         shapes: Shapes,
         strides: Strides,
         optional: Mapping[str, str],
-        dtype: str,
+        dtypes: Mapping[str, str],
         types: Sequence[str],
     ) -> None:
         self._kernel = kernel
@@ -154,7 +155,7 @@ class _Writer:
         self._shapes = shapes
         self._strides = strides
         self._optional = optional
-        self._dtype = dtype
+        self._dtypes = dtypes
         self._types = types
         self.map_guards: list[Node] = []
 
@@ -234,12 +235,12 @@ class _Writer:
         bind = self._scope.bind
         extents, box = list(self._shapes[name]), list(map(bind, spec.box))
         strides = self._strides_of(name, extents)
-        self.map_guards += self._map_guards(extents, strides, box)
+        self.map_guards += self._map_guards(self._dtypes[name], extents, strides, box)
         return {
             "type": "tensor_map",
             "name": name,
             "tensor_map": {
-                "dtype": self._dtype,
+                "dtype": self._dtypes[name],
                 "extents": extents,
                 "box": box,
                 "strides": strides,
@@ -261,7 +262,7 @@ class _Writer:
         return strides
 
     def _map_guards(
-        self, extents: Sequence[Node], strides: Sequence[Node], box: Sequence[Node]
+        self, dtype: str, extents: Sequence[Node], strides: Sequence[Node], box: Sequence[Node]
     ) -> Iterator[Node]:
         """The driver's limits that depend on the case; `TensorMap.violation` has them all."""
         scope = self._scope
@@ -269,13 +270,13 @@ class _Writer:
             for size in sizes:
                 yield _between(scope, 1, size, most)
         for stride in strides[:-1]:
-            in_bytes = scope.operation("*", scope.literal(ELEMENT_BYTES[self._dtype]), stride)
+            in_bytes = scope.operation("*", scope.literal(ELEMENT_BYTES[dtype]), stride)
             rest = scope.operation("%", in_bytes, scope.literal(MAP_UNIT_BYTES))
             yield scope.operation("==", rest, scope.literal(0))
             yield scope.operation("<", in_bytes, scope.literal(MOST_STRIDE_BYTES))
 
     def _bytes(self, tensor: str) -> Node:
-        found: Node = self._scope.literal(ELEMENT_BYTES[self._dtype])
+        found: Node = self._scope.literal(ELEMENT_BYTES[self._dtypes[tensor]])
         for extent in self._shapes[tensor]:
             found = self._scope.operation("*", found, extent)
         return found

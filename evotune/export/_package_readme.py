@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from evotune.export._compute_source import COMPUTE_FILE
 from evotune.export._feature_regions import NONE
 from evotune.trial import Json
 
@@ -50,9 +51,32 @@ import {name}
 {result} = {name}.{call}({arguments})
 ```
 
-The sizes follow from the shapes. A call outside the domain, or on another device, is a ValueError;
-`{name}.set_fallback(function)` names a function that takes such calls.
+The sizes follow from the shapes. {otherwise}
 """
+_FALLS_BACK = """\
+A call outside the domain, of other types or on another device goes to the problem's own
+`compute`, in PyTorch, and is counted; `{name}.set_fallback(function)` names another function for
+such calls. `{name}/_problem_compute.py` has the method; it is the problem's, not evotune's."""
+_REFUSES = """\
+A call outside the domain, or on another device, is a ValueError; `{name}.set_fallback(function)`
+names a function that takes such calls."""
+_RAGGED = """\
+```python
+import {name}
+
+{result} = {name}.{call}({arguments})
+```
+
+Names, order and layout of the arguments are those of flash-attn. A call that no kernel serves goes
+to PyTorch, a sequence after the other, and is counted. On a CPU the tables are looked at before
+each call; on a GPU they are not, unless `{name}.assert_tables()` has the GPU assert them.
+"""
+_RAGGED_ARGUMENTS = {
+    "attention_varlen": (
+        "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=True"
+    ),
+    "attention_paged": "q, k_cache, v_cache, cache_seqlens, page_table, causal=True",
+}
 _REST = """\
 `info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
 `write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
@@ -79,7 +103,8 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     yield f"- Device: {device['name']}, {device['arch']}{f', {count} {unit}' if count else ''}."
     yield "  On any other device no kernel runs."
     layouts = sorted({region["layout"] for region in dispatch["domain"]})
-    yield f"- Inputs: {problem['dtype']}, {' or '.join(layouts)}."
+    types = [f"; {tensor} {dtype}" for tensor, dtype in problem.get("types", {}).items()]
+    yield f"- Tensors: {problem['dtype']}, {' or '.join(layouts)}{''.join(types)}."
     packages = certificate["environment"].get("packages", {})
     versions = [f"{each} {packages[each]}" for each in ("torch",) if each in packages]
     if driver := certificate["device"].get("driver"):
@@ -90,12 +115,16 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     arguments = ", ".join(problem["inputs"])
     result = ", ".join(problem["outputs"])
     template = _ATTENTION if "attention" in dispatch["cases_from"] else _OTHER
+    if problem["name"] in _RAGGED_ARGUMENTS:
+        template, arguments = _RAGGED, _RAGGED_ARGUMENTS[problem["name"]]
+    files = certificate["files"]
     several = len(problem["outputs"]) > 1
     yield template.format(
         name=name,
         call=problem["call"],
         arguments=arguments,
         result="outputs" if several else result,
+        otherwise=(_FALLS_BACK if COMPUTE_FILE in files else _REFUSES).format(name=name),
     )
     if any("given" in region["fixed"] for region in dispatch["domain"]):
         yield _FEATURES.format(name=name)

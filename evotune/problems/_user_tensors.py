@@ -30,6 +30,11 @@ class Tensor:
     dtype: str = ""
     values: range | tuple[float, float] | str | None = None
 
+    @property
+    def has_indices(self) -> bool:
+        """Whether its values are lengths and places that must fit together."""
+        return self.values == INDICES
+
     def wrong(self, *, is_output: bool) -> str:  # noqa: PLR0911
         """Why the description makes no sense, in one line; "" when it does."""
         if self.values is not None and is_output:
@@ -37,9 +42,9 @@ class Tensor:
         if self.dtype and self.dtype not in ELEMENT_BYTES:
             return f"has the dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}"
         if isinstance(self.values, range):
-            ends = (min(self.values, default=0), max(self.values, default=0))
             if not self.values or self.dtype not in INTEGERS:
                 return f"has the values {self.values}, expected some integers of an integer type"
+            ends = sorted((self.values[0], self.values[-1]))  # min() would walk through all
             least = 0 if self.dtype == "uint8" else -_MOST[self.dtype]
             if ends[0] < least or ends[1] >= _MOST[self.dtype]:
                 return f"has the values {self.values}, which do not fit {self.dtype}"

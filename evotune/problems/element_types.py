@@ -30,8 +30,13 @@ def torch_dtype(name: str) -> torch.dtype:
     """torch's type of elements that are called `name` here."""
     import torch
 
-    found: torch.dtype = getattr(torch, _IN_TORCH.get(name, name))
+    found: torch.dtype = getattr(torch, torch_name(name))
     return found
+
+
+def torch_name(name: str) -> str:
+    """torch's name of elements that are called `name` here, without importing it."""
+    return _IN_TORCH.get(name, name)
 
 
 def element_type(dtype: torch.dtype) -> str:

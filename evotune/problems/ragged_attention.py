@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 _LENGTHS = ("zipf", "even")
 _PAGES_BESIDE = 3
 """Pages that no sequence has."""
+_TABLES = ("cu_seqlens_q", "cu_seqlens_k", "page_table", "seq_lens")
 Shape = dict[str, Value]
+Extent = Mapping[str, int]
+"""A sum: the factor of each size, and a constant under ""."""
+
+
+def _extents(*sizes: str) -> tuple[Extent, ...]:
+    return tuple({size: 1} for size in sizes)
 
 
 class RaggedAttention(ABC):
@@ -40,6 +47,8 @@ class RaggedAttention(ABC):
 
     name: ClassVar[str]
     sizes: ClassVar[tuple[str, ...]]
+    extents: ClassVar[Mapping[str, tuple[Extent, ...]]]
+    """Of each tensor, `out` the last, as sums of symbols."""
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     optional: ClassVar[tuple[str, ...]] = ()
@@ -95,8 +104,18 @@ class RaggedAttention(ABC):
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
         """Further symbols; ValueError for sizes that make no sense together."""
 
-    @abstractmethod
-    def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
+    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
+        symbols: dict[str, Any] = {**case.symbols, "": 1}
+        return tuple(
+            TensorSpec(
+                name,
+                tuple(sum(n * symbols[size] for size, n in each.items()) for each in extents),
+                "int32" if name in _TABLES else self.dtype,
+                is_output=name == "out",
+                is_index=name in _TABLES,
+            )
+            for name, extents in self.extents.items()
+        )
 
     @abstractmethod
     def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
@@ -228,6 +247,14 @@ class VarlenAttention(RaggedAttention):
         *("sequences", "heads", "kv_heads", "tokens_q", "tokens_k", "longest_q", "longest_k"),
         "head_dim",
     )
+    extents: ClassVar[Mapping[str, tuple[Extent, ...]]] = {
+        "q": _extents("tokens_q", "heads", "head_dim"),
+        "k": _extents("tokens_k", "kv_heads", "head_dim"),
+        "v": _extents("tokens_k", "kv_heads", "head_dim"),
+        "cu_seqlens_q": ({"sequences": 1, "": 1},),
+        "cu_seqlens_k": ({"sequences": 1, "": 1},),
+        "out": _extents("tokens_q", "heads", "head_dim"),
+    }
 
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
         for side in ("q", "k"):
@@ -239,19 +266,6 @@ class VarlenAttention(RaggedAttention):
                     f"tokens_{side}",
                 )
         return {}
-
-    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
-        s: Any = case.symbols
-        tokens_q, tokens_k = s["tokens_q"], s["tokens_k"]
-        table = (s["sequences"] + 1,)
-        return (
-            TensorSpec("q", (tokens_q, s["heads"], s["head_dim"]), self.dtype),
-            TensorSpec("k", (tokens_k, s["kv_heads"], s["head_dim"]), self.dtype),
-            TensorSpec("v", (tokens_k, s["kv_heads"], s["head_dim"]), self.dtype),
-            TensorSpec("cu_seqlens_q", table, "int32", is_index=True),
-            TensorSpec("cu_seqlens_k", table, "int32", is_index=True),
-            TensorSpec("out", (tokens_q, s["heads"], s["head_dim"]), self.dtype, True),
-        )
 
     def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
         s: Any = case.symbols
@@ -299,25 +313,20 @@ class PagedAttention(RaggedAttention):
     sizes: ClassVar[tuple[str, ...]] = (
         *("sequences", "queries", "heads", "kv_heads", "longest", "page_size", "head_dim"),
     )
+    extents: ClassVar[Mapping[str, tuple[Extent, ...]]] = {
+        "q": _extents("sequences", "queries", "heads", "head_dim"),
+        "k_pages": _extents("pages", "page_size", "kv_heads", "head_dim"),
+        "v_pages": _extents("pages", "page_size", "kv_heads", "head_dim"),
+        "page_table": _extents("sequences", "most_pages"),
+        "seq_lens": _extents("sequences"),
+        "out": _extents("sequences", "queries", "heads", "head_dim"),
+    }
 
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
         if sizes["queries"] > sizes["longest"]:
             raise WrongSymbol("queries are among the keys, so longest is no less", "queries")
         most_pages = -(-sizes["longest"] // sizes["page_size"])
         return {"most_pages": most_pages, "pages": sizes["sequences"] * most_pages + _PAGES_BESIDE}
-
-    def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
-        s: Any = case.symbols
-        rows = (s["sequences"], s["queries"], s["heads"], s["head_dim"])
-        pages = (s["pages"], s["page_size"], s["kv_heads"], s["head_dim"])
-        return (
-            TensorSpec("q", rows, self.dtype),
-            TensorSpec("k_pages", pages, self.dtype),
-            TensorSpec("v_pages", pages, self.dtype),
-            TensorSpec("page_table", (s["sequences"], s["most_pages"]), "int32", is_index=True),
-            TensorSpec("seq_lens", (s["sequences"],), "int32", is_index=True),
-            TensorSpec("out", rows, self.dtype, True),
-        )
 
     def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
         s: Any = case.symbols

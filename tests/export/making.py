@@ -37,6 +37,10 @@ ROOT = Path(__file__).parents[2]
 TINY_SHAPES = {
     "attention-cpu": "shapes: [{batch: 1, heads: 2, seq_len: 64, head_dim: 32}]",
     "softmax-cpu": "shapes: [{rows: 16, columns: 64}]",
+    "attention-varlen-cpu": "shapes: [{sequences: 5, heads: 4, kv_heads: 2, tokens_q: 70, "
+    "tokens_k: 90, longest_q: 30, longest_k: 40, head_dim: 32}]",
+    "attention-paged-cpu": "shapes: [{sequences: 4, queries: 2, heads: 4, kv_heads: 2, "
+    "longest: 70, page_size: 16, head_dim: 32}]",
     "attention-features-cpu": "shapes: [{batch: 1, heads: 4, kv_heads: 2, seq_len: 64, "
     "head_dim: 32, value_dim: 16}]",
 }

@@ -28,7 +28,7 @@ from evotune.problems.problem import Case, Problem
 from evotune.store import RunStore
 from tests.engine.runs import recorded_space, run_here
 
-from .making import ROOT, fabricated, tiny_space, with_speedup
+from .making import ROOT, TINY_SHAPES, fabricated, tiny_space, with_speedup
 
 FULL, CAUSAL = "(1,2,64,32) full", "(1,2,64,32) causal"
 
@@ -97,6 +97,8 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("softmax-cpu", "cpu"),
         ("rms-norm-cpu", "cpu"),
         ("matmul-cpu", "cpu"),
+        ("attention-varlen-cpu", "cpu"),
+        ("attention-paged-cpu", "cpu"),
         ("attention-mma", "h200"),
         ("attention-wgmma", "h200"),
         pytest.param("attention-mma-features", "h200", marks=pytest.mark.soak),
@@ -104,6 +106,8 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("attention-triton", "h200"),
         ("linear-skinny", "h200"),
         ("add-rms-norm", "h200"),
+        ("add-rms-norm-fp8", "h200"),
+        ("cross-entropy", "h200"),
         ("rms-norm", "h200"),
     ],
 )
@@ -111,7 +115,7 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
     """The package's own interpreter makes the planner's launches, on cases in the whole domain."""
     if "triton" in name:
         pytest.importorskip("triton")
-    tiny = name in ("attention-cpu", "attention-features-cpu", "softmax-cpu")
+    tiny = name in TINY_SHAPES
     space = tiny_space(name, tmp_path) if tiny else shipped_spaces()[name]
     try:
         run = fabricated(space, tmp_path, device)

@@ -589,6 +589,11 @@ class Typed(UserProblem):
             "picks of inputs is int32 without values: say range",
         ),
         (
+            'Tensor((rows,), "uint8", range(1 << 50))',  # no walk through all of them
+            "(rows,)",
+            "which do not fit uint8",
+        ),
+        (
             'Tensor((rows,), "uint8", range(300))',
             "(rows,)",
             "values range.0, 300., which do not fit",

@@ -25,9 +25,15 @@ _STATIC_SHARED, _MOST_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 _RELAXED = 2  # CUstreamCaptureMode
 _NON_BLOCKING = 1  # CUstream_flags
 _CAPTURING = 1  # CUstreamCaptureStatus
-_ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+_ELEMENT_BYTES = {
+    **{"uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1},
+    **{"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8},
+}
 # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
-_DATA_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+_DATA_TYPES = {
+    **{"uint8": 0, "float8_e4m3": 0, "float8_e5m2": 0},  # the driver has no type for the latter two
+    **{"int32": 3, "int64": 5, "float16": 6, "float32": 7, "bfloat16": 9},
+}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 

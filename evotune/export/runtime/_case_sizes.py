@@ -18,7 +18,9 @@ class CaseSizes:
         given = description["cases_from"]
         self.sizes: list[str] = list(given["sizes"])
         self.constants: Mapping[str, Any] = given.get("constants", {})
-        self.options: list[str] = [*self.sizes, *given.get("ranges", {})]
+        self._flags: Mapping[str, list[str]] = given.get("flags", {})
+        told = [flag for flag, tensors in self._flags.items() if not tensors]
+        self.options: list[str] = [*self.sizes, *given.get("ranges", {}), *told]
         """The names that a call may give besides tensors."""
         self._tuned: list[Mapping[str, Any]] = given["tuned"]
         self._dtype = description["problem"]["dtype"]
@@ -26,8 +28,9 @@ class CaseSizes:
         self._shapes = {name: description["shapes"][name] for name in inputs}
 
     def symbols(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The symbols of the one case whose inputs have these shapes. `options` give sizes and
-        constants; sizes that neither shapes nor options give are those of the timed cases.
+        """The symbols of the one case whose inputs have these shapes; inputs that the call lacks
+        have none. `options` give sizes, constants and flags that no input shows; sizes and flags
+        that neither shapes nor options give are those of the timed cases.
         ValueError, one line, when no case fits, or several do."""
         for name in options:
             if name not in self.options:
@@ -38,16 +41,35 @@ class CaseSizes:
             start = {name: int(options.get(name, like[name])) for name in self.sizes}
             unknown = [name for name in self.sizes if name not in options]
             sizes = self._solved(shapes, unknown, start)
-            if self._shapes_of(sizes) == dict(shapes) and sizes not in fits:
+            found = self._shapes_of(sizes).items()
+            fit = {name: shape for name, shape in found if name in shapes} == dict(shapes)
+            if fit and sizes not in fits:
                 fits.append(sizes)
         if len(fits) != 1:
-            found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            words = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             names = ", ".join(self.sizes)
             if fits:
-                raise ValueError(f"the inputs' shapes ({found}) leave open {names}: say them")
-            raise ValueError(f"no {names} give the inputs these shapes: {found}")
+                raise ValueError(f"the inputs' shapes ({words}) leave open {names}: say them")
+            raise ValueError(f"no {names} give the inputs these shapes: {words}")
         constants = {name: options.get(name, value) for name, value in self.constants.items()}
-        return {**fits[0], **constants, "dtype": self._dtype}
+        return {**fits[0], **self._flags_of(shapes, options), **constants, "dtype": self._dtype}
+
+    def _flags_of(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, bool]:
+        found = {}
+        for flag, tensors in self._flags.items():
+            given = {name in shapes for name in tensors}
+            if not tensors:
+                given = {bool(options[flag])} if flag in options else self._tuned_values(flag)
+            if len(given) != 1:
+                missing = (
+                    f"all or none of {', '.join(tensors)}" if tensors else f"{flag}=True or False"
+                )
+                raise ValueError(f"a call gives {missing}")
+            found[flag] = given.pop()
+        return found
+
+    def _tuned_values(self, flag: str) -> set[bool]:
+        return {bool(like[flag]) for like in self._tuned}
 
     def _shapes_of(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Empty where some extent has no value."""

@@ -1,4 +1,4 @@
-"""Compares the package's kernels with PyTorch on this machine."""
+"""Compares kernels of attention with PyTorch on this machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from ._asked_features import NONE, asked_of
 from ._attention_package import AttentionKernels, Call, Outputs, sdpa
 from ._feature_checking import compared, seeded_features
 from ._missed import Missed
-from ._problem_package import NotServed, ProblemKernels
 
 _SCORES_PER_TILE = 1 << 24
 _TIMES_SDPA = 2.0
-_ROUNDINGS = 100
 
 
 @dataclass(frozen=True)
@@ -156,43 +154,3 @@ def _errors(
             off = float((result[:, :, rows].double() - reference).abs().max())
             errors[place] = off if math.isnan(off) else max(errors[place], off)
     return errors[0], errors[1], largest
-
-
-def check_problem(kernels: ProblemKernels) -> Result:
-    """Calls every timed case on seeded inputs, whatever the versions here are. Where there is a
-    fallback, results may differ from its by a hundred roundings of the largest value; else two
-    calls must give the same bits."""
-    device = torch.device(kernels.kernels.device_type)
-    rows = []
-    for symbols in kernels.dispatch.exact_cases():
-        case = ", ".join(f"{name}={value}" for name, value in symbols.items())
-        try:
-            rows.append(_checked_problem(kernels, symbols, case, device))
-        except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
-            rows.append(Row(case, 0.0, 0.0, str(error).splitlines()[0]))
-    return Result(tuple(rows))
-
-
-def _checked_problem(
-    kernels: ProblemKernels, symbols: dict[str, Any], case: str, device: torch.device
-) -> Row:
-    generator = torch.Generator(device).manual_seed(0)
-    tensors = [
-        torch.randn(kernels.dispatch.extents(name, symbols), generator=generator, device=device)
-        .to(kernels.dtype)
-        .contiguous()
-        for name in kernels.inputs
-    ]
-    options = {name: symbols[name] for name in kernels.sizes.options if name in symbols}
-    with torch.no_grad():
-        found = kernels.run(tensors, options, any_version=True)
-        if kernels.fallback is None:
-            known, allowed = kernels.run(tensors, options, any_version=True), 0.0
-        else:
-            given = kernels.fallback(*tensors, **options)
-            known = (given,) if isinstance(given, torch.Tensor) else tuple(given.values())
-            largest = max(float(value.abs().max()) for value in known)
-            allowed = _ROUNDINGS * torch.finfo(kernels.dtype).eps * largest
-        pairs = zip(found, known, strict=True)
-        error = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
-    return Row(case, error, allowed, "" if error <= allowed else "differs")

@@ -22,10 +22,11 @@ VERSION = "version"
 
 
 class Refused(NamedTuple):
-    """Why a call is not served: the kind of miss, and a reason in words."""
+    """Why a call is not served: the kind of miss, a reason in words, and the case if it has one."""
 
     kind: str
     words: str
+    case: Mapping[str, Any] | None = None
 
 
 class LoadedKernels:

@@ -11,14 +11,20 @@ from ._asked_features import NONE
 from ._attention_calls import AttentionCalls
 from ._attention_package import BEFORE, AttentionKernels, Call, Outputs
 from ._certificate import Contents
-from ._checking import Result, check_attention, check_problem
+from ._checking import Result, check_attention
 from ._feature_calls import FeatureCalls
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
+from ._named_calls import NamedCalls, optional_of, options_of
+from ._named_kernels import NamedKernels
 from ._operators import AttentionOperator
 from ._package_facts import device_facts, version_facts
-from ._problem_calls import ProblemCalls
+from ._problem_checking import check_problem
 from ._problem_package import ProblemKernels
+from ._ragged_calls import RaggedCalls
+from ._ragged_checking import check_ragged
+from ._ragged_package import BEFORE as RAGGED_BEFORE
+from ._ragged_package import CALLS, RaggedKernels
 from ._sdpa_hook import Hook
 from ._transformers_hook import register
 
@@ -41,6 +47,8 @@ def load(folder: Path, name: str) -> Package:
         warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
     if contents.dispatch["problem"]["name"] == ATTENTION:
         return AttentionPackage(contents, name)
+    if contents.dispatch["problem"]["name"] in CALLS:
+        return RaggedPackage(contents, name)
     return ProblemPackage(contents, name)
 
 
@@ -125,24 +133,20 @@ class AttentionPackage:
             self._operator.decisions.forget()
 
 
-class ProblemPackage:
-    """A package of kernels of another problem."""
+class _NamedPackage:
+    """A package of kernels that take tensors by name."""
 
-    def __init__(self, contents: Contents, name: str) -> None:
+    def __init__(self, contents: Contents, name: str, before: str) -> None:
         self._name = name
         self._contents = contents
-        self._misses = Misses(name, "the fallback")
+        self._misses = Misses(name, before)
         self._loaded = LoadedKernels(contents)
-        self._calls = ProblemCalls(name, contents.dispatch)
-        self._kernels = ProblemKernels(contents, self._loaded, self._misses)
-        self._calls.implement(self._kernels)
+        self._calls: NamedCalls
+        self._kernels: NamedKernels
 
     def public(self) -> dict[str, Callable[..., Any]]:
         return {
-            self._kernels.call_name: self._calls.call,
-            "set_fallback": self._calls.set_fallback,
             "info": self.info,
-            "check": self.check,
             "misses": self._misses.cases,
             "write_misses": self._misses.write,
         }
@@ -160,11 +164,67 @@ class ProblemPackage:
             "misses": self._misses.by_kind(),
         }
 
+
+class ProblemPackage(_NamedPackage):
+    """A package of kernels of a user's problem."""
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        super().__init__(contents, name, "the fallback")
+        description = contents.dispatch
+        inputs = description["problem"]["inputs"]
+        self._calls = NamedCalls(
+            name, description, inputs, options_of(description), optional_of(description)
+        )
+        self._own_kernels = ProblemKernels(contents, self._loaded, self._misses)
+        self._kernels = self._own_kernels
+        self._calls.implement(self._kernels)
+
+    def public(self) -> dict[str, Callable[..., Any]]:
+        return {
+            self._kernels.call_name: self._calls.call,
+            "set_fallback": self._calls.set_fallback,
+            "check": self.check,
+            **super().public(),
+        }
+
     def check(self) -> Result:
         """Calls every case that was timed and is served; compares it with the fallback where there
         is one, otherwise with itself, bit for bit. Prints a table, and returns the result. Where
         versions differ, a check that passes lets the kernels serve, as those of attention."""
-        return _checked(self._loaded, lambda: check_problem(self._kernels), self._kernels.forget)
+        kernels = self._own_kernels
+        return _checked(self._loaded, lambda: check_problem(kernels), kernels.forget)
+
+
+class RaggedPackage(_NamedPackage):
+    """A package of kernels of attention over sequences of different lengths."""
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        super().__init__(contents, name, RAGGED_BEFORE)
+        self._own_calls = RaggedCalls(name, contents.dispatch)
+        self._own_kernels = RaggedKernels(contents, self._loaded, self._misses)
+        self._calls, self._kernels = self._own_calls, self._own_kernels
+        self._calls.implement(self._kernels)
+
+    def public(self) -> dict[str, Callable[..., Any]]:
+        return {
+            self._kernels.call_name: self._own_calls.function(),
+            "assert_tables": self.assert_tables,
+            "check": self.check,
+            **super().public(),
+        }
+
+    def assert_tables(self, on: bool = True) -> None:
+        """Whether the GPU asserts, at each call and without a wait, that lengths and tables fit the
+        tensors: some twenty small launches more. It holds for calls from now on, captured ones too.
+        On a CPU they are looked at in any case."""
+        self._own_kernels.asserts_tables = on
+        self._own_kernels.forget()
+
+    def check(self) -> Result:
+        """Compares every case that was timed and is served with PyTorch and float64 on this
+        machine, prints a table, and returns the result, as packages of attention do."""
+        kernels = self._own_kernels
+        return _checked(self._loaded, lambda: check_ragged(kernels), kernels.forget)
 
 
 def _checked(

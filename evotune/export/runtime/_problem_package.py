@@ -1,149 +1,50 @@
 """An exported package whose kernels compute another problem than attention.
 
-Nothing computes the problem but the kernels, unless `set_fallback` gives a function. So a kernel
-serves every case that it was checked on; the others are an error.
+PyTorch has no function for the problem that could be faster. So a kernel serves every case that it
+was checked on; other calls go to the fallback, and are an error where there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-
-from ._attention_package import ALIGNMENT
 from ._case_sizes import CaseSizes
 from ._certificate import Contents
-from ._dispatch import CONTIGUOUS, OUTSIDE, Choice, Dispatch
-from ._loaded_kernels import DEVICE, LoadedKernels, Refused
+from ._dispatch import OUTSIDE
+from ._loaded_kernels import LoadedKernels, Refused
 from ._missed import Misses
-
-_MOST_DECISIONS = 4096
-
-
-class Ready(NamedTuple):
-    """A case and its kernel. `shapes` are those of the outputs."""
-
-    launch: Callable[..., None]
-    shapes: tuple[tuple[int, ...], ...]
+from ._named_kernels import Examine, Given, NamedKernels
+from ._value_ranges import ValueRanges, outside
 
 
-class NotServed(ValueError):
-    """Why no kernel serves a call, in one line."""
-
-
-class ProblemKernels:
-    """Decides on calls, remembers the decisions, and makes the launches."""
+class ProblemKernels(NamedKernels):
+    """Finds the case of a call from the shapes of its inputs."""
 
     def __init__(self, contents: Contents, kernels: LoadedKernels, misses: Misses) -> None:
-        description = contents.dispatch
-        problem = description["problem"]
-        self.call_name: str = problem["call"]
-        self.inputs: Sequence[str] = problem["inputs"]
-        self.outputs: Sequence[str] = problem["outputs"]
-        self.sizes = CaseSizes(description)
-        self.dispatch = Dispatch(description)
-        self.kernels = kernels
-        self.misses = misses
-        self.fallback: Callable[..., Any] | None = None
-        self.calls = 0
-        self.dtype: torch.dtype = getattr(torch, problem["dtype"])
-        self._momentary = kernels.launcher.momentary_refusal
-        self._decisions: dict[Any, Ready | Refused] = {}
+        super().__init__(contents, kernels, misses)
+        self.sizes = CaseSizes(contents.dispatch)
+        self.values = ValueRanges(contents.dispatch["problem"])
+        flags = contents.dispatch["cases_from"].get("flags", {})
+        self.flag_of = {name: flag for flag, tensors in flags.items() for name in tensors}
+        """The flag that tells the presence of each input that a call may lack."""
 
-    def run(
-        self,
-        tensors: Sequence[torch.Tensor],
-        options: Mapping[str, Any],
-        any_version: bool = False,
-    ) -> tuple[torch.Tensor, ...]:
-        """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
-        the versions here are no reason, and nothing is remembered."""
-        key = (
-            *((t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
-            *options.items(),
-        )
-        decision = None if any_version else self._decisions.get(key)
-        if decision is None:
-            decision = self.decide(tensors, options, any_version)
-            if len(self._decisions) >= _MOST_DECISIONS:
-                self.forget()
-            if not any_version:
-                decision = self._decisions.setdefault(key, decision)
-        if isinstance(decision, Refused):
-            raise self.refuse(decision)
-        if self._momentary is not None and (words := self._momentary()):
-            raise self.refuse(Refused(DEVICE, words))
-        for name, tensor in zip(self.inputs, tensors, strict=True):
-            if tensor.data_ptr() % ALIGNMENT:
-                words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
-                raise self.refuse(Refused("alignment", words))
-        first = tensors[0]
-        outputs = tuple(first.new_empty(shape) for shape in decision.shapes)
-        decision.launch(*tensors, *outputs)
-        with self.misses.lock:
-            self.calls += 1
-        return outputs
-
-    def forget(self) -> None:
-        """Forgets the decisions."""
-        self._decisions.clear()
-
-    def decide(
-        self,
-        tensors: Sequence[torch.Tensor],
-        options: Mapping[str, Any],
-        any_version: bool = False,
-    ) -> Ready | Refused:
-        refused = self.kernels.refused(tensors[0].device, any_version) or self._unfit(tensors)
-        if refused:
-            return refused
-        try:
-            symbols = self.symbols(tensors, options)
-        except ValueError as error:
-            return Refused(OUTSIDE, str(error))
-        choice = self.dispatch.choose(symbols, CONTIGUOUS, anywhere=True)
-        if not isinstance(choice, Choice):
-            case = ", ".join(f"{n}={v}" for n, v in symbols.items() if n != "dtype")
-            return Refused(OUTSIDE, f"{case}; {self._domain()}")
-        names = (*self.inputs, *self.outputs)
-        launch = self.kernels.bound(choice, names, tensors[0].device)
-        return launch if isinstance(launch, Refused) else Ready(launch, self.shapes(symbols))
-
-    def _unfit(self, tensors: Sequence[torch.Tensor]) -> Refused | None:
-        """Why the kernels take no such tensors, whatever their sizes."""
-        device = tensors[0].device
-        for name, tensor in zip(self.inputs, tensors, strict=True):
-            if tensor.dtype != self.dtype:
-                return Refused("dtype", f"{name} is {tensor.dtype}, the kernels take {self.dtype}")
-            if tensor.device != device:
-                return Refused(DEVICE, f"{name} is on {tensor.device}, the first on {device}")
-            if not tensor.is_contiguous():
-                words = f"{name} is not contiguous: use {name}.contiguous()"
-                return Refused("layout", words)
-        return None
-
-    def symbols(
-        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The symbols of the call's case; ValueError, one line, where it has none."""
+    def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
         shapes = {
             name: tuple(int(extent) for extent in tensor.shape)
             for name, tensor in zip(self.inputs, tensors, strict=True)
+            if tensor is not None
         }
         return self.sizes.symbols(shapes, options)
 
-    def shapes(self, symbols: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the outputs."""
-        return tuple(self.dispatch.extents(name, symbols) for name in self.outputs)
+    def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
+        ranges = self.values.checked(symbols, tensors)
+        return functools.partial(outside, ranges) if ranges else None
 
-    def refuse(self, refused: Refused) -> NotServed:
-        """Counts a miss; the error that says it."""
-        counted = self.misses.missed(refused.kind, None, refused.words)
-        if self.fallback is None:
-            self.misses.told.add(refused.kind)  # the error says it
-        counted.count()
-        return NotServed(f"{self.call_name} ({refused.kind}): {refused.words}")
+    def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
+        case = ", ".join(f"{n}={v}" for n, v in symbols.items() if n != "dtype")
+        return Refused(OUTSIDE, f"{case}; {self._domain()}")
 
     def _domain(self) -> str:
         regions = [

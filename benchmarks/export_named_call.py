@@ -1,0 +1,131 @@
+"""Times one call of an exported package whose kernels take tensors by name, path by path.
+
+    python benchmarks/export_named_call.py PACKAGE [--case N] [--calls 50] [--rounds 60] [-o FILE]
+
+PACKAGE is the package's module folder (DIR/NAME of `evotune export`): of packed or paged attention,
+or of a user's problem. The case is the N-th that was timed and is served. All paths take turns.
+`host_us` is the median time from call to return, over rounds of some calls in a row, with the
+device idle before each round; `low` and `high` are its quartiles. On a GPU `graph_us` is the device
+time of one call in a captured graph.
+
+- package: NAME.<problem>, as programs call it. Integers of a range are asserted in it.
+- unchecked: the same without a look at integers, lengths and tables.
+- asserting: packed and paged attention after `assert_tables()`; on a GPU alone.
+- operator: torch.ops.NAME.<problem>.
+- fallback: PyTorch for the same call. Of packed and paged attention it waits for a GPU's lengths,
+  and in a graph it pads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import statistics
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from export_call import graph_us, host_us, show
+
+_WARM_UP = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--case", type=int, default=0)
+    parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    folder = arguments.package.resolve()
+    sys.path.insert(0, str(folder.parent))
+    module = importlib.import_module(folder.name)
+    warnings.simplefilter("ignore")
+    with torch.no_grad():
+        result = measured(module, arguments.case, arguments.calls, arguments.rounds)
+    show(result, arguments.output)
+
+
+def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any]:
+    kernels = module._loaded._kernels
+    symbols = kernels.dispatch.exact_cases()[number]
+    device = torch.device(kernels.kernels.device_type)
+    paths = paths_of(module, symbols, device)
+    times: dict[str, list[float]] = {name: [] for name in paths}
+    for call in paths.values():
+        for _ in range(_WARM_UP):
+            call()
+    for _ in range(rounds):
+        for name, call in paths.items():
+            times[name].append(host_us(call, calls, device))
+    rows = []
+    for name, call in paths.items():
+        low, median, high = statistics.quantiles(times[name], n=4)
+        row: dict[str, Any] = {"path": name, "host_us": median, "low": low, "high": high}
+        if device.type != "cpu":
+            row["graph_us"] = graph_us(call)
+        rows.append(row)
+    ratios = {}
+    for figure in ("host_us", "graph_us"):
+        found = {row["path"]: row[figure] for row in rows if figure in row}
+        for other in sorted({"unchecked", "fallback"} & found.keys()):
+            ratios[f"package / {other}, {figure}"] = found["package"] / found[other]
+    assert not module.info()["misses"], module.info()["misses"]
+    here = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
+    return {
+        "command": "python benchmarks/export_named_call.py",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": here or kernels.kernels.device_name,
+        "case": symbols,
+        "calls": calls,
+        "rounds": rounds,
+        "ratios": ratios,
+        "paths": rows,
+    }
+
+
+def paths_of(
+    module: Any, symbols: dict[str, Any], device: torch.device
+) -> dict[str, Callable[[], object]]:
+    kernels, calls = module._loaded._kernels, module._loaded._calls
+    is_ragged = hasattr(module, "assert_tables")
+    checking = f".{'_ragged' if is_ragged else '_problem'}_checking"
+    made = importlib.import_module(checking, module.__name__).timed_inputs
+    tensors, options = made(kernels, symbols, device)
+    function = getattr(module, kernels.call_name)
+    package = calls.call if is_ragged else function
+    decision = kernels.decide(tensors, options)
+    kernels.run(tensors, options)  # which raises where nothing serves the case
+
+    def launched(examine: Callable[..., object] | None) -> object:
+        if examine is not None:
+            examine(tensors)
+        outputs = kernels.empty(tensors, decision.shapes)
+        decision.launch(*(tensor for tensor in tensors if tensor is not None), *outputs)
+        return outputs
+
+    paths: dict[str, Callable[[], object]] = {
+        "package": lambda: package(*tensors, **options),
+        "unchecked": lambda: launched(None),
+        "operator": lambda: calls.overload(*tensors, **options),
+    }
+    if kernels.fallback is not None:
+        paths["fallback"] = lambda: kernels.fallback(*tensors, **options)
+    if is_ragged and device.type != "cpu":
+        kernels.asserts_tables = True
+        examine = kernels.examining(kernels.symbols(tensors, options), tensors)
+        kernels.asserts_tables = False
+        paths["asserting"] = lambda: launched(examine)
+    return paths
+
+
+if __name__ == "__main__":
+    main()

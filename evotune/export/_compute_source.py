@@ -1,0 +1,127 @@
+"""The problem's `compute` as a module of a package, which serves the calls that no kernel serves.
+
+A package has no evotune and no other file of the problem. So the method is taken alone, and only
+if it needs nothing but its arguments, Python's own functions, and modules of PyTorch or `math`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import symtable
+import textwrap
+from collections.abc import Iterator, Mapping
+
+COMPUTE_FILE = "_problem_compute.py"
+_METHOD = "compute"
+_MODULES = ("torch", "math")
+_KNOWN = frozenset(dir(builtins)) - {"super"}
+_HEAD = '''\
+"""The problem's `compute`, as {file} has it. It serves the calls that no kernel serves."""
+
+from __future__ import annotations
+
+'''
+
+
+def compute_source(reference: str, files: Mapping[str, bytes]) -> bytes | None:
+    """The module, for the problem that a space names as `path/to/problem.py:ClassName`; `files`
+    has the run's sources by path. None where the method cannot stand alone, or is in no file."""
+    file, _, name = reference.partition(":")
+    if file not in files or not name:
+        return None
+    try:
+        text = files[file].decode()
+        tree = ast.parse(text)
+    except (UnicodeDecodeError, SyntaxError):
+        return None
+    kind = _class_with_method(tree, name)
+    method = None if kind is None else _own_method(kind)
+    if kind is None or method is None:
+        return None
+    imports = _imports(tree)
+    needed = _needed(text, kind.name, method)
+    lines = text.splitlines(keepends=True)[method.lineno - 1 : method.end_lineno]
+    own = textwrap.dedent("".join(lines)).rstrip() + "\n"
+    if needed is None or not needed <= _KNOWN | imports.keys() or not _is_same(own, method):
+        return None
+    kept = [imports[each] for each in sorted(needed & imports.keys())]
+    head = "".join(f"{line}\n" for line in dict.fromkeys(kept))
+    return f"{_HEAD.format(file=file)}{head}\n\n{own}".encode()
+
+
+def _class_with_method(tree: ast.Module, name: str) -> ast.ClassDef | None:
+    """The class `name`, or the first base class in the file, that writes the method."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        found = classes.get(waiting.pop(0))
+        if found is None or found.name in seen:
+            continue
+        if _own_method(found) is not None:
+            return found
+        seen.add(found.name)
+        waiting = [base.id for base in found.bases if isinstance(base, ast.Name)] + waiting
+    return None
+
+
+def _own_method(kind: ast.ClassDef) -> ast.FunctionDef | None:
+    methods = [n for n in kind.body if isinstance(n, ast.FunctionDef) and n.name == _METHOD]
+    return methods[-1] if methods else None
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    """Statements of the file that import PyTorch or `math`, by the name that each gives."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                if each.name.partition(".")[0] in _MODULES:
+                    line = ast.unparse(ast.Import([each]))
+                    found[each.asname or each.name.partition(".")[0]] = line
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for each in node.names if str(node.module).partition(".")[0] in _MODULES else ():
+                line = ast.unparse(ast.ImportFrom(node.module, [each], 0))
+                found[each.asname or each.name] = line
+    return found
+
+
+def _needed(text: str, kind: str, method: ast.FunctionDef) -> set[str] | None:
+    """The names from outside that the method uses. None where it uses the problem itself, or has
+    decorators, or defaults that are no plain values."""
+    defaults = filter(None, (*method.args.defaults, *method.args.kw_defaults))
+    if method.decorator_list or not all(isinstance(each, ast.Constant) for each in defaults):
+        return None
+    (table,) = [
+        inner
+        for outer in symtable.symtable(text, "problem", "exec").get_children()
+        if outer.get_name() == kind
+        for inner in outer.get_children()
+        if inner.get_type() == "function" and inner.get_lineno() == method.lineno
+    ]
+    named = [each.arg for each in (*method.args.posonlyargs, *method.args.args)]
+    found: set[str] = set()
+    for scope in _with_inner(table):
+        for symbol in scope.get_symbols():
+            if symbol.get_name() in named[:1] and symbol.is_referenced():
+                return None
+            if symbol.is_global():
+                found.add(symbol.get_name())
+    return found
+
+
+def _with_inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _with_inner(child)
+
+
+def _is_same(own: str, method: ast.FunctionDef) -> bool:
+    """Whether the text alone still means the method: a text of several lines in it may begin at
+    the margin."""
+    try:
+        (found,) = ast.parse(own).body
+    except (SyntaxError, ValueError):
+        return False
+    return ast.dump(found) == ast.dump(method)

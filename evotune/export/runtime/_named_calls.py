@@ -1,0 +1,168 @@
+"""`NAME.<problem>` and `torch.ops.NAME.<problem>`, where kernels take tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ._loaded_kernels import Refused
+from ._named_kernels import Given, NamedKernels, NotServed, there
+from ._operators import memory_holds_values, needs_grad, open_namespace
+from ._tracing import forward_mode
+
+
+def options_of(description: Mapping[str, Any]) -> dict[str, str]:
+    """Sizes and constants that a call may give, with their words in the operator's schema."""
+    given = description["cases_from"]
+    kinds = dict.fromkeys(given["sizes"], "int") | dict.fromkeys(given.get("ranges", {}), "float")
+    kinds |= {flag: "bool" for flag, tensors in given.get("flags", {}).items() if not tensors}
+    return {name: f"{kind}? {name}=None" for name, kind in kinds.items()}
+
+
+def optional_of(description: Mapping[str, Any]) -> list[str]:
+    """The inputs that a call may lack."""
+    flags: Mapping[str, list[str]] = description["cases_from"].get("flags", {})
+    return [name for tensors in flags.values() for name in tensors]
+
+
+def signature(
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    options: Mapping[str, str],
+    optional: Collection[str] = (),
+) -> str:
+    """The operator's schema: tensors, then options by keyword. Of those that a call may lack only
+    the last ones may be left out, None stands for others."""
+    words: list[str] = []
+    for name in reversed(inputs):
+        default = "=None" if all(word.endswith("=None") for word in words) else ""
+        words.append(f"Tensor? {name}{default}" if name in optional else f"Tensor {name}")
+    tensors = ", ".join(reversed(words))
+    named = "".join(f", {words}" for words in options.values())
+    result = ", ".join("Tensor" for _ in outputs)
+    keywords = f", *{named}" if named else ""
+    return f"({tensors}{keywords}) -> {result if len(outputs) == 1 else f'({result})'}"
+
+
+class NamedCalls:
+    """Serves calls with a problem's inputs, in their order or by name."""
+
+    def __init__(
+        self,
+        name: str,
+        description: Mapping[str, Any],
+        inputs: Sequence[str],
+        options: Mapping[str, str],
+        optional: Collection[str] = (),
+    ) -> None:
+        """- `options`: what calls may give besides inputs, with its words in the operator's schema.
+        - `optional`: the inputs that a call may lack.
+        """
+        problem = description["problem"]
+        self._operator: str = problem["call"]
+        self._inputs = inputs
+        self._outputs: list[str] = problem["outputs"]
+        self._options = list(options)
+        self._optional = optional
+        schema = signature(inputs, self._outputs, options, optional)
+        self._library, self.namespace = open_namespace(name, self._operator, schema)
+        operators = getattr(torch.ops, self.namespace)
+        self.overload: Any = getattr(operators, self._operator).default
+        self._kernels: NamedKernels
+
+    def implement(self, kernels: NamedKernels) -> None:
+        self._kernels = kernels
+        library, overload, single = self._library, self.overload, len(self._outputs) == 1
+
+        def result(outputs: tuple[torch.Tensor, ...]) -> Any:
+            return outputs[0] if single else outputs
+
+        def whole(tensors: Given) -> Given:
+            """PyTorch leaves out the last ones that are None."""
+            return [*tensors, *[None] * (len(self._inputs) - len(tensors))]
+
+        def run(*tensors: torch.Tensor | None, **named: Any) -> Any:
+            options = {name: value for name, value in named.items() if value is not None}
+            return result(self._run(whole(tensors), options))
+
+        def autograd(*tensors: torch.Tensor | None, **named: Any) -> Any:
+            if forward_mode() or (torch.is_grad_enabled() and needs_grad(*there(tensors))):
+                options = {name: value for name, value in named.items() if value is not None}
+                return result(self._without_kernel(self._no_gradient(), whole(tensors), options))
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload(*tensors, **named)
+
+        def fake(*tensors: torch.Tensor | None, **named: Any) -> Any:
+            options = {name: value for name, value in named.items() if value is not None}
+            return result(kernels.promised(whole(tensors), options))
+
+        library.impl(self._operator, run, kernels.operator_key)
+        library.impl(self._operator, autograd, "Autograd")
+        library._register_fake(self._operator, fake)
+
+    def call(self, *tensors: torch.Tensor | None, **named: Any) -> Any:
+        """The output, or a dict of outputs by name where there are several. Sizes that shapes do
+        not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
+        kernel serves the call and there is no fallback."""
+        inputs, options = self._given(tensors, named)
+        if torch.compiler.is_compiling() or not memory_holds_values(*there(inputs)):
+            found = self.overload(*inputs, **options)
+            outputs = (found,) if len(self._outputs) == 1 else tuple(found)
+        elif forward_mode() or (torch.is_grad_enabled() and needs_grad(*there(inputs))):
+            outputs = self._without_kernel(self._no_gradient(), inputs, options)
+        else:
+            outputs = self._run(inputs, options)
+        if len(outputs) == 1:
+            return outputs[0]
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def set_fallback(self, function: Callable[..., Any] | None) -> None:
+        """`function(*tensors, **named)` serves the calls that no kernel serves. It gets the call's
+        arguments, and returns the output, or a dict of outputs by name. None brings back the
+        package's own one."""
+        kernels = self._kernels
+        kernels.fallback = kernels.own_fallback if function is None else function
+
+    def _given(
+        self, tensors: tuple[torch.Tensor | None, ...], named: Mapping[str, Any]
+    ) -> tuple[list[torch.Tensor | None], dict[str, Any]]:
+        call = f"{self._operator}({', '.join(self._inputs)})"
+        if len(tensors) > len(self._inputs):
+            raise TypeError(f"{call} takes {len(self._inputs)} tensors, got {len(tensors)}")
+        given = list(tensors)
+        for name in self._inputs[len(tensors) :]:
+            if name not in named and name not in self._optional:
+                raise TypeError(f"{call} lacks {name}")
+            given.append(named.get(name))
+        options = {}
+        for name, value in named.items():
+            if name in self._options:
+                options[name] = value
+            elif name not in self._inputs[len(tensors) :]:
+                known = ", ".join((*self._inputs, *self._options))
+                raise TypeError(f"{call} got {name!r}; known: {known}")
+        return given, options
+
+    def _run(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        try:
+            return self._kernels.run(tensors, options)
+        except NotServed as error:
+            return self._without_kernel(error, tensors, options)
+
+    def _no_gradient(self) -> NotServed:
+        words = "an input requires grad, and a kernel has no gradient: use torch.no_grad()"
+        return self._kernels.refuse(Refused("grad", words))
+
+    def _without_kernel(
+        self, error: NotServed, tensors: Given, options: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """The fallback's outputs; raises the error where there is none."""
+        fallback = self._kernels.fallback
+        if fallback is None:
+            raise error
+        found = fallback(*tensors, **options)
+        if isinstance(found, torch.Tensor):
+            return (found.contiguous(),)
+        return tuple(found[name].contiguous() for name in self._outputs)

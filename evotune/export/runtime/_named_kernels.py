@@ -1,0 +1,194 @@
+"""Kernels that take contiguous tensors by name: the parts that several kinds of packages share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ._attention_package import ALIGNMENT
+from ._certificate import Contents
+from ._dispatch import CONTIGUOUS, OUTSIDE, Choice, Dispatch
+from ._loaded_kernels import DEVICE, LoadedKernels, Refused
+from ._missed import Misses
+from ._own_fallback import own_fallback
+
+_MOST_DECISIONS = 4096
+Given = Sequence[torch.Tensor | None]
+"""The inputs of a call in their order; None for one that the call lacks."""
+Examine = Callable[[Given], Refused | None]
+
+
+class Ready(NamedTuple):
+    """A case and its kernel. `shapes` are those of the outputs; `examine`, if there is one, looks
+    at the values of each call's inputs."""
+
+    launch: Callable[..., None]
+    shapes: tuple[tuple[int, ...], ...]
+    examine: Examine | None
+
+
+class NotServed(ValueError):
+    """Why no kernel serves a call, in one line."""
+
+
+class NamedKernels(ABC):
+    """Decides on calls, remembers the decisions, and makes the launches.
+
+    - operator_key: for which tensors the operator is, in the words of PyTorch's dispatcher.
+    - said: the inputs' names as callers know them.
+    """
+
+    anywhere = True
+    """Whether a kernel serves all cases that it was checked on, won or not."""
+
+    def __init__(self, contents: Contents, kernels: LoadedKernels, misses: Misses) -> None:
+        description = contents.dispatch
+        problem = description["problem"]
+        self.call_name: str = problem["call"]
+        self.inputs: Sequence[str] = problem["inputs"]
+        self.said = self.inputs
+        self.outputs: Sequence[str] = problem["outputs"]
+        self.dispatch = Dispatch(description)
+        self.kernels = kernels
+        self.misses = misses
+        self.operator_key = kernels.device_type.upper()
+        self.own_fallback: Callable[..., Any] | None = own_fallback(contents)
+        self.fallback: Callable[..., Any] | None = self.own_fallback
+        self.calls = 0
+        self.dtype: torch.dtype = getattr(torch, problem["dtype"])
+        self._types = {n: getattr(torch, dtype) for n, dtype in problem.get("types", {}).items()}
+        self._momentary = kernels.launcher.momentary_refusal
+        self._decisions: dict[Any, Ready | Refused] = {}
+
+    def run(
+        self,
+        tensors: Given,
+        options: Mapping[str, Any],
+        any_version: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
+        the versions here are no reason, and nothing is remembered."""
+        key = (
+            *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
+            *options.items(),
+        )
+        decision = None if any_version else self._decisions.get(key)
+        if decision is None:
+            decision = self.decide(tensors, options, any_version)
+            if len(self._decisions) >= _MOST_DECISIONS:
+                self.forget()
+            if not any_version:
+                decision = self._decisions.setdefault(key, decision)
+        if isinstance(decision, Refused):
+            raise self.refuse(decision)
+        if self._momentary is not None and (words := self._momentary()):
+            raise self.refuse(Refused(DEVICE, words))
+        for name, tensor in zip(self.said, tensors, strict=True):
+            if tensor is not None and tensor.data_ptr() % ALIGNMENT:
+                words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
+                raise self.refuse(Refused("alignment", words))
+        if decision.examine is not None and (refused := decision.examine(tensors)):
+            raise self.refuse(refused)
+        outputs = self.empty(tensors, decision.shapes)
+        decision.launch(*there(tensors), *outputs)
+        with self.misses.lock:
+            self.calls += 1
+        return outputs
+
+    def forget(self) -> None:
+        """Forgets the decisions."""
+        self._decisions.clear()
+
+    def decide(
+        self,
+        tensors: Given,
+        options: Mapping[str, Any],
+        any_version: bool = False,
+    ) -> Ready | Refused:
+        device = there(tensors)[0].device
+        refused = self.kernels.refused(device, any_version) or self._unfit(tensors, device)
+        if refused:
+            return refused
+        try:
+            symbols = self.symbols(tensors, options)
+        except ValueError as error:
+            return Refused(OUTSIDE, str(error))
+        choice = self.dispatch.choose(symbols, CONTIGUOUS, anywhere=self.anywhere)
+        if not isinstance(choice, Choice):
+            return self.outside(symbols, choice)
+        pairs = zip(self.inputs, tensors, strict=True)
+        names = [*(name for name, tensor in pairs if tensor is not None), *self.outputs]
+        launch = self.kernels.bound(choice, names, device)
+        if isinstance(launch, Refused):
+            return launch
+        return Ready(launch, self.shapes(symbols), self.examining(symbols, tensors))
+
+    def _unfit(self, tensors: Given, device: torch.device) -> Refused | None:
+        """Why the kernels take no such tensors, whatever their sizes."""
+        for name, said, tensor in zip(self.inputs, self.said, tensors, strict=True):
+            if tensor is None:
+                continue
+            if tensor.dtype != (wanted := self.type_of(name)):
+                return Refused("dtype", f"{said} is {tensor.dtype}, the kernels take {wanted}")
+            if tensor.device != device:
+                return Refused(DEVICE, f"{said} is on {tensor.device}, the first on {device}")
+            if not tensor.is_contiguous():
+                words = f"{said} is not contiguous: use {said}.contiguous()"
+                return Refused("layout", words)
+        return None
+
+    @abstractmethod
+    def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The symbols of the call's case; ValueError, one line, where it has none."""
+
+    @abstractmethod
+    def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
+        """A function that refuses inputs of this case for their values; None where all values are
+        right."""
+
+    @abstractmethod
+    def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
+        """The miss of a case that no kernel serves."""
+
+    def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The outputs without their values, whatever serves the call."""
+        return self.empty(tensors, self.shapes(self.symbols(tensors, options)))
+
+    def shapes(self, symbols: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the outputs."""
+        return tuple(self.dispatch.extents(name, symbols) for name in self.outputs)
+
+    def type_of(self, name: str) -> torch.dtype:
+        """The type of a tensor's elements."""
+        found: torch.dtype = self._types.get(name, self.dtype)
+        return found
+
+    def empty(self, tensors: Given, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+        """The outputs without their values. Those of the problem's own type have that of the
+        inputs of it, since a fallback keeps another one."""
+        found = [
+            (name, tensor)
+            for name, tensor in zip(self.inputs, tensors, strict=True)
+            if tensor is not None
+        ]
+        own = next((t.dtype for name, t in found if name not in self._types), self.dtype)
+        return tuple(
+            found[0][1].new_empty(shape, dtype=self._types.get(name, own))
+            for name, shape in zip(self.outputs, shapes, strict=True)
+        )
+
+    def refuse(self, refused: Refused) -> NotServed:
+        """Counts a miss; the error that says it."""
+        counted = self.misses.missed(refused.kind, refused.case, refused.words)
+        if self.fallback is None:
+            self.misses.told.add(refused.kind)  # the error says it
+        counted.count()
+        return NotServed(f"{self.call_name} ({refused.kind}): {refused.words}")
+
+
+def there(tensors: Given) -> list[torch.Tensor]:
+    """The inputs that a call has."""
+    return [tensor for tensor in tensors if tensor is not None]

@@ -1,0 +1,56 @@
+"""The fallback that a package brings with it: the problem's own `compute`, in PyTorch.
+
+`_problem_compute.py` has the method as the problem's file has it. A package is without it where
+the method needs more than its arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ._certificate import Contents
+
+_MODULE = "_problem_compute"
+
+
+def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] | None:
+    """A function of the inputs in their order, and of options by name, that gives the outputs by
+    name. None where the package has no `compute`, or is damaged."""
+    if contents.damage or not contents.has(f"{_MODULE}.py"):
+        return None
+    compute = importlib.import_module(f".{_MODULE}", __package__).compute
+    problem, given = contents.dispatch["problem"], contents.dispatch["cases_from"]
+    inputs: list[str] = problem["inputs"]
+    types = {name: getattr(torch, dtype) for name, dtype in problem.get("types", {}).items()}
+    own: torch.dtype = getattr(torch, problem["dtype"])
+    constants: Mapping[str, Any] = given.get("constants", {})
+    ranged = [name for name in constants if name in given.get("ranges", {})]
+
+    def fallback(*tensors: torch.Tensor | None, **options: Any) -> dict[str, torch.Tensor]:
+        named = {name: options.get(name, constants[name]) for name in ranged}
+        for name, tensor in zip(inputs, tensors, strict=True):
+            if tensor is None:
+                continue
+            # PyTorch computes nothing with floats of 8 bits.
+            narrow = tensor.is_floating_point() and tensor.element_size() == 1
+            named[name] = tensor.to(own) if narrow else tensor
+        found = compute(None, **named)
+        return {
+            name: _rounded(value, types[name]) if name in types else value
+            for name, value in found.items()
+        }
+
+    return fallback
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if (
+        dtype.is_floating_point and dtype.itemsize == 1
+    ):  # beyond its largest value PyTorch gives NaN
+        most = torch.finfo(dtype).max
+        value = value.clamp(-most, most)
+    return value.to(dtype)

@@ -1,0 +1,142 @@
+"""An exported package whose kernels compute attention over sequences of different lengths.
+
+A kernel serves the cases that it was measured to win; PyTorch serves all others. A case follows
+from the shapes, the maxima and the options of a call. The lengths and tables themselves are looked
+at on a CPU only: a GPU's are read by the kernel alone, so that a call waits for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ._certificate import Contents
+from ._loaded_kernels import LoadedKernels, Refused
+from ._missed import Misses
+from ._named_kernels import Examine, Given, NamedKernels, there
+from ._plain_ragged import plain_paged, plain_varlen
+from ._ragged_tables import asserted, refusal_of_paged, refusal_of_varlen
+
+BEFORE = "PyTorch"
+_MOST_SLOTS = 1 << 31
+_ANY_DEVICE = "CompositeExplicitAutograd"
+
+
+class Call(NamedTuple):
+    """How callers name the inputs of a problem, in their order, and how its kernels do."""
+
+    said: tuple[str, ...]
+    inputs: tuple[str, ...]
+    sizes: tuple[str, ...]
+    """What a shape in a space file gives."""
+
+
+CALLS: Mapping[str, Call] = {
+    "attention_varlen": Call(
+        ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+        ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+        (
+            *("sequences", "heads", "kv_heads", "tokens_q", "tokens_k", "longest_q", "longest_k"),
+            "head_dim",
+        ),
+    ),
+    "attention_paged": Call(
+        ("q", "k_cache", "v_cache", "cache_seqlens", "page_table"),
+        ("q", "k_pages", "v_pages", "seq_lens", "page_table"),
+        ("sequences", "queries", "heads", "kv_heads", "longest", "page_size", "head_dim"),
+    ),
+}
+
+
+class RaggedKernels(NamedKernels):
+    """Finds the case of a call, and looks at its tables.
+
+    - asserts_tables: whether a GPU asserts that lengths and tables fit the tensors.
+    """
+
+    anywhere = False
+
+    def __init__(self, contents: Contents, kernels: LoadedKernels, misses: Misses) -> None:
+        super().__init__(contents, kernels, misses)
+        self._problem: str = contents.dispatch["problem"]["name"]
+        self.is_paged = self._problem == "attention_paged"
+        self.said, self.inputs, self._sizes = CALLS[self._problem]
+        self.own_fallback = plain_paged if self.is_paged else plain_varlen
+        self.fallback = self.own_fallback
+        self.operator_key = _ANY_DEVICE
+        self.asserts_tables = False
+
+    def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
+        find = _paged_sizes if self.is_paged else _varlen_sizes
+        sizes = find([tuple(map(int, tensor.shape)) for tensor in there(tensors)], options)
+        if min(sizes.values()) < 1 or sizes["heads"] % sizes["kv_heads"]:
+            raise ValueError(_shapes_in_words(self.said, there(tensors)))
+        usual = 1.0 / math.sqrt(sizes["head_dim"])
+        scale = options.get("scale")
+        if scale is None or math.isclose(scale, usual):
+            scale = usual
+        if not math.isfinite(scale):
+            raise ValueError(f"the scale is {scale}")
+        named = {"causal": bool(options.get("causal", False)), "softmax_scale": float(scale)}
+        return {**sizes, **named, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
+        look = refusal_of_paged if self.is_paged else refusal_of_varlen
+        if there(tensors)[0].device.type == "cpu":
+            return functools.partial(look, symbols)
+        return functools.partial(asserted, symbols, self.is_paged) if self.asserts_tables else None
+
+    def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
+        shape: dict[str, Any] = {name: symbols[name] for name in self._sizes}
+        words = ", ".join(f"{name} {size}" for name, size in shape.items())
+        if symbols["softmax_scale"] != 1.0 / math.sqrt(symbols["head_dim"]):
+            shape["scale"] = symbols["softmax_scale"]
+        variant = {"causal": symbols["causal"]}
+        case = {"shape": shape, "variant": variant, "dtype": symbols["dtype"]}
+        return Refused(kind, f"{words}, causal {symbols['causal']}", case)
+
+    def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        q = there(tensors)[0]
+        return (q.new_empty(q.shape),)
+
+
+def _varlen_sizes(shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]) -> dict[str, int]:
+    q, k, v, cu_q, cu_k = shapes
+    if not (len(q) == len(k) == 3 and k == v and len(cu_q) == 1 and cu_q == cu_k):
+        raise ValueError(f"the tensors have the shapes {', '.join(map(str, shapes))}")
+    if q[2] != k[2]:
+        raise ValueError(f"q has the head size {q[2]}, k {k[2]}")
+    # A maximum may be more than there is.
+    return {
+        **{"sequences": cu_q[0] - 1, "heads": q[1], "kv_heads": k[1], "head_dim": q[2]},
+        **{"tokens_q": q[0], "tokens_k": k[0]},
+        "longest_q": min(q[0], int(options["max_seqlen_q"])),
+        "longest_k": min(k[0], int(options["max_seqlen_k"])),
+    }
+
+
+def _paged_sizes(shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]) -> dict[str, int]:
+    q, k, v, lengths, table = shapes
+    dimensions = (len(q), len(k), len(lengths), len(table))
+    if dimensions != (4, 4, 1, 2) or k != v or not q[0] == lengths[0] == table[0]:
+        raise ValueError(f"the tensors have the shapes {', '.join(map(str, shapes))}")
+    if q[3] != k[3]:
+        raise ValueError(f"q has the head size {q[3]}, k_cache {k[3]}")
+    if k[0] * k[1] >= _MOST_SLOTS:
+        raise ValueError(f"k_cache has {k[0] * k[1]} slots, the kernels take less than 2^31")
+    room = table[1] * k[1]
+    given = options.get("max_seqlen_k")
+    return {
+        **{"sequences": q[0], "queries": q[1], "heads": q[2], "kv_heads": k[2], "head_dim": q[3]},
+        **{"pages": k[0], "page_size": k[1], "most_pages": table[1]},
+        "longest": room if given is None else min(room, int(given)),
+    }
+
+
+def _shapes_in_words(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> str:
+    found = zip(names, tensors, strict=True)
+    return f"the tensors are {', '.join(f'{name} {tuple(t.shape)}' for name, t in found)}"

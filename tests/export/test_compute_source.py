@@ -1,0 +1,99 @@
+"""Which methods `compute` a package can have, and that they stay what they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from evotune.engine.spaces import shipped_spaces
+from evotune.export._compute_source import compute_source
+
+HEAD = """
+import math
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor as T
+from evotune.problems import UserProblem
+
+LIMIT = 3.0
+
+
+def helper(x):
+    return x
+
+
+class Base(UserProblem):
+    def compute(self, x):
+        return {"out": x}
+
+
+class Own(Base):
+"""
+
+
+def source(body: str, name: str = "Own") -> str | None:
+    found = compute_source(f"problem.py:{name}", {"problem.py": (HEAD + body).encode()})
+    return None if found is None else found.decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "imports"),
+    [
+        ("    def compute(self, x):\n        return {'out': F.relu(x)}\n",
+         ["import torch.nn.functional as F"]),
+        ("    def compute(self, x: T, *, e):\n        # kept\n        return {'o': x * math.e}\n",
+         ["import math"]),
+        ("    def compute(self, x, y=None):\n        return {'out': x if y is None else x + y}\n",
+         []),
+        ("    def compute(self, **given):\n        y = [torch.relu(v) for v in given.values()]\n"
+         "        return dict(zip('a', y))\n", ["import torch"]),
+        ("    def compute(self, x):\n        def inner(y):\n            return y + len(x)\n"
+         "        return {'out': inner(x)}\n", []),
+    ],
+)  # fmt: skip
+def test_a_method_of_its_arguments_is_taken_as_it_stands(body: str, imports: list[str]) -> None:
+    found = source(body)
+    assert found is not None
+    lines = found.splitlines()
+    assert [line for line in lines if line.startswith(("import", "from torch"))] == imports
+    own = [line.removeprefix("    ") for line in body.splitlines()]
+    assert lines[-len(own) :] == own
+    compile(found, "_problem_compute.py", "exec")
+
+
+def test_a_method_of_a_base_class_is_taken() -> None:
+    found = source("    sizes = ()\n")
+    assert found is not None
+    assert found.endswith('def compute(self, x):\n    return {"out": x}\n')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    def compute(self, x):\n        return {'out': helper(x)}\n",
+        "    def compute(self, x):\n        return {'out': x * LIMIT}\n",
+        "    def compute(self, x):\n        return {'out': numpy.abs(x)}\n",
+        "    def compute(self, x):\n        return {'out': x * self.factor}\n",
+        "    def compute(self, x):\n        return {'out': [self for _ in x]}\n",
+        "    def compute(self, x):\n        return super().compute(x)\n",
+        "    def compute(self, x, factor=LIMIT):\n        return {'out': x}\n",
+        "    @helper\n    def compute(self, x):\n        return {'out': x}\n",
+        '    def compute(self, x):\n        text = """\nat margin"""\n        return {text: x}\n',
+    ],
+)
+def test_a_method_that_needs_more_is_left_out(body: str) -> None:
+    assert source(body) is None
+
+
+def test_no_file_is_no_fallback() -> None:
+    assert compute_source("softmax", {}) is None
+    assert compute_source("problem.py:Own", {"problem.py": b"def broken("}) is None
+    assert source("    pass\n", "Missing") is None
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "add_rms_norm", "rms_norm", "softmax", "linear"])
+def test_shipped_problems_have_one(name: str) -> None:
+    file = shipped_spaces()["softmax"].parents[1] / "kernels" / name / "problem.py"
+    kinds = {"cross_entropy": "CrossEntropy", "add_rms_norm": "AddRmsNormFp8",
+             "rms_norm": "RmsNorm", "softmax": "Softmax", "linear": "Linear"}  # fmt: skip
+    assert compute_source(f"p.py:{kinds[name]}", {"p.py": file.read_bytes()}) is not None
