@@ -86,7 +86,7 @@ class RaggedKernels(NamedKernels):
 
     def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
         look = refusal_of_paged if self.is_paged else refusal_of_varlen
-        if there(tensors)[0].device.type == "cpu":
+        if there(tensors)[0].is_cpu:
             return functools.partial(look, symbols)
         return functools.partial(asserted, symbols, self.is_paged) if self.asserts_tables else None
 

@@ -62,7 +62,7 @@ def outside(ranges: Sequence[Range], tensors: Sequence[torch.Tensor | None]) -> 
     for place, name, least, most in ranges:
         tensor = tensors[place]
         assert tensor is not None
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             _assert_on_device(tensor, least, most)
             continue
         low, high = (int(end) for end in torch.aminmax(tensor))
