@@ -70,7 +70,7 @@ MMA_TEMPLATES = tuple(
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
 WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
 VARLEN_BYTES = "most(kStagesAt + STAGES * kStageBytes, kQueryBytes)"
-PAGED_BYTES = "kPartsAt + 4 * WARPS_KV * (BLOCK_M < 24 ? BLOCK_M : 24) * (kPartStride + 2)"
+PAGED_BYTES = "kPartsAt + 4 * WARPS_KV * (BLOCK_M < 24 ? BLOCK_M : 24) * (kPartStride + 4)"
 SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
 RUNGS = [
     Stated(
