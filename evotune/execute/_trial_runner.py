@@ -23,7 +23,7 @@ from evotune.execute._champion_checks import Beside, ChampionChecks, Rebuilt
 from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
 from evotune.execute._timer import BaselineSamplers, CaseTimer
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
-from evotune.execute.messages import TrialCase, TrialRequest
+from evotune.execute.messages import PrepareRequest, TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings
 from evotune.problems.problem import Case, Problem
 from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
@@ -102,14 +102,20 @@ class TrialRunner:
 
     def prepare(self, job: TrialRequest) -> None:
         """Makes the trial's inputs, references and limits: work that is not the candidate's."""
-        seed = self._seed(job)
-        for item in job.cases:
-            case = item.case
-            if item.role == RANDOM:
+        kinds = ("normal",) if job.repeat else self._problem.input_kinds
+        self._make([(item.case, item.role) for item in job.cases], kinds, self._seed(job))
+
+    def prepare_ahead(self, ahead: PrepareRequest) -> None:
+        """The same for a champion, before its binaries are there."""
+        self._make(ahead.cases, self._problem.input_kinds, _CONFIRM_SEED + ahead.number)
+
+    def _make(self, cases: Sequence[tuple[Case, str]], kinds: Sequence[str], seed: int) -> None:
+        for case, role in cases:
+            if role == RANDOM:
                 continue
-            for kind in ("normal",) if job.repeat else self._problem.input_kinds:
+            for kind in kinds:
                 self._pool.get(case, kind, seed)
-            if item.role != EDGE:
+            if role != EDGE:
                 self._pool.get(case, "normal", seed + 1)
                 self._pool.changed(case, seed)
 

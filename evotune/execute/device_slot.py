@@ -31,6 +31,7 @@ from evotune.execute.messages import (
     Opened,
     Preload,
     Prepared,
+    PrepareRequest,
     ProblemToLoad,
     Request,
     ToDeviceWorker,
@@ -125,6 +126,7 @@ class DeviceSlot:
         self._sent = 0.0
         self._token = ""  # of the last message
         self._request: Request | None = None
+        self._ahead: PrepareRequest | None = None
         self._exceptions = 0
         self._deaths = 0
         self._served = 0
@@ -148,11 +150,20 @@ class DeviceSlot:
         if self._child is None:
             self._open()
 
-    def refresh(self) -> None:
-        """Begins to open a fresh worker ahead of a request, unless the present one is fresh."""
+    def refresh(self, ahead: PrepareRequest | None = None) -> None:
+        """Begins to open a fresh worker ahead of a request, unless the present one is fresh.
+        `ahead`: what the worker does until the request comes."""
         if self._served:
             self.renew()
         self.open()
+        self._ahead = ahead
+        if not self._opening:
+            self._tell_ahead()
+
+    def _tell_ahead(self) -> None:
+        if self._ahead is not None:
+            self._tell(self._ahead)
+            self._ahead = None
 
     def start(self, request: Request) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
@@ -256,6 +267,7 @@ class DeviceSlot:
         if self._child is not None:
             self._child.kill()
         self._child = None
+        self._ahead = None
         self._opening = False
         self.busy = False
         self._served = 0
@@ -311,6 +323,8 @@ class DeviceSlot:
             self._spares.keep(2 if thorough else 1)
         if self.busy:
             self._hand_over()
+        else:
+            self._tell_ahead()
 
     def _start_failed(self, *, hung: bool = False) -> None:
         """Starts a fresh worker if somebody killed this one, or if this was a spare one, which may

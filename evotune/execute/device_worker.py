@@ -32,6 +32,7 @@ from evotune.execute.messages import (
     Opened,
     Preload,
     Prepared,
+    PrepareRequest,
     ToDeviceWorker,
     TrialDone,
     TrialRequest,
@@ -101,6 +102,10 @@ def _serve(channel: Channel, hello: Hello) -> None:
                     )
                 report = BaselineReport(tuple(timings), runner.copy_gbps())
                 channel.send(BaselinesTimed(token=request.token, report=report))
+            elif isinstance(request, PrepareRequest):
+                # The trial makes again whatever fails here, and says why.
+                with contextlib.suppress(Exception, SystemExit):
+                    runner.prepare_ahead(request)
             elif isinstance(request, TrialRequest):
                 _run_trial(channel, runner, request, blaming)
         except FailedBaseline as failed:

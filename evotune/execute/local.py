@@ -33,6 +33,7 @@ from evotune.execute.messages import (
     BaselinesRequest,
     BaselinesTimed,
     GateSettings,
+    PrepareRequest,
     TrialDone,
 )
 from evotune.problems.problem import Case
@@ -105,7 +106,7 @@ class LocalExecutor:
         if _in_fresh_process(proposal):  # it opens while the compilers work
             index = proposal.device or 0
             if index not in self._measuring:
-                self._devices[index].refresh()
+                self._devices[index].refresh(_ahead(proposal))
 
     def set_contender(self, fitness: float) -> None:
         self._contender = fitness
@@ -306,6 +307,15 @@ class LocalExecutor:
 
 def _in_fresh_process(proposal: Proposal) -> bool:
     return proposal.confirm or proposal.repeat
+
+
+def _ahead(proposal: Proposal) -> PrepareRequest | None:
+    """The work on a champion that needs no binary. A process that only times it again makes few
+    inputs, and compiles nothing."""
+    if not proposal.confirm:
+        return None
+    cases = tuple((job.case, job.role) for job in proposal.cases)
+    return PrepareRequest(number=proposal.number, cases=cases)
 
 
 def _identity(profile: DeviceProfile) -> dict[str, str]:

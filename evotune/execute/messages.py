@@ -94,6 +94,15 @@ class TrialCase(msgspec.Struct, frozen=True):
     compile: CompileJob | None = None
 
 
+class PrepareRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A champion's trial is about to come: its inputs and references are made while compilers work.
+    It has no answer."""
+
+    number: int
+    cases: tuple[tuple[Case, str], ...]
+    """Each with its role."""
+
+
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     """One trial; `confirm`, `audit`, `repeat`, `skipped` and `rival` are as in a Proposal.
 
@@ -157,7 +166,7 @@ class BaselineFailed(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 Request: TypeAlias = TrialRequest | BaselinesRequest
 Answer: TypeAlias = TrialDone | BaselinesTimed | BaselineFailed
-ToDeviceWorker: TypeAlias = Preload | Hello | TrialRequest | BaselinesRequest
+ToDeviceWorker: TypeAlias = Preload | Hello | PrepareRequest | TrialRequest | BaselinesRequest
 FromDeviceWorker: TypeAlias = (
     Opened | Mistaken | Prepared | TrialDone | BaselinesTimed | BaselineFailed
 )

@@ -15,7 +15,7 @@ from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
 from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.local import LocalExecutor, compile_processes, open_local_executor
-from evotune.execute.messages import TrialDone, TrialRequest
+from evotune.execute.messages import PrepareRequest, TrialDone, TrialRequest
 from evotune.problems.problem import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
 
@@ -66,14 +66,16 @@ class Device:
         self.profile = DeviceProfile("GPU", "cuda", "sm_90a", {}, id=id)
         self.requests: list[TrialRequest] = []
         self.fresh = False
+        self.ahead: PrepareRequest | None = None
         self._answer: Outcome | None = None
 
     def start(self, request: TrialRequest) -> None:
         self.requests.append(request)
         self.fresh = False
 
-    def refresh(self) -> None:
+    def refresh(self, ahead: PrepareRequest | None = None) -> None:
         self.fresh = True
+        self.ahead = ahead
 
     def answer(self, fitness: float) -> None:
         self._answer = Outcome(OutcomeKind.OK, fitness=fitness)
@@ -152,6 +154,7 @@ def test_a_champion_is_measured_alone_in_a_fresh_worker_with_no_compiler_at_work
 ) -> None:
     two.submit(5, "champion", confirm=True)
     assert two.devices[0].fresh, "its worker opens while the compilers work"
+    assert two.devices[0].ahead == PrepareRequest(number=5, cases=((Case("case", {}), TIMED),))
     two.submit(6, "other")
     two.turn()
     two.pool.finish("champion", "A")
