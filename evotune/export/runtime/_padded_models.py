@@ -23,7 +23,7 @@ from ._padded_places import Packing, packed, packing, unpacked
 from ._plain_features import plain_with_features
 from ._plain_state import are_plain
 from ._ragged_package import RaggedKernels
-from ._transformers_hook import Asking, Said, is_capturing, keys_that_exist
+from ._transformers_hook import Asking, Said, is_capturing
 
 _PACKING = "_evotune_packing_1"
 
@@ -121,7 +121,7 @@ def _looked_at(mask: torch.Tensor) -> Said | None:
     if mask.dim() != 4 or mask.shape[1] != 1 or (mask.shape[2] > 1 and mask.stride(2) != 0):
         return None
     if mask.dtype == torch.bool:
-        return Said(False, -1, keys_that_exist(mask), rows_are_keys=False)
+        return Said(False, -1, mask[:, 0, 0], rows_are_keys=False)
     if not mask.is_floating_point() or is_capturing(mask):
         return None
     row = mask[:, 0, 0]

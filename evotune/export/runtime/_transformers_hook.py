@@ -19,6 +19,13 @@ from ._tracing import is_exporting
 
 _NOTE = "_evotune_said_2"  # another number for another agreement between packages
 
+_BIDIRECTIONAL = "bidirectional_mask_function"
+_ENCODERS = (
+    *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "esm", "megatron-bert"),
+    *("mpnet", "nomic_bert", "rembert", "roberta", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+"""The types of models without cross-attention, unless their configuration adds it."""
+
 
 class Said(NamedTuple):
     """All that a mask says.
@@ -112,7 +119,7 @@ def register(name: str, serve: Serve) -> None:
         if not sizes and _says_nothing(named):
             return None
         found: torch.Tensor | None = sdpa_mask(*sizes, **named)
-        if found is not None and not sizes and (said := _said(named, found)) is not None:
+        if found is not None and not sizes and (said := _said(named)) is not None:
             setattr(found, _NOTE, said)
         return found
 
@@ -120,7 +127,7 @@ def register(name: str, serve: Serve) -> None:
     AttentionMaskInterface.register(name, mask)
 
 
-def _said(arguments: Mapping[str, Any], mask: torch.Tensor) -> Said | None:
+def _said(arguments: Mapping[str, Any]) -> Said | None:
     """All that the mask of these arguments says; None where it may say more than `Said` can. The
     mask may have to be looked into for padding, as transformers does too."""
     traced = is_exporting() or torch._C._get_tracing_state() is not None
@@ -131,7 +138,7 @@ def _said(arguments: Mapping[str, Any], mask: torch.Tensor) -> Said | None:
         return None
     is_captured = padding is not None and is_capturing(padding)
     if arguments.get("allow_is_bidirectional_skip", False):
-        return _said_by_rows(arguments, mask, is_captured)
+        return _of_all_rows(arguments, is_captured)
     if not _is_causal(arguments):
         return None
     if padding is not None and not is_captured and bool(padding.all()):
@@ -157,30 +164,19 @@ def _is_causal(arguments: Mapping[str, Any]) -> bool:
     return not chunked and local == getattr(config, "sliding_window", None)
 
 
-def _said_by_rows(
-    arguments: Mapping[str, Any], mask: torch.Tensor, is_captured: bool
-) -> Said | None:
-    """The note on a mask that is the same for all rows. transformers asks for one where a model has
-    no causal mask, also for cross-attention, whose rows are other tokens than the keys. A mask does
-    not tell which, so only a model whose configuration knows no cross-attention has rows that are
-    keys."""
-    if arguments.get("allow_is_causal_skip", True) or arguments.get("local_size") is not None:
-        return None
-    if (padding := keys_that_exist(mask)) is None:
+def _of_all_rows(arguments: Mapping[str, Any], is_captured: bool) -> Said | None:
+    """The note on a mask that is the same for all rows: which keys exist. transformers asks for one
+    in cross-attention, too, whose rows are other tokens than the keys, and nothing here tells
+    which. So only in models that are known to have none the rows are keys."""
+    own = getattr(arguments.get("mask_function"), "__name__", "") == _BIDIRECTIONAL
+    sizes = [arguments.get(f"{side}_offset", 0) for side in ("q", "kv")]
+    if not own or arguments.get("local_size") is not None or sizes != [0, 0]:
         return None
     config = arguments.get("config")
-    further = ("is_encoder_decoder", "add_cross_attention", "cross_attention_frequency")
-    alone = config is not None and not any(getattr(config, name, False) for name in further)
+    alone = getattr(config, "model_type", None) in _ENCODERS
+    alone = alone and not getattr(config, "add_cross_attention", False)
     same = arguments.get("q_length") == arguments.get("kv_length")
-    return Said(False, -1, padding, is_captured, alone and same)
-
-
-def keys_that_exist(mask: torch.Tensor) -> torch.Tensor | None:
-    """(batch, keys) of a boolean mask (batch, 1, rows or 1, keys) that lies in memory once for all
-    rows; None for another one."""
-    if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
-        return None
-    return mask[:, 0, 0] if mask.shape[2] == 1 or mask.stride(2) == 0 else None
+    return Said(False, -1, arguments.get("attention_mask"), is_captured, alone and same)
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
