@@ -57,8 +57,9 @@ class Registry:
 
     @staticmethod
     def _sdpa_mask(**named: Any) -> torch.Tensor:
-        own = torch.arange(named["q_length"])[:, None] + named.get("q_offset", 0)
-        key = torch.arange(named["kv_length"]) + named.get("kv_offset", 0)
+        device = named.get("device")
+        own = torch.arange(named["q_length"], device=device)[:, None] + named.get("q_offset", 0)
+        key = torch.arange(named["kv_length"], device=device) + named.get("kv_offset", 0)
         seen = key <= own
         if named.get("local_size") is not None:
             seen = seen & (key > own - named["local_size"])
