@@ -2,10 +2,10 @@
 
 A kernel takes boundaries that begin with 0, do not fall and end with the number of rows, of
 sequences that are no longer than was said. So an exact packing needs the number of tokens in
-Python, and waits for the GPU. While a CUDA graph is captured nobody can
-wait. There all places of the batch are packed, tokens first, and the padding behind them makes
-further sequences: as many as the batch has for its rows, which have no keys and become 0, and as
-many for its keys, which no row sees.
+Python, and waits for the GPU. While a CUDA graph is captured nobody can wait. There all places of
+the batch are packed, tokens first, and the padding behind them makes further sequences: as many as
+the batch has for its rows, which have no keys and become 0, and as many for its keys, which no row
+sees.
 """
 
 from __future__ import annotations
