@@ -46,7 +46,7 @@ import torch
 from exported import calls, device_of, dtype_of, facts, opened
 from model_bars import missed, table
 
-_PARENTS = "EVOTUNE_BENCHMARK_CHILD"
+PARENTS = "EVOTUNE_BENCHMARK_CHILD"
 _NAMES = (
     *("bert-base", "bert-large", "gpt2", "vit-large", "whisper-large"),
     *("llama-2048", "llama-8192", "llama-decode"),
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a record")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    if os.environ.get(_PARENTS):
+    if os.environ.get(PARENTS):
         return child(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.table:
@@ -119,24 +119,29 @@ def measured(
     """The cells of one model and package, from a process of their own."""
     words = [str(path), "--models", name, "--ways", *ways, "--rounds", str(options.rounds)]
     words += ["--compiler", options.compiler, *(["--tiny"] if options.tiny else [])]
+    output, ended = from_child([sys.executable, __file__, *words], seconds)
+    cells = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
+    lost = [way for way in ways if way not in {cell["way"] for cell in cells}]
+    return cells + [{"model": name, "way": way, "error": ended} for way in lost]
+
+
+def from_child(command: Sequence[str], seconds: float) -> tuple[bytes, str]:
+    """The output of a process that is told to measure, and how it ended. It ends with this one."""
     process = subprocess.Popen(
-        [sys.executable, __file__, *words],
+        command,
         stdout=subprocess.PIPE,
-        env={**os.environ, _PARENTS: "1"},
+        env={**os.environ, PARENTS: "1"},
         start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=None if seconds == float("inf") else seconds)
-        ended = f"the process ended with {process.returncode}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the compiler's workers may keep the pipe open
-        output, ended = process.communicate()[0], "the time ran out"
+        return process.communicate()[0], "the time ran out"
     except BaseException:  # the user or a signal ends this process
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    cells = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
-    lost = [way for way in ways if way not in {cell["way"] for cell in cells}]
-    return cells + [{"model": name, "way": way, "error": ended} for way in lost]
+    return output, f"the process ended with {process.returncode}"
 
 
 def child(options: argparse.Namespace) -> int:
@@ -209,23 +214,26 @@ class Trial:
         for _ in range(_WARM_UP):
             self._call(model)
         if way == "graph":
-            return _graph(lambda: self._call(model))
+            return in_graph(lambda: self._call(model))
 
         def sample() -> float:
-            self._wait()
-            started = time.perf_counter()
-            self._call(model)
-            self._wait()
-            return (time.perf_counter() - started) * 1e6
+            return eager_us(lambda: self._call(model), self._device)
 
         return sample
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+
+def eager_us(call: Callable[[], object], device: torch.device) -> float:
+    """The time from call to the end on the device."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    started = time.perf_counter()
+    call()
+    wait()
+    return (time.perf_counter() - started) * 1e6
 
 
-def _graph(call: Callable[[], object]) -> Callable[[], float]:
+def in_graph(call: Callable[[], object]) -> Callable[[], float]:
+    """A function that times a replay, in us, of the call in a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -167,7 +167,8 @@ def made(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
         with ThreadPoolExecutor(len(options.devices)) as pool:
             found = list(pool.map(lambda search, dtype=dtype: run(search, dtype), searches))
         runs += found
-        packages[dtype] = exported(options, dtype, [each["run"] for each in found])
+        name = f"model_attention_{dtype}"
+        packages[dtype] = exported(options.folder / dtype, name, [each["run"] for each in found])
     paths = [path for path in packages.values() if path]
     measure = ["python", "benchmarks/export_models.py", *paths]
     return {
@@ -227,9 +228,10 @@ def searched(
         return found
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     folder.mkdir(parents=True)
-    default = {**shipped(search.space)["default"], **search.start}
     changes = {"name": f"{search.name}-{dtype}", "problem": search.problem(dtype)}
-    path = derive(search.space, {**changes, "default": default}, folder / "space.yaml")
+    if default := {**shipped(search.space).get("default", {}), **search.start}:
+        changes["default"] = default
+    path = derive(search.space, changes, folder / "space.yaml")
     started = time.perf_counter()
     found |= _fabricated(path) if options.tiny else _run(options, search, path, device, commands)
     found["seconds"] = round(time.perf_counter() - started, 1)
@@ -265,10 +267,8 @@ def _fabricated(space: Path) -> dict[str, Any]:
     return {"status": 0, "run": str(run.path), "speedup_low": None}
 
 
-def exported(options: argparse.Namespace, dtype: str, runs: list[str]) -> str:
+def exported(target: Path, name: str, runs: list[str]) -> str:
     """The module's folder of the package of these runs; "" where it cannot be made."""
-    name = f"model_attention_{dtype}"
-    target = options.folder / dtype
     shutil.rmtree(target, ignore_errors=True)
     confirmed = [run for run in runs if run]
     if not confirmed:

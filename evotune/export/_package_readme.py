@@ -71,6 +71,10 @@ Names, order and layout of the arguments are those of flash-attn. A call that no
 to PyTorch, a sequence after the other, and is counted. On a CPU the tables are looked at before
 each call; on a GPU they are not, unless `{name}.assert_tables()` has the GPU assert them.
 """
+_PADDED = """
+`{name}.register_transformers()` makes `attn_implementation="{name}"` an attention of the
+transformers library: padded batches are packed for these kernels, its `sdpa` serves other calls.
+"""
 _RAGGED_ARGUMENTS = {
     "attention_varlen": (
         "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=True"
@@ -117,6 +121,7 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     template = _ATTENTION if "attention" in dispatch["cases_from"] else _OTHER
     if problem["name"] in _RAGGED_ARGUMENTS:
         template, arguments = _RAGGED, _RAGGED_ARGUMENTS[problem["name"]]
+        template += "" if problem["name"] == "attention_paged" else _PADDED
     files = certificate["files"]
     several = len(problem["outputs"]) > 1
     yield template.format(

@@ -79,8 +79,8 @@ class FeatureCalls:
 
     def serve(self, call: Call, mask: torch.Tensor | None = None, dropout: float = 0.0) -> Outputs:
         """The outputs of a kernel, or of PyTorch."""
-        if _casts(device_type := call.q.device.type):
-            call = _cast(call, device_type)
+        if casts(device_type := call.q.device.type):
+            call = cast(call, device_type)
             with torch.autocast(device_type, enabled=False):
                 return self.serve(call, mask, dropout)
         found = self.attempt(call, mask, dropout)
@@ -92,8 +92,8 @@ class FeatureCalls:
         """The outputs, or None where no kernel serves the call."""
         if torch.compiler.is_compiling():
             return self._traced(call, mask, dropout)
-        if _casts(device_type := call.q.device.type):
-            call = _cast(call, device_type)
+        if casts(device_type := call.q.device.type):
+            call = cast(call, device_type)
         missed = self._calls.untakable(mask, dropout, call.is_causal, call.scale, call.enable_gqa)
         given = [tensor for tensor in (call.slopes, call.sinks) if tensor is not None]
         if missed is None and torch.is_grad_enabled() and needs_grad(*call[:3], *given):
@@ -151,12 +151,12 @@ class FeatureCalls:
         return out, no_lse if lse is None else lse.contiguous()
 
 
-def _casts(device_type: str) -> bool:
+def casts(device_type: str) -> bool:
     """Whether autocast is on."""
     return is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
-def _cast(call: Call, device_type: str) -> Call:
+def cast(call: Call, device_type: str) -> Call:
     q, k, v = (cast_for_autocast(tensor, device_type) for tensor in call[:3])
     return call._replace(q=q, k=k, v=v)
 

@@ -71,17 +71,10 @@ class NamedKernels(ABC):
     ) -> tuple[torch.Tensor, ...]:
         """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
         the versions here are no reason, and nothing is remembered."""
-        key = (
-            *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
-            *options.items(),
-        )
-        decision = None if any_version else self._decisions.get(key)
-        if decision is None:
+        if any_version:
             decision = self.decide(tensors, options, any_version)
-            if len(self._decisions) >= _MOST_DECISIONS:
-                self.forget()
-            if not any_version:
-                decision = self._decisions.setdefault(key, decision)
+        else:
+            decision = self.decided(tensors, options)
         if isinstance(decision, Refused):
             raise self.refuse(decision)
         if self._momentary is not None and (words := self._momentary()):
@@ -97,6 +90,20 @@ class NamedKernels(ABC):
         with self.misses.lock:
             self.calls += 1
         return outputs
+
+    def decided(self, tensors: Given, options: Mapping[str, Any]) -> Ready | Refused:
+        """The decision on calls like this one, remembered. Values do not matter."""
+        key = (
+            *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
+            *options.items(),
+        )
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self.decide(tensors, options)
+            if len(self._decisions) >= _MOST_DECISIONS:
+                self.forget()
+            decision = self._decisions.setdefault(key, decision)
+        return decision
 
     def forget(self) -> None:
         """Forgets the decisions."""

@@ -12,6 +12,7 @@ from ._attention_calls import AttentionCalls
 from ._attention_package import BEFORE, AttentionKernels, Call, Outputs
 from ._certificate import Contents
 from ._checking import Result, check_attention
+from ._dense_models import serving
 from ._feature_calls import FeatureCalls
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
@@ -19,6 +20,7 @@ from ._named_calls import NamedCalls, optional_of, options_of
 from ._named_kernels import NamedKernels
 from ._operators import AttentionOperator
 from ._package_facts import device_facts, version_facts
+from ._padded_models import PaddedModels
 from ._problem_checking import check_problem
 from ._problem_package import ProblemKernels
 from ._ragged_calls import RaggedCalls
@@ -86,7 +88,7 @@ class AttentionPackage:
 
     def register_transformers(self) -> None:
         """Makes the package's name a value of `attn_implementation` in transformers."""
-        register(self._name.rpartition(".")[2], self._calls.attempt, self._feature_calls)
+        register(self._name.rpartition(".")[2], serving(self._calls.attempt, self._feature_calls))
 
     def info(self) -> dict[str, Any]:
         """Facts about the package on this machine: the device that it is for and whether it is
@@ -210,8 +212,14 @@ class RaggedPackage(_NamedPackage):
             self._kernels.call_name: self._own_calls.function(),
             "assert_tables": self.assert_tables,
             "check": self.check,
+            **({} if self._own_kernels.is_paged else {"register_transformers": self.register}),
             **super().public(),
         }
+
+    def register(self) -> None:
+        """Makes the package's name a value of `attn_implementation` in transformers: kernels serve
+        padded batches, whose tokens are packed before and unpacked behind them."""
+        register(self._name.rpartition(".")[2], PaddedModels(self._own_kernels).serve)
 
     def assert_tables(self, on: bool = True) -> None:
         """Whether the GPU asserts, at each call and without a wait, that lengths and tables fit the

@@ -2,8 +2,9 @@
 
 A model hands its attention a mask of all scores, also where the mask only says "causal", a sliding
 window, or which tokens are padding. So the function that makes masks here notes on the mask what it
-says (`_Said`), and attention reads the note. A model that changes a mask makes another tensor,
-without the note, and gets SDPA with that mask.
+says (`Said`), and attention reads the note. A model that changes a mask makes another tensor,
+without the note, and gets SDPA with that mask. `_dense_models.py` and `_padded_models.py` decide
+which calls kernels serve.
 """
 
 from __future__ import annotations
@@ -13,39 +14,55 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._asked_features import NONE, Asked
 from ._attention_package import Call
-from ._feature_calls import FeatureCalls
 from ._tracing import is_exporting
 
-_NOTE = "_evotune_said_1"  # another number for another agreement between packages
+_NOTE = "_evotune_said_2"  # another number for another agreement between packages
+
+_BIDIRECTIONAL = "bidirectional_mask_function"
+_ENCODERS = (
+    *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "esm", "megatron-bert"),
+    *("mpnet", "nomic_bert", "rembert", "roberta", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+"""The types of models without cross-attention, unless their configuration adds it."""
 
 
-class _Said(NamedTuple):
-    """All that a causal mask says: each row's own key is the last one of the last row, and so on
-    before it.
+class Said(NamedTuple):
+    """All that a mask says.
 
-    - `window_left`: of a sliding window, -1 without one.
-    - `padding`: (batch, keys), False for keys that are padding; None where none is.
+    - is_causal: each row's own key is the last one of the last row, and so on before it. Else a row
+      sees all keys but padding.
+    - window_left: of a causal sliding window, -1 without one.
+    - padding: (batch, keys), False for keys that are padding; None where none is.
+    - is_captured: the mask was made while a CUDA graph was captured, so nobody looked into it.
+    - rows_are_keys: the rows are the tokens of the last keys, so padding tells of rows too.
     """
 
+    is_causal: bool
     window_left: int
     padding: torch.Tensor | None
+    is_captured: bool = False
+    rows_are_keys: bool = True
 
 
-def as_packed(call: Call, padding: torch.Tensor) -> torch.Tensor | None:
-    """The output of a call whose keys `padding` (batch, keys) hides where it is False, by a kernel
-    for packed sequences; None where there is none. Packages of attention have no such kernel yet:
-    this is the place for one."""
-    return None
+class Asking(NamedTuple):
+    """A call of a model. `call.is_causal` counts where there is no mask; `others` are the model's
+    further arguments by name."""
+
+    call: Call
+    mask: torch.Tensor | None
+    said: Said | None
+    dropout: float
+    others: Mapping[str, Any]
 
 
-def register(
-    name: str, attempt: Callable[..., torch.Tensor | None], features: FeatureCalls
-) -> None:
-    """Makes `attn_implementation=name` valid. `attempt` serves a call, or returns None: then
+Serve = Callable[[Asking], "torch.Tensor | None"]
+
+
+def register(name: str, serve: Serve) -> None:
+    """Makes `attn_implementation=name` valid. `serve` gives the output of a call, or None: then
     transformers' own `sdpa` implementation does, with the arguments that the model gave. It knows
-    neither soft caps nor sinks: what no kernel serves of these, plain PyTorch does.
+    neither soft caps nor sinks, so `serve` must serve all calls that have some.
 
     ImportError where transformers is missing or too old.
     """
@@ -73,7 +90,10 @@ def register(
             grouped = getattr(module, "num_key_value_groups", 1) > 1
             causal = bool(query.shape[2] > 1 and causal)
             call = Call(query, key, value, causal, scaling, grouped)
-            out = _served(call, attention_mask, dropout, others, attempt, features)
+            said = None
+            if attention_mask is not None and not torch.compiler.is_compiling():
+                said = getattr(attention_mask, _NOTE, None)
+            out = serve(Asking(call, attention_mask, said, dropout, others))
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -107,71 +127,59 @@ def register(
     AttentionMaskInterface.register(name, mask)
 
 
-def _served(
-    call: Call,
-    mask: torch.Tensor | None,
-    dropout: float,
-    others: Mapping[str, Any],
-    attempt: Callable[..., torch.Tensor | None],
-    features: FeatureCalls,
-) -> torch.Tensor | None:
-    """The output, or None for transformers' own implementation. `call.is_causal` counts where there
-    is no mask."""
-    softcap, sinks = float(others.get("softcap") or 0.0), others.get("s_aux")
-    own = Asked(softcap=softcap, sinks=sinks is not None)
-    said = None if mask is None or torch.compiler.is_compiling() else getattr(mask, _NOTE, None)
-    if said is not None:
-        asked = own._replace(bottom_right=True, window_left=said.window_left)
-        call = call._replace(is_causal=True, asked=asked, sinks=sinks)
-        if said.padding is None:
-            mask = None
-        elif (packed := as_packed(call, said.padding)) is not None:
-            return packed
-        else:
-            call = call._replace(is_causal=False, asked=own)
-    elif mask is not None:
-        call = call._replace(is_causal=False, asked=own, sinks=sinks)
-    else:
-        call = call._replace(asked=own, sinks=sinks)
-    if own != NONE:
-        return features.serve(call, mask, dropout)[0]
-    if mask is not None:
-        return None
-    if call.asked != NONE:
-        found = features.attempt(call, None, dropout)
-        return None if found is None else found[0]
-    if call.is_causal and call.q.shape[2] != call.k.shape[2]:
-        return None
-    return attempt(*call[:3], None, dropout, *call[3:6])
-
-
-def _said(arguments: Mapping[str, Any]) -> _Said | None:
-    """All that the mask of these arguments says; None where it may say more than `_Said` can. The
+def _said(arguments: Mapping[str, Any]) -> Said | None:
+    """All that the mask of these arguments says; None where it may say more than `Said` can. The
     mask may have to be looked into for padding, as transformers does too."""
     traced = is_exporting() or torch._C._get_tracing_state() is not None
-    if traced or torch.compiler.is_compiling():
+    padding = arguments.get("attention_mask")
+    if traced or torch.compiler.is_compiling() or arguments.get("use_vmap", False):
         return None
-    changed = not arguments.get("allow_is_causal_skip", True) or arguments.get("use_vmap", False)
-    if changed or arguments.get("allow_is_bidirectional_skip", False):
+    if padding is not None and padding.dim() != 2:
         return None
+    is_captured = padding is not None and is_capturing(padding)
+    if arguments.get("allow_is_bidirectional_skip", False):
+        return _of_all_rows(arguments, is_captured)
+    if not _is_causal(arguments):
+        return None
+    if padding is not None and not is_captured and bool(padding.all()):
+        padding = None
+    local = arguments.get("local_size")
+    return Said(True, -1 if local is None else int(local) - 1, padding, is_captured)
+
+
+def _is_causal(arguments: Mapping[str, Any]) -> bool:
+    """Whether the mask is a causal one, perhaps with a window, and the last row's own key is the
+    last one."""
+    if not arguments.get("allow_is_causal_skip", True):
+        return False
     sizes = [arguments.get(f"{side}_offset", 0) for side in ("q", "kv")]
     sizes += [arguments.get(f"{side}_length") for side in ("q", "kv")]
     if any(type(size) is not int for size in sizes) or sizes[0] + sizes[2] != sizes[1] + sizes[3]:
-        return None
+        return False
     local, config = arguments.get("local_size"), arguments.get("config")
-    if local is not None:  # of a sliding window, or of chunks, which a window does not say
-        chunked = getattr(config, "attention_chunk_size", None) is not None
-        if chunked or local != getattr(config, "sliding_window", None):
-            return None
-    padding = arguments.get("attention_mask")
-    if padding is not None and (padding.dim() != 2 or _is_captured(padding)):
+    if local is None:
+        return True
+    # Of a sliding window, or of chunks, which a window does not say.
+    chunked = getattr(config, "attention_chunk_size", None) is not None
+    return not chunked and local == getattr(config, "sliding_window", None)
+
+
+def _of_all_rows(arguments: Mapping[str, Any], is_captured: bool) -> Said | None:
+    """The note on a mask that is the same for all rows: which keys exist. transformers asks for one
+    in cross-attention, too, whose rows are other tokens than the keys, and nothing here tells
+    which. So only in models that are known to have none the rows are keys."""
+    own = getattr(arguments.get("mask_function"), "__name__", "") == _BIDIRECTIONAL
+    sizes = [arguments.get(f"{side}_offset", 0) for side in ("q", "kv")]
+    if not own or arguments.get("local_size") is not None or sizes != [0, 0]:
         return None
-    if padding is not None and bool(padding.all()):
-        padding = None
-    return _Said(-1 if local is None else int(local) - 1, padding)
+    config = arguments.get("config")
+    alone = getattr(config, "model_type", None) in _ENCODERS
+    alone = alone and not getattr(config, "add_cross_attention", False)
+    same = arguments.get("q_length") == arguments.get("kv_length")
+    return Said(False, -1, arguments.get("attention_mask"), is_captured, alone and same)
 
 
-def _is_captured(tensor: torch.Tensor) -> bool:
+def is_capturing(tensor: torch.Tensor) -> bool:
     """Whether a CUDA graph is captured, so that nobody may look into the tensor."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 

@@ -6,8 +6,6 @@ calls the package as they do.
 
 from __future__ import annotations
 
-import sys
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 from evotune.problems.attention import Attention
 from tests.export.runtime.packages import HEAD_DIM, imported, package_for_models
+from tests.export.runtime.registry import Registry
 
-Forward = Callable[..., tuple[torch.Tensor, None]]
 SOFTCAP, WINDOW = 5.0, 6
 
 
@@ -50,61 +47,6 @@ def served(package: ModuleType) -> Callable[[], int]:
         return int(last - before)
 
     return since
-
-
-# --- The registry -----------------------------------------------------------------------------
-
-
-class Registry:
-    """Stands in for transformers: keeps what the package registers, and makes masks as
-    `sdpa_mask` does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.forward: Forward
-        self.mask: Callable[..., torch.Tensor | None]
-        self.left_to_sdpa = 0
-        whole = types.ModuleType("transformers")
-        integrations = types.ModuleType("transformers.integrations.sdpa_attention")
-        masking = types.ModuleType("transformers.masking_utils")
-        whole.AttentionInterface = SimpleNamespace(  # type: ignore[attr-defined]
-            register=lambda _, function: setattr(self, "forward", function)
-        )
-        whole.AttentionMaskInterface = SimpleNamespace(  # type: ignore[attr-defined]
-            register=lambda _, function: setattr(self, "mask", function)
-        )
-        integrations.sdpa_attention_forward = self._sdpa  # type: ignore[attr-defined]
-        masking.sdpa_mask = self._sdpa_mask  # type: ignore[attr-defined]
-        for module in (whole, integrations, masking):
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    def _sdpa(
-        self,
-        module: Any,
-        *given: Any,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        **others: Any,
-    ) -> tuple[torch.Tensor, None]:
-        q, k, v, mask = given
-        if others.get("softcap") is not None:
-            raise ValueError("`sdpa` attention does not support `softcap`")
-        self.left_to_sdpa += 1
-        causal = q.shape[2] > 1 and mask is None
-        out = functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2).contiguous(), None
-
-    @staticmethod
-    def _sdpa_mask(**named: Any) -> torch.Tensor:
-        own = torch.arange(named["q_length"])[:, None] + named.get("q_offset", 0)
-        key = torch.arange(named["kv_length"]) + named.get("kv_offset", 0)
-        seen = key <= own
-        if named.get("local_size") is not None:
-            seen = seen & (key > own - named["local_size"])
-        padding = named.get("attention_mask")
-        seen = seen[None, None].expand(named["batch_size"], 1, -1, -1)
-        return seen if padding is None else seen & padding[:, None, None].bool()
 
 
 @pytest.fixture
@@ -194,28 +136,6 @@ def test_padding_is_left_to_pytorch(
     torch.testing.assert_close(out[:, :29], expected[:, :29])  # which do not see the last token
     assert not torch.allclose(out[:, 29], expected[:, 29])
     assert (served(), registry.left_to_sdpa) == (0, int(layer == {"sliding_window": WINDOW}))
-
-
-def test_padding_can_go_to_a_kernel_for_packed_sequences(
-    package: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The place where one will be asked."""
-    asked: list[tuple[Any, torch.Tensor]] = []
-
-    def packed(call: Any, padding: torch.Tensor) -> torch.Tensor:
-        asked.append((call, padding))
-        return torch.zeros_like(call.q)
-
-    hook = sys.modules[f"{package.__name__}._transformers_hook"]
-    monkeypatch.setattr(hook, "as_packed", packed)
-    padding = torch.ones(1, 30, dtype=torch.bool)
-    padding[0, 29] = False
-    mask = masked(registry, 30, 30, local_size=WINDOW, attention_mask=padding)
-    out, _ = attend(registry, mask, 30, 30, sliding_window=WINDOW)
-    ((call, given),) = asked
-    assert given is padding
-    assert (call.is_causal, call.asked.window_left) == (True, WINDOW - 1)
-    assert not out.any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,243 @@
+"""Models with random weights and a decode loop, for the features that exported packages serve.
+
+`ITEMS` has them by name, with the cases of attention that a package must have been tuned for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+import transformers_models as models
+from exported import device_of, dtype_of
+from feature_cases import Bert, Decode, GptOss, Mistral, bert_of, decode_of, gpt_oss_of, mistral_of
+
+ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
+Call = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Built:
+    """An item on a device.
+
+    - sides: a call by each way to compute attention; `package` is one of them.
+    - limit: the side whose error limits that of the package.
+    - reference: the right output in a wider type.
+    - attention_calls: the calls of attention in one call.
+    """
+
+    sides: Mapping[str, Call]
+    limit: str
+    reference: Call
+    attention_calls: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """- problem: of the package that it needs."""
+
+    problem: str
+    build: Callable[[ModuleType, bool], Built]
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float32 else torch.float32
+
+
+def _built(
+    module: ModuleType,
+    model: torch.nn.Module,
+    implementations: tuple[str, ...],
+    call: Callable[[Any], torch.Tensor],
+) -> Built:
+    """A model, and copies of it with these implementations, with none and with the package's."""
+    models.register()
+    module.register_transformers()
+    model = model.to(device_of(module), dtype_of(module)).eval().requires_grad_(False)
+    ways = {name: name for name in implementations} | {"none": models.NONE}
+    ways["package"] = module.__name__
+    copies = {side: models.with_attention(model, way) for side, way in ways.items()}
+
+    def called(side: str) -> Call:
+        return lambda: call(copies[side])
+
+    def reference() -> torch.Tensor:
+        return call(copy.deepcopy(copies["eager"]).to(_wider(dtype_of(module))))
+
+    layers = int(model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+    return Built({side: called(side) for side in ways}, "eager", reference, layers)
+
+
+def _tokens(batch: int, length: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(batch * length, device=device).view(batch, length) * 7919 % 97
+
+
+def _mistral(module: ModuleType, tiny: bool) -> Built:
+    """Layers of Mistral 7B v0.1 on a prompt that is longer than the window."""
+    size: Mistral = mistral_of(tiny)
+    config = transformers.MistralConfig(
+        hidden_size=size.heads * size.head_dim,
+        intermediate_size=64 if tiny else 14336,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        vocab_size=100 if tiny else 32000,
+        sliding_window=size.window,
+    )
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config)
+    return _built(module, model, ("sdpa", "eager"), _prompt(size.length, device_of(module)))
+
+
+def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
+    """Layers of GPT-OSS with and without a window, all with sinks. There is one expert: which one
+    of several is chosen may change with a rounding. transformers' `sdpa` refuses the model."""
+    size: GptOss = gpt_oss_of(tiny)
+    config = transformers.GptOssConfig(
+        hidden_size=64 if tiny else 2880,
+        intermediate_size=64 if tiny else 2880,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        vocab_size=100 if tiny else 32000,
+        sliding_window=size.window,
+        num_local_experts=1,
+        num_experts_per_tok=1,
+    )
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    if dtype_of(module) == torch.float32:  # the reference is in float64, which grouped GEMMs lack
+        model.set_experts_implementation("eager")
+    return _built(module, model, ("eager",), _prompt(size.length, device_of(module)))
+
+
+def _prompt(length: int, device: torch.device) -> Callable[[Any], torch.Tensor]:
+    tokens = _tokens(1, length, device)
+
+    def call(model: Any) -> torch.Tensor:
+        out: torch.Tensor = model(tokens, use_cache=False, logits_to_keep=min(length, 128)).logits
+        return out
+
+    return call
+
+
+def _bert(module: ModuleType, tiny: bool) -> Built:
+    """bert-base on a batch of which the n-th sequence has 1 / n of the longest one's tokens. The
+    output is that of real tokens."""
+    size: Bert = bert_of(tiny)
+    width = size.heads * size.head_dim
+    config = transformers.BertConfig(
+        hidden_size=width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * width,
+        initializer_range=0.05,  # so that attention to padding would be far beyond the limit
+        **({"vocab_size": 100} if tiny else {}),
+    )
+    torch.manual_seed(0)
+    device, longest = device_of(module), size.lengths[0]
+    lengths = torch.tensor(size.lengths, device=device)
+    exist = torch.arange(longest, device=device) < lengths[:, None]
+    real = exist.flatten().nonzero().flatten()
+    tokens, mask = _tokens(len(size.lengths), longest, device), exist.long()
+
+    def call(model: Any) -> torch.Tensor:
+        out: torch.Tensor = model(tokens, attention_mask=mask, return_dict=True)[0]
+        return out.flatten(0, 1).index_select(0, real)
+
+    return _built(module, transformers.BertModel(config), ("sdpa", "eager"), call)
+
+
+class _Cache:
+    """Keys in pages, and the rows of some steps that are to come."""
+
+    def __init__(self, size: Decode, device: torch.device, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).half().to(device, dtype)
+
+        self.size = size
+        most_pages = -(-size.longest // size.page_size)
+        count = len(size.lengths) * most_pages
+        table = torch.randperm(count, generator=generator).view(len(size.lengths), most_pages)
+        self.table = table.to(device, torch.int32)
+        self.start = torch.tensor(size.lengths, dtype=torch.int32, device=device)
+        self.lengths = self.start.clone()
+        self.sequences = torch.arange(len(size.lengths), device=device)
+        pool = (count, size.page_size, size.kv_heads, size.head_dim)
+        self.k_pages, self.v_pages = drawn(*pool), drawn(*pool)
+        step = (size.steps, len(size.lengths))
+        self.q = drawn(*step, 1, size.heads, size.head_dim)
+        self.k, self.v = (drawn(*step, size.kv_heads, size.head_dim) for _ in range(2))
+
+    def looped(self, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """(steps, sequences, 1, heads, head_dim): each step writes a key of each sequence, then its
+        row attends to all. A loop leaves what it found."""
+        self.lengths.copy_(self.start)
+        outputs = []
+        for step in range(self.size.steps):
+            at = self.lengths.long()
+            page = self.table[self.sequences, at // self.size.page_size].long()
+            inside = at % self.size.page_size
+            self.k_pages[page, inside] = self.k[step]
+            self.v_pages[page, inside] = self.v[step]
+            self.lengths.add_(1)
+            outputs.append(attend(self.q[step]))
+        return torch.stack(outputs)
+
+    def gathered(self, q: torch.Tensor) -> torch.Tensor:
+        """SDPA on keys that are gathered from their pages, with a mask of the lengths."""
+        pages = self.table.long()
+        keys, values = (
+            each[pages].flatten(1, 2)[:, : self.size.longest].transpose(1, 2)
+            for each in (self.k_pages, self.v_pages)
+        )
+        seen = torch.arange(self.size.longest, device=q.device) < self.lengths[:, None]
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, seen[:, None, None], enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+
+def _decode(module: ModuleType, tiny: bool) -> Built:
+    size: Decode = decode_of(tiny)
+    device, dtype = device_of(module), dtype_of(module)
+    cache = _Cache(size, device, dtype)
+
+    def paged(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = module.attention_paged(
+            *(q, cache.k_pages, cache.v_pages, cache.lengths, cache.table),
+            max_seqlen_k=size.longest,
+            causal=True,
+        )
+        return out
+
+    def reference() -> torch.Tensor:
+        wide = _Cache(size, device, _wider(dtype))
+        return wide.looped(wide.gathered)
+
+    sides: dict[str, Call] = {
+        "sdpa": lambda: cache.looped(cache.gathered),
+        "none": lambda: cache.looped(torch.empty_like),
+        "package": lambda: cache.looped(paged),
+    }
+    return Built(sides, "sdpa", reference, size.steps)
+
+
+ITEMS = {
+    "mistral-window": Item(ATTENTION, _mistral),
+    "gpt-oss-sinks": Item(ATTENTION, _gpt_oss),
+    "bert-padded": Item(VARLEN, _bert),
+    "decode-paged": Item(PAGED, _decode),
+}

@@ -1,0 +1,43 @@
+"""Calls of transformers' models that kernels of dense attention serve.
+
+The models' soft caps and sinks are served in any case: what no kernel does of these, plain PyTorch
+does, since transformers' own `sdpa` lacks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ._asked_features import NONE, Asked
+from ._feature_calls import FeatureCalls
+from ._transformers_hook import Asking, Serve
+
+
+def serving(attempt: Callable[..., torch.Tensor | None], features: FeatureCalls) -> Serve:
+    """For `register`. `attempt` gives the output of a call without features, or None."""
+
+    def serve(asking: Asking) -> torch.Tensor | None:
+        call, mask, said, dropout, others = asking
+        softcap, sinks = float(others.get("softcap") or 0.0), others.get("s_aux")
+        own = Asked(softcap=softcap, sinks=sinks is not None)
+        call = call._replace(asked=own, sinks=sinks)
+        if said is not None and said.is_causal and said.padding is None:
+            asked = own._replace(bottom_right=True, window_left=said.window_left)
+            call = call._replace(is_causal=True, asked=asked)
+            mask = None
+        elif mask is not None:
+            call = call._replace(is_causal=False)
+        if own != NONE:
+            return features.serve(call, mask, dropout)[0]
+        if mask is not None:
+            return None
+        if call.asked != NONE:
+            found = features.attempt(call, None, dropout)
+            return None if found is None else found[0]
+        if call.is_causal and call.q.shape[2] != call.k.shape[2]:
+            return None
+        return attempt(*call[:3], None, dropout, *call[3:6])
+
+    return serve

@@ -1,0 +1,100 @@
+"""Where the tokens of a padded batch lie when they are packed one after the other.
+
+A kernel takes boundaries that begin with 0, do not fall and end with the number of rows, of
+sequences that are no longer than was said. So an exact packing needs the number of tokens in
+Python, and waits for the GPU. While a CUDA graph is captured nobody can wait. There all places of
+the batch are packed, tokens first, and the padding behind them makes further sequences: as many as
+the batch has for its rows, which have no keys and become 0, and as many for its keys, which no row
+sees.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Places(NamedTuple):
+    """One side of a batch, rows or keys.
+
+    - places: the place of each packed token among batch x length ones; None where they stay.
+    - boundaries: int32, (sequences + 1).
+    - tokens, longest: the number of packed tokens, and that of the longest sequence, which may be
+      said too large.
+    """
+
+    places: torch.Tensor | None
+    boundaries: torch.Tensor
+    tokens: int
+    longest: int
+
+
+class Packing(NamedTuple):
+    """Where rows and keys lie."""
+
+    rows: Places
+    keys: Places
+
+
+def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: bool) -> Packing:
+    """The packing of a batch whose keys are (batch, length), False where there is none. The rows
+    are the same tokens, or `queries` others of each sequence, which all exist. `is_exact` waits for
+    the device."""
+    batch, length = keys.shape
+    rows = keys if rows_are_keys else keys.new_ones(batch, queries)
+    if is_exact:
+        found = _exact(keys)
+        return Packing(found if rows_are_keys else _all(rows), found)
+    empty = torch.zeros(batch, dtype=torch.int64, device=keys.device)
+    counts, queried = keys.sum(1), rows.sum(1)
+    behind = _rest(counts, length), _rest(queried, queries)
+    return Packing(
+        _whole(rows if rows_are_keys else None, torch.cat([queried, behind[1], empty]), queries),
+        _whole(keys, torch.cat([counts, empty, behind[0]]), length),
+    )
+
+
+def packed(tensor: torch.Tensor, places: Places) -> torch.Tensor:
+    """(tokens, heads, head_dim) of a tensor (batch, heads, length, head_dim)."""
+    flat = tensor.transpose(1, 2).flatten(0, 1)
+    return flat.contiguous() if places.places is None else flat.index_select(0, places.places)
+
+
+def unpacked(out: torch.Tensor, places: Places, batch: int, queries: int) -> torch.Tensor:
+    """(batch, heads, queries, head_dim) of packed rows; padding is 0."""
+    if places.places is not None:
+        whole = out.new_zeros(batch * queries, *out.shape[1:])
+        out = whole.index_copy_(0, places.places, out)
+    return out.view(batch, queries, *out.shape[1:]).transpose(1, 2)
+
+
+def _exact(exist: torch.Tensor) -> Places:
+    counts = exist.sum(1)
+    places = exist.flatten().nonzero().flatten()  # waits for the number of tokens
+    return Places(places, _ends(counts), len(places), int(counts.max()))
+
+
+def _all(rows: torch.Tensor) -> Places:
+    return Places(None, _ends(rows.sum(1)), rows.numel(), rows.shape[1])
+
+
+def _whole(exist: torch.Tensor | None, counts: torch.Tensor, length: int) -> Places:
+    """All places, tokens first, in their order."""
+    places = None
+    if exist is not None:
+        places = torch.argsort(exist.flatten(), descending=True, stable=True)
+    tokens = length * (len(counts) // 3)
+    return Places(places, _ends(counts), tokens, length)
+
+
+def _rest(counts: torch.Tensor, length: int) -> torch.Tensor:
+    """The lengths of as many sequences as there are counts, that have all other places of the
+    batch, `length` at most each."""
+    rest = length * len(counts) - counts.sum()
+    number = torch.arange(len(counts), device=counts.device)
+    return (rest - number * length).clamp(0, length)
+
+
+def _ends(counts: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
