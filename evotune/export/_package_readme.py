@@ -138,8 +138,8 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     won, meaning = dispatch["served"], "measured to win, or between and near such cases"
     if template is _OTHER:
         yield "## Faster cases\n"
-        yield "Kernels serve their whole domain, below. In these cases they are surely faster than"
-        yield "the baseline.\n"
+        yield "Kernels serve their whole domain, below, won or not. Cases in which they are surely"
+        yield "faster than the baseline:\n"
     else:
         yield "## Served cases\n"
     yield from _regions(won, meaning)

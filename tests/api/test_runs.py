@@ -50,7 +50,9 @@ def test_a_run_has_its_trials_best_first_on_the_leaderboard(space: Path) -> None
 def test_candidates_and_trials_are_printed_in_a_line(tmp_path: Path) -> None:
     noisy = ok(1.4, 0.9, 2.2, flags=["too_noisy"])
     run = Run(
-        make_run(tmp_path, [ok(1.5), ok(1.1), failed(OutcomeKind.TIMEOUT)], confirmations={0: noisy})
+        make_run(
+            tmp_path, [ok(1.5), ok(1.1), failed(OutcomeKind.TIMEOUT)], confirmations={0: noisy}
+        )
     )
     assert str(run.best).startswith(
         "<trial 0: 1.400x [0.900, 2.200], 714.3 µs, confirmed, too_noisy, "
