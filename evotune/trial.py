@@ -300,3 +300,15 @@ class Trial(NamedTuple):
     number: int
     configuration: Configuration
     outcome: Outcome
+
+    def __str__(self) -> str:
+        """One line: the number, the speedup with its 95% interval or the failure, the values."""
+        outcome, found = self.outcome, str(self.outcome.kind)
+        if outcome.fitness is not None and outcome.measurements:
+            ends = (outcome.fitness, outcome.fitness_low, outcome.fitness_high)
+            speedup, low, high = (math.inf if end is None else math.exp(end) for end in ends)
+            found = f"{speedup:.3f}x [{low:.3f}, {high:.3f}]"
+        elif outcome.reason:
+            found += f": {outcome.reason}"
+        values = " ".join(f"{name}={value}" for name, value in self.configuration.items())
+        return f"trial {self.number}: {found}, {values}"

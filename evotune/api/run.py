@@ -10,6 +10,7 @@ from evotune.command_line import RUNS_DIR
 from evotune.engine.folder import RunFolder, find_run
 from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
 from evotune.errors import UsageError
+from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
@@ -143,10 +144,12 @@ class Candidate:
 
     def __repr__(self) -> str:
         figures = self._row.figures
-        values = " ".join(f"{name}={value}" for name, value in self.configuration.items())
-        gain = "" if figures.speedup is None else f"{figures.speedup:.3f}x, "
-        time = "" if figures.time_us is None else f"{figures.time_us:.4g} µs, "
-        return f"<trial {self.number}: {gain}{time}{values}>"
+        parts = [] if figures.speedup is None else [wording.speedup_text(figures)]
+        parts += [] if figures.time_us is None else [f"{figures.time_us:.4g} µs"]
+        if figures.speedup is not None:  # a recording has no baseline, and confirms nothing
+            parts += ["confirmed" if self.confirmed else "not confirmed", *self.outcome.flags]
+        values = wording.configuration_text(self.configuration)
+        return f"<trial {self.number}: {', '.join(parts)}, {values}>"
 
 
 class Run:

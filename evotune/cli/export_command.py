@@ -75,7 +75,7 @@ def export(
 
         rows = [("package", found.name), ("device", found.device)]
         rows += [("kernel", f"trial {trial} of run {run}") for run, trial in found.champions]
-        rows += [("served", f"{found.served} regions of cases")]
+        rows += [("served", _served_text(found))]
         print_tables(terminal, [text_table(("", str(found.folder)), rows)], "-")
     if found.slower_because:
         terminal.note(f"note: {found.slower_because}")
@@ -95,6 +95,14 @@ def _exported(runs: tuple[str, ...], folder: Path, name: str | None, runs_dir: P
     if len(runs) > 1:
         raise UsageError(f"{portfolios[0]} is a portfolio: export it alone")
     return export_portfolio(portfolios[0], folder, name)
+
+
+def _served_text(found: Exported) -> str:
+    regions = f"{found.served} regions of cases"
+    if not found.whole_domain:
+        return regions
+    surely = f"surely faster in {regions}" if found.served else "surely faster in no timed case"
+    return f"all cases that the kernels were checked on; {surely}"
 
 
 def _as_argument(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ class Subject:
     baseline: str
     baseline_us: float | None
     speedup: float | None
+    interval: tuple[float, float] = (math.inf, math.inf)
+    """The 95% interval of `speedup`."""
 
     @property
     def configuration(self) -> Configuration:
@@ -68,6 +71,7 @@ def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
         measured.baseline if measured is not None else "",
         measured.baseline_us if measured is not None else None,
         measured.speedup if measured is not None else None,
+        *([(measured.speedup_low, measured.speedup_high)] if measured is not None else []),
     )
 
 

@@ -319,6 +319,9 @@ def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> 
         what += f" on {subject.case}"
     if subject.speedup is not None:
         what += f", {subject.speedup:.2f}x the speed of {subject.baseline}"
+        low, high = subject.interval
+        if low <= 1 <= high:
+            what += f" (not surely: the 95% interval is {low:.2f} to {high:.2f})"
     parts = [f"{what}.", held_text(limiter)]
     gains = sure_gains(effects)
     if gains:

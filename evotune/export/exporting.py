@@ -28,6 +28,7 @@ from evotune.export._descriptions import certificate, dispatch, frame, package_f
 from evotune.export._json_text import json_text
 from evotune.export._portfolio_selection import selected_by_rule
 from evotune.package_name import checked_name, default_name
+from evotune.problems import UserProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Exported:
 
     - `folder`: has `pyproject.toml`; `name`: the package's.
     - `call`: its function: `attention`, or the problem's name; `inputs`: the tensors it takes.
-    - `champions`: run and trial of each kernel; `served`: the number of regions that they serve.
+    - `champions`: run and trial of each kernel; `served`: the number of regions that they won.
+    - `whole_domain`: whether they serve all cases that they were checked on, won or not.
     - `slower_because`: why calls take longer than they could, if a launcher could not be built.
     """
 
@@ -47,6 +49,7 @@ class Exported:
     device: str
     champions: tuple[tuple[str, int], ...]
     served: int
+    whole_domain: bool = False
     slower_because: str = ""
 
 
@@ -98,6 +101,7 @@ def _export(chosen: Selection, folder: Path, name: str | None) -> Exported:
         device=setup.profile.name,
         champions=tuple(champion.key for champion in chosen.champions),
         served=len(chosen.served),
+        whole_domain=isinstance(setup.planner.problem, UserProblem),
         slower_because=registry.named(setup.profile.backend).exported_slower_because(),
     )
 

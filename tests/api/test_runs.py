@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report.runs import failed, make_run, ok
 
 import evotune
 from evotune.api.run import Run
 from evotune.errors import UsageError
-from evotune.trial import Configuration, Trial
+from evotune.trial import Configuration, OutcomeKind, Trial
 from tests.engine.runs import recorded_space
 
 QUICK = "import evotune, sys; print(sorted({'torch', 'pandas', 'deap'} & set(sys.modules)))"
@@ -44,6 +45,22 @@ def test_a_run_has_its_trials_best_first_on_the_leaderboard(space: Path) -> None
     assert best.time_us == min(t for t in times)
     assert (best.speedup, best.speedup_low) == (None, None), "a recording has no baseline"
     assert run.path.name == run.id
+
+
+def test_candidates_and_trials_are_printed_in_a_line(tmp_path: Path) -> None:
+    noisy = ok(1.4, 0.9, 2.2, flags=["too_noisy"])
+    run = Run(
+        make_run(
+            tmp_path, [ok(1.5), ok(1.1), failed(OutcomeKind.TIMEOUT)], confirmations={0: noisy}
+        )
+    )
+    assert str(run.best).startswith(
+        "<trial 0: 1.400x [0.900, 2.200], 714.3 µs, confirmed, too_noisy, "
+    )
+    assert "not confirmed" in str(run.leaderboard(2)[1])
+    assert str(run.trials[1]).startswith("trial 1: 1.100x [1.089, 1.111], ")
+    assert str(run.trials[2]).startswith(f"trial 2: {run.trials[2].outcome.kind}: ")
+    assert "\n" not in "".join(map(str, run.trials))
 
 
 def test_a_space_of_objects_is_tuned(space: Path) -> None:

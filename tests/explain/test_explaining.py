@@ -26,9 +26,10 @@ from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
 from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
+from evotune.store import RunStore
 from evotune.store.opening import newest_version
 
-from .planted import CASE, gathered, launch, number_of, planted_run
+from .planted import CASE, all_configurations, gathered, launch, number_of, outcome, planted_run
 
 QUIET = ExplainRequest(measure=False)
 
@@ -341,9 +342,22 @@ def test_text_fits_a_terminal_and_html_holds_no_markup_of_others(tmp_path: Path)
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     assert f"\n\nTrial {found.trial} takes 10.0 µs on {CASE}, 1.20x the speed of" in text
+    assert "not surely" not in text
     page = html_page_of(found)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_an_open_speedup_is_said_with_its_interval(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    with RunStore.open_for_writing(run.store) as store:
+        best = explain_run(run, ExplainRequest(measure=False)).trial
+        found = outcome(all_configurations()[best])
+        (measured,) = found.measurements
+        wide = msgspec.structs.replace(measured, speedup_low=0.8, speedup_high=1.8)
+        store.confirm(best, msgspec.structs.replace(found, measurements=(wide,)), 2.0)
+    headline = explain_run(run, ExplainRequest(measure=False)).headline
+    assert "(not surely: the 95% interval is 0.80 to 1.80)" in headline
 
 
 SCHEMA = {

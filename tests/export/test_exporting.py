@@ -304,6 +304,8 @@ def test_another_problem_serves_its_domain_though_it_wins_nothing(
 ) -> None:
     run = with_speedup(copied(softmax_run, tmp_path, "slow"), 0.8)
     dispatch = exported(tmp_path / "pkg", run)["dispatch"]
+    page = " ".join((tmp_path / "pkg" / "README.md").read_text().split())
+    assert "## Faster cases Kernels serve their whole domain" in page
     assert dispatch["served"] == []
     assert dispatch["domain"]
     assert dispatch["problem"]["call"] == "softmax"

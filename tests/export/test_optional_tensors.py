@@ -118,7 +118,7 @@ def test_a_call_may_lack_them(package: ModuleType) -> None:
     ("change", "words"),
     [
         ({"pick": None}, "a call gives all or none of bias, pick"),
-        ({"bias": torch.ones(3)}, "no rows, columns give the inputs these shapes"),
+        ({"bias": torch.ones(3)}, "the kernels take x (rows, columns)"),
         ({"pick": torch.full((64,), 64, dtype=torch.int32)}, "pick holds 64"),
     ],
 )

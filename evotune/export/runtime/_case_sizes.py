@@ -22,7 +22,8 @@ class CaseSizes:
         told = [flag for flag, tensors in self._flags.items() if not tensors]
         self.options: list[str] = [*self.sizes, *given.get("ranges", {}), *told]
         """The names that a call may give besides tensors."""
-        self._tuned: list[Mapping[str, Any]] = given["tuned"]
+        self.tuned: list[Mapping[str, Any]] = given["tuned"]
+        """The symbols of the timed cases, without the dtype."""
         self._dtype = description["problem"]["dtype"]
         inputs = description["problem"]["inputs"]
         self._shapes = {name: description["shapes"][name] for name in inputs}
@@ -37,7 +38,7 @@ class CaseSizes:
                 known = ", ".join(self.options)
                 raise ValueError(f"unknown name {name!r}; known besides tensors: {known}")
         fits: list[dict[str, int]] = []
-        for like in self._tuned:
+        for like in self.tuned:
             start = {name: int(options.get(name, like[name])) for name in self.sizes}
             unknown = [name for name in self.sizes if name not in options]
             sizes = self._solved(shapes, unknown, start)
@@ -50,9 +51,14 @@ class CaseSizes:
             names = ", ".join(self.sizes)
             if fits:
                 raise ValueError(f"the inputs' shapes ({words}) leave open {names}: say them")
-            raise ValueError(f"no {names} give the inputs these shapes: {words}")
+            known = self._inputs_text()
+            raise ValueError(f"the inputs' shapes are {words}, the kernels take {known}")
         constants = {name: options.get(name, value) for name, value in self.constants.items()}
         return {**fits[0], **self._flags_of(shapes, options), **constants, "dtype": self._dtype}
+
+    def _inputs_text(self) -> str:
+        """The inputs with their shapes in sizes, as in `x (rows, columns)`."""
+        return ", ".join(f"{name} {shape_text(shape)}" for name, shape in self._shapes.items())
 
     def _flags_of(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, bool]:
         found = {}
@@ -69,7 +75,7 @@ class CaseSizes:
         return found
 
     def _tuned_values(self, flag: str) -> set[bool]:
-        return {bool(like[flag]) for like in self._tuned}
+        return {bool(like[flag]) for like in self.tuned}
 
     def _shapes_of(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Empty where some extent has no value."""
@@ -123,6 +129,24 @@ class CaseSizes:
                 if value >= 1:
                     return name, value
         return None
+
+
+def shape_text(extents: Iterable[Any]) -> str:
+    """The shape of a tensor of `dispatch.json`, as in `(rows, 2 * columns)`."""
+    return f"({', '.join(_text(extent) for extent in extents)})"
+
+
+def _text(extent: Any) -> str:
+    if isinstance(extent, Mapping):
+        return str(extent["name"])
+    if isinstance(extent, list):
+        operator, *operands = extent
+        texts = [_text(operand) for operand in operands]
+        if operator != "+":
+            nested = [isinstance(operand, list) for operand in operands]
+            texts = [f"({t})" if inner else t for t, inner in zip(texts, nested, strict=True)]
+        return f" {operator} ".join(texts)
+    return str(extent)
 
 
 def _differs(after: Mapping[Any, int], before: Mapping[Any, int], place: Any) -> bool:

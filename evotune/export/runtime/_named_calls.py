@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ._case_sizes import shape_text
 from ._loaded_kernels import Refused
 from ._named_kernels import Given, NamedKernels, NotServed, there
 from ._operators import memory_holds_values, needs_grad, open_namespace
 from ._tracing import forward_mode
+
+_SERVES = """\
+Inputs are contiguous. Sizes that shapes do not tell, and constants, are given by name. A call that
+the kernel does not take goes to the fallback; without one it is NotServed, a ValueError of one
+line. `misses()` and `info()["misses"]` count such calls. torch.compile keeps the call whole."""
 
 
 def options_of(description: Mapping[str, Any]) -> dict[str, str]:
@@ -61,6 +68,7 @@ class NamedCalls:
         - `optional`: the inputs that a call may lack.
         """
         problem = description["problem"]
+        self._description = description
         self._operator: str = problem["call"]
         self._inputs = inputs
         self._outputs: list[str] = problem["outputs"]
@@ -101,6 +109,41 @@ class NamedCalls:
         library.impl(self._operator, run, kernels.operator_key)
         library.impl(self._operator, autograd, "Autograd")
         library._register_fake(self._operator, fake)
+
+    def _help(self) -> str:
+        """The help of `function`."""
+        problem, shapes = self._description["problem"], self._description["shapes"]
+        types = problem.get("types", {})
+        lines = [
+            f"- {name} {shape_text(shapes[name])}, {types.get(name, problem['dtype'])}"
+            for name in (*self._inputs, *self._outputs)
+        ]
+        what = self._outputs[0] if len(self._outputs) == 1 else "a dict of the outputs by name"
+        return f"Computes {what} with the tuned kernel, without gradients.\n\n" + "\n".join(
+            [*lines, "", _SERVES]
+        )
+
+    def function(self) -> Callable[..., Any]:
+        """`call` with the name, the arguments and the help of the problem's own function."""
+        call = self.call
+
+        def function(*tensors: torch.Tensor | None, **named: Any) -> Any:
+            return call(*tensors, **named)
+
+        kind, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        none_from = len(self._inputs)
+        while none_from and self._inputs[none_from - 1] in self._optional:
+            none_from -= 1
+        empty = inspect.Parameter.empty
+        parameters = [
+            inspect.Parameter(name, kind, default=None if place >= none_from else empty)
+            for place, name in enumerate(self._inputs)
+        ]
+        parameters += [inspect.Parameter(n, keyword, default=None) for n in self._options]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__name__ = function.__qualname__ = self._operator
+        function.__doc__ = self._help()
+        return function
 
     def call(self, *tensors: torch.Tensor | None, **named: Any) -> Any:
         """The output, or a dict of outputs by name where there are several. Sizes that shapes do

@@ -183,16 +183,16 @@ class ProblemPackage(_NamedPackage):
 
     def public(self) -> dict[str, Callable[..., Any]]:
         return {
-            self._kernels.call_name: self._calls.call,
+            self._kernels.call_name: self._calls.function(),
             "set_fallback": self._calls.set_fallback,
             "check": self.check,
             **super().public(),
         }
 
     def check(self) -> Result:
-        """Calls every case that was timed and is served; compares it with the fallback where there
-        is one, otherwise with itself, bit for bit. Prints a table, and returns the result. Where
-        versions differ, a check that passes lets the kernels serve, as those of attention."""
+        """Calls every timed case, won or not; compares it with the fallback where there is one,
+        otherwise with itself, bit for bit. Prints a table, and returns the result. Where versions
+        differ, a check that passes lets the kernels serve, as those of attention."""
         kernels = self._own_kernels
         return _checked(self._loaded, lambda: check_problem(kernels), kernels.forget)
 

@@ -18,18 +18,28 @@ _NARROW_ROUNDINGS = 2
 
 
 def check_problem(kernels: ProblemKernels) -> Result:
-    """Calls every timed case on seeded inputs, whatever the versions here are. Where there is a
-    fallback, results may differ from its by a hundred roundings of the largest value, and integers
-    not at all; else two calls must give the same bits."""
+    """Calls every timed case, won or not, on seeded inputs, whatever the versions here are. Where
+    there is a fallback, results may differ from its by a hundred roundings of the largest value,
+    and integers not at all; else two calls must give the same bits."""
     device = torch.device(kernels.kernels.device_type)
     rows = []
-    for symbols in kernels.dispatch.exact_cases():
+    for symbols in _timed(kernels):
         case = ", ".join(f"{name}={value}" for name, value in symbols.items())
         try:
             rows.append(_checked_problem(kernels, symbols, case, device))
         except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
             rows.append(Row(case, 0.0, 0.0, str(error).splitlines()[0]))
     return Result(tuple(rows))
+
+
+def _timed(kernels: ProblemKernels) -> list[dict[str, Any]]:
+    """The symbols of the cases that kernels won, then of the other timed ones: there they serve
+    too."""
+    found = kernels.dispatch.exact_cases()
+    for like in kernels.sizes.tuned:
+        if not any(all(each.get(n) == value for n, value in like.items()) for each in found):
+            found.append(dict(like))
+    return found
 
 
 def _checked_problem(

@@ -44,7 +44,10 @@ class ProblemKernels(NamedKernels):
 
     def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
         case = ", ".join(f"{n}={v}" for n, v in symbols.items() if n != "dtype")
-        return Refused(OUTSIDE, f"{case}; {self._domain()}")
+        shape = {name: symbols[name] for name in self.sizes.sizes}
+        others = {n: v for n, v in symbols.items() if n not in shape and n != "dtype"}
+        missed = {"shape": shape, "variant": others, "dtype": symbols["dtype"]}
+        return Refused(OUTSIDE, f"{case}; {self._domain()}", missed)
 
     def _domain(self) -> str:
         regions = [

@@ -179,11 +179,13 @@ def _why(data: RunData, leader: Row, explained: Explained | None) -> Answer:
 
 def _use(data: RunData) -> Answer:
     question = "How do I use it?"
+    problem = str((data.meta.get("problem") or {}).get("name", ""))
     if not data.won:
         nothing = "Not yet: no confirmed champion is surely faster than the baseline in any case."
+        if ":" in problem and any(each.ok for each in data.confirmations.values()):
+            nothing += " A package of it can be made all the same, with evotune export."
         return Answer(question, (nothing,))
-    problem = data.meta.get("problem") or {}
-    found = package_commands(data.path, data.space, str(problem.get("name", "")))
+    found = package_commands(data.path, data.space, problem)
     return Answer(
         question,
         (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import subprocess
 from collections.abc import Callable, Iterator
@@ -175,7 +176,7 @@ X, WEIGHT = inputs()
 REFUSED: list[tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]] = [
     ("outside the domain.*rows=101.*checked: rows 1 to 100, columns 1 to 64", inputs(101), {}),
     ("outside the domain.*eps=0.5", inputs(), {"eps": 0.5}),
-    ("no rows, columns give the inputs these shapes", (X, WEIGHT[:7]), {}),
+    (r"the kernels take x \(rows, columns\), weight \(columns\)", (X, WEIGHT[:7]), {}),
     (r"dtype.*x is torch.float64", (X.double(), WEIGHT), {}),
     ("layout.*use x.contiguous", (X.mT.contiguous().mT, WEIGHT), {}),
     ("grad.*use torch.no_grad", (X.clone().requires_grad_(), WEIGHT), {}),
@@ -264,3 +265,31 @@ def test_check_compares_with_the_fallback(opened: Open, capsys: Any) -> None:
     module.set_fallback(lambda *given, **named: given[0])
     assert not module.check()
     assert "differs" in capsys.readouterr().out
+
+
+def test_check_calls_timed_cases_that_were_not_won(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module = opened(served=[])
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    assert module.check()
+    assert "rows=8, columns=32" in capsys.readouterr().out
+    torch.testing.assert_close(module.rms_norm(*inputs()), norm(*inputs())["out"])
+
+
+def test_misses_outside_the_domain_are_cases_to_tune(opened: Open) -> None:
+    module = opened()
+    module.set_fallback(lambda *given, **named: norm(*given)["out"])
+    with pytest.warns(UserWarning, match="outside the domain"):
+        module.rms_norm(*inputs(rows=101))
+    (missed,) = module.misses()
+    assert missed["shape"] == {"rows": 101, "columns": 32}
+    assert missed["variant"] == {"eps": 1e-6}
+    assert missed["dtype"] == "float32"
+
+
+def test_the_function_tells_its_arguments(opened: Open) -> None:
+    function = opened().rms_norm
+    assert str(inspect.signature(function)) == "(x, weight, *, rows=None, columns=None, eps=None)"
+    assert function.__name__ == "rms_norm"
+    assert "- x (rows, columns), float32\n- weight (columns), float32" in function.__doc__
