@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from evotune.engine.compiling import CompileRow, CompileSummary
+    from evotune.trial import Value
 
 _SAMPLE = 16
 _MOST_ROWS = 200  # of a table; jsonl has all
@@ -101,15 +102,18 @@ def _compile(
 
 
 class ProgressNotes:
-    """Writes a line for each of the first failures, and a line every few seconds."""
+    """Writes a line for the first failure of each reason, and a line every few seconds."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._noted_s = time.monotonic()
+        self._reasons: set[str] = set()
 
     def on_row(self, row: CompileRow, summary: CompileSummary) -> None:
         failed = not row.compiled and row.outcome != "rejected"
-        if failed and summary.failed <= _MOST_FAILURE_NOTES:
+        new = failed and row.reason not in self._reasons
+        if new and len(self._reasons) < _MOST_FAILURE_NOTES:
+            self._reasons.add(row.reason)
             self._terminal.note(f"{_progress(summary)}: {row.outcome} {row.reason}")
         elif time.monotonic() - self._noted_s > _PROGRESS_S:
             self._terminal.note(_progress(summary))
@@ -193,16 +197,23 @@ def _parts(rows: Sequence[CompileRow], summary: CompileSummary) -> Iterator[Tabl
         cells,
         (False, *(True for _ in heads), True, False),
     )
+    same = {name: value for name, value in _first_values(rows) if name not in varying}
+    if same:
+        yield f"in all of them: {configuration_text(same)}"
     if summary.rows > len(rows):
         yield f"{summary.rows - len(rows):,} more rows: --format jsonl has all"
     yield from failure_parts(summary)
+
+
+def _first_values(rows: Sequence[CompileRow]) -> Iterable[tuple[str, Value]]:
+    return rows[0].configuration.items() if rows else ()
 
 
 def _varying(rows: Sequence[CompileRow]) -> list[str]:
     """The parameters whose values differ between the rows; all parameters for a single row."""
     if len(rows) == 1:
         return list(rows[0].configuration)
-    names = rows[0].configuration if rows else ()
+    names = (name for name, _ in _first_values(rows))
     return [name for name in names if len({repr(row.configuration[name]) for row in rows}) > 1]
 
 

@@ -41,6 +41,7 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
     Shows what each constraint removes, in up to 10 seconds, and whether a sample compiles.
     A mistake in the file is reported as file:line:column, with exit code 2. The methods of a
     problem's Python file are tried on a tiny shape; a mistake there is reported as file:line.
+    If no configuration of the sample compiles, the exit code is 1.
     """
     from evotune.cli.compile_command import ProgressNotes, failure_parts
     from evotune.cli.tables import print_tables
@@ -53,7 +54,7 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
     on_row = ProgressNotes(terminal).on_row
     summary = evotune.compile(space, device=device, sample=_SAMPLE, on_row=on_row)
     print_tables(terminal, failure_parts(summary))
-    return 0
+    return 1 if summary.failed and not summary.compiled else 0
 
 
 @click.command(cls=Command, example="evotune schema -o space.schema.json")

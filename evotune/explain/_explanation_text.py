@@ -180,6 +180,7 @@ def _value(value: object) -> str:
 
 def _next(suggestions: Sequence[Suggestion]) -> Iterator[str]:
     if not suggestions:
+        yield "Next: no suggestion, since no rule expects a gain by this evidence"
         return
     yield "Next"
     for number, item in enumerate(suggestions, start=1):

@@ -264,6 +264,8 @@ def _configuration(
     rule = "the run has not tried it, and the search's model expects it to be faster"
     if moved:
         rule = f"it has {moved}, against the limiter; the search's model predicts the gain"
+    if difference.low <= 0:
+        rule += ", but is not sure: the interval holds 1"
     return Suggestion(
         kind="configuration",
         text=configuration_text(changed),

@@ -50,6 +50,7 @@ from evotune.explain.explanation import (
     Roofline,
 )
 from evotune.explain.predicting import LaunchFigures, Predictor
+from evotune.measure.processes import TOO_NOISY
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.search.trial_model import TrialModel
@@ -322,7 +323,13 @@ def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> 
         low, high = subject.interval
         if low <= 1 <= high:
             what += f" (not surely: the 95% interval is {low:.2f} to {high:.2f})"
-    parts = [f"{what}.", held_text(limiter)]
+    parts = [f"{what}."]
+    if TOO_NOISY in subject.outcome.flags:
+        parts.append(
+            "It is flagged too_noisy: its processes differ by more than a tenth, so this figure "
+            "says nothing."
+        )
+    parts.append(held_text(limiter))
     gains = sure_gains(effects)
     if gains:
         because = f" ({gains[0].because})" if gains[0].because else ""

@@ -116,7 +116,7 @@ def test_a_parameter_that_a_header_defines_again_is_told(invoke: Invoke, space: 
     kernel = space.parent / "kernels" / "scale.cpp"
     kernel.write_text("#include <climits>\n" + KERNEL.replace("UNROLL", "CHAR_BIT"))
     result = invoke("check", space)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     words = "CHAR_BIT: a header or the source gives this name another value; rename the parameter"
     assert words in " ".join(result.output.split())
     compiled = invoke("compile", space, "--format", "jsonl")
@@ -147,7 +147,16 @@ def test_compile_ends_with_1_when_one_does_not_compile(invoke: Invoke, space: Pa
     assert result.exit_code == 1
     assert "3 of 5 compile" in result.stdout
     assert "compile_error" in result.stdout
-    assert " of 5 done, 2 failed: compile_error kernels/scale.cpp:2:2" in result.stderr
+    assert " of 5 done, 1 failed: compile_error kernels/scale.cpp:2:2" in result.stderr
+    assert result.stderr.count("kernels/scale.cpp:2:2") == 1  # both fail for the same reason
+
+
+def test_values_that_all_rows_share_stand_below_the_table(invoke: Invoke, space: Path) -> None:
+    space.write_text(SPACE.replace("BLOCK_N: [16, 32]", "BLOCK_N: [16]"))
+    table, _, below = invoke("compile", space, "--all").stdout.partition("in all of them: ")
+    assert below.startswith("BLOCK_N=16\n")
+    assert "UNROLL=4" in table
+    assert "BLOCK_N" not in table
 
 
 def test_a_kernel_that_takes_fewer_arguments_is_told(invoke: Invoke, space: Path) -> None:
@@ -156,6 +165,7 @@ def test_a_kernel_that_takes_fewer_arguments_is_told(invoke: Invoke, space: Path
     result = invoke("check", space)
     assert "attention_forward takes 9 arguments, the space gives 10" in result.stdout
     assert "0 of 5 compile" in result.stdout
+    assert result.exit_code == 1
 
 
 def test_compile_ends_with_0_when_all_do_and_tells_the_cache(invoke: Invoke, space: Path) -> None:

@@ -114,7 +114,6 @@ def test_a_mistake_of_another_kind_is_told_as_without_the_check(
     "text",
     [
         "namespace mine {\n%s}",  # the compiler knows it by another name, the loader by this one
-        'extern "C" __global__ void g() {}',
         "%s__device__ void f(short) {}",  # the check cannot know which of two is meant
     ],
 )
@@ -122,8 +121,27 @@ def test_a_function_that_the_check_cannot_name_is_let_pass(
     tmp_path: Path, language: str, text: str
 ) -> None:
     source = SOURCE.replace("PARAMETERS", RIGHT["as given"])
-    made = _compile(tmp_path, language, text % source if "%s" in text else text)
+    made = _compile(tmp_path, language, text % source)
     assert not isinstance(made, CompileFailure), made
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SOURCE.replace(" f(", " g("), "k.cu has no kernel f, it has g; "),
+        (SOURCE.replace('extern "C" ', ""), "k.cu has no kernel f, it has _Z1f"),
+        (SOURCE.replace("__global__", "__device__"), "k.cu has no kernel f; "),
+    ],
+)
+def test_a_kernel_that_is_not_there_is_told_without_a_gpu(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    pytest.importorskip("cupy")
+    failure = _compile(tmp_path, "cuda", text.replace("PARAMETERS", RIGHT["as given"]))
+    assert isinstance(failure, CompileFailure)
+    assert failure.kind is OutcomeKind.COMPILE_ERROR
+    assert failure.reason.startswith(reason)
+    assert failure.reason.endswith('; it needs extern "C" and __global__')
 
 
 def test_the_check_leaves_the_machine_code_as_it_is(tmp_path: Path, language: str) -> None:

@@ -72,6 +72,37 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "leftovers.so"
 
 
+_ROOMS = """
+import ctypes, json
+from evotune.backends.cpu._libc import allocator_behaviour, function, settle_allocator
+
+settle_allocator()
+malloc = function("malloc", ctypes.c_void_p)
+malloc.argtypes = [ctypes.c_size_t]
+found = []
+for _ in range(8):
+    found.append(allocator_behaviour())
+    blocks = [malloc(60_000) for _ in range(7)]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("trimmed", [{}, {"MALLOC_TRIM_THRESHOLD_": "65536"}])
+def test_ordinary_blocks_leave_the_allocator_s_behaviour_as_it_was(trimmed: dict[str, str]) -> None:
+    """Dask starts its workers with that variable, in which an honest kernel was refused."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", _ROOMS],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={**kept, **trimmed},
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    assert len({json.dumps(each) for each in found}) == 1, found
+
+
 def said(library: Path, repeats: int, kernels: Sequence[str]) -> dict[str, list[str]]:
     program = [sys.executable, str(HERE / "leaving.py"), str(library), str(repeats), *kernels]
     done = subprocess.run(

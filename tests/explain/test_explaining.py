@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jsonschema
 import msgspec
 import pytest
-from report.runs import make_run, recorded
+from report.runs import make_run, ok, recorded
 
 from evotune.api.run import Run
 from evotune.engine.ablation import AblationRow, Change
@@ -234,6 +234,16 @@ def test_trials_too_noisy_to_say_something_are_not_shown(tmp_path: Path) -> None
     narrow = msgspec.structs.replace(pad, worth=1.2, low=0.9, high=1.5)
     measured = msgspec.structs.replace(noisy, basis="paired")
     assert shown_effects([pad, noisy, narrow, measured]) == [pad, narrow, measured]
+
+
+def test_a_figure_that_says_nothing_is_named_and_so_is_a_lack_of_suggestions(
+    tmp_path: Path,
+) -> None:
+    noisy = str(explain_data(read_run(make_run(tmp_path / "a", [ok(1.2, flags=["too_noisy"])]))))
+    quiet = str(explain_data(read_run(make_run(tmp_path / "b", [ok(1.2)]))))
+    assert "flagged too_noisy" in " ".join(noisy.split())
+    assert "too_noisy" not in quiet
+    assert "Next: no suggestion" in quiet
 
 
 def test_suggestions_follow_from_the_limiter_and_can_be_tested(tmp_path: Path) -> None:

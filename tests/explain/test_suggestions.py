@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report.runs import make_run
 
 from evotune.explain._sides import read_run
+from evotune.explain._suggestions import _configuration
 from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Explanation
 from evotune.explain.predicting import LaunchFigures
+from evotune.search.trial_model import Difference
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import parse_space
@@ -71,6 +74,18 @@ def test_an_untried_neighbour_that_moves_the_right_figure_is_suggested(tmp_path:
     assert "more shared memory a thread for data in flight (200 to 400)" in item.rule
     assert item.low is not None
     assert item.low < item.estimate == pytest.approx(1.1, abs=0.1)
+
+
+@pytest.mark.parametrize(("deviation", "unsure"), [(0.2, True), (0.05, False)])
+def test_a_gain_that_the_model_is_not_sure_of_says_so(deviation: float, unsure: bool) -> None:
+    champion = SimpleNamespace(configuration={"PAD": False})
+    made = _configuration(
+        SimpleNamespace(champion=champion),  # type: ignore[arg-type]
+        Configuration({"PAD": True}),
+        Difference(0.2, deviation),
+        "",
+    )
+    assert made.rule.endswith("but is not sure: the interval holds 1") == unsure
 
 
 def test_a_value_with_which_every_trial_failed_is_not_suggested(tmp_path: Path) -> None:

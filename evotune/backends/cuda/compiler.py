@@ -40,6 +40,8 @@ _LOG_BYTES = 16_384
 _COMPILATION_FAILED = 6  # nvrtcResult for an error in the source; others are the compiler's
 _INVALID_OPTION = 5
 _ERROR = re.compile(r"^(.*error\b.*)$", re.MULTILINE | re.IGNORECASE)
+_PTX_KERNEL = re.compile(r"\.entry\s+([\w$]+)")
+_MOST_NAMES = 3  # of a source's kernels in a message
 _TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|too many registers")
 
 
@@ -122,12 +124,20 @@ class NvrtcCompiler:
     ) -> Mapping[str, Json] | CompileFailure:
         """Returns the worst figures over the kernel's functions; `entries` has each function's."""
         nvrtc = _nvrtc()
+        started = time.monotonic()
         with _compiled(job) as program:
             if isinstance(program, CompileFailure):
                 return program
             code = nvrtc.getCUBIN(program) + b"\0"  # CuPy takes the last byte for a terminator
-            figures = read_figures(nvrtc.getProgramLog(program))
-            mbarriers = {MBARRIERS: uses_mbarriers(_text(nvrtc.getPTX(program)))}
+            log = nvrtc.getProgramLog(program)
+            figures = read_figures(log)
+            ptx = _text(nvrtc.getPTX(program))
+            mbarriers = {MBARRIERS: uses_mbarriers(ptx)}
+        if reason := _absent_kernel(job, ptx):
+            seconds = time.monotonic() - started
+            return CompileFailure(
+                OutcomeKind.COMPILE_ERROR, reason, _legible(log, job.root), seconds
+            )
         output.write_bytes(code)
         return {**figures, **mbarriers, "code_bytes": len(code)}
 
@@ -175,6 +185,17 @@ def _compiled(job: CompileJob) -> Iterator[Any]:
             else:
                 yield program
                 return
+
+
+def _absent_kernel(job: CompileJob, ptx: str) -> str:
+    """The first of the job's kernels that the PTX lacks, in a sentence; "" when it has all. Without
+    this the mistake would show only when a GPU loads the code."""
+    found = dict.fromkeys(_PTX_KERNEL.findall(ptx))
+    absent = next((entry for entry in job.entries if entry not in found), "")
+    if not absent:
+        return ""
+    others = f", it has {', '.join(list(found)[:_MOST_NAMES])}" if found else ""
+    return f'{job.source} has no kernel {absent}{others}; it needs extern "C" and __global__'
 
 
 def _text(ptx: bytes | str) -> str:
