@@ -22,7 +22,9 @@ from evotune.trial import Outcome, OutcomeKind
 
 from .runs import failed, make_run, ok, text_of
 
-_SLEEPERS = """import time
+# A command that a shell started in the background ignores Ctrl-C, and so do its children.
+_SLEEPERS = """import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from evotune.report.whole import mapped
 for done in mapped(time.sleep, [0, 0] + [0.2] * 1000, 2):
     print("ready", flush=True)
