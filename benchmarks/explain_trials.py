@@ -294,7 +294,7 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def measure_part(part: Part, options: argparse.Namespace, kept: Records) -> list[str]:
-    """Measures the items of a call that have no record yet; the names of those that failed."""
+    """Measures the items that have no record yet. Returns the names of the failed items."""
     failed = []
     for name in part.chosen(options):
         if not kept.wants(name):

@@ -23,64 +23,21 @@ time of one call in a captured graph, and SDPA's beside it.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import importlib
-import json
-import platform
-import statistics
-import sys
-import time
-import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from call_timing import about, device_of, run, times_of
 
-_WARM_UP = 20
-_CALLS_IN_GRAPH = 20
-_REPLAYS = 30
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--case", type=int, default=0)
-    parser.add_argument("--calls", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("-o", "--output", type=Path)
-    arguments = parser.parse_args()
-    folder = arguments.package.resolve()
-    sys.path.insert(0, str(folder.parent))
-    module = importlib.import_module(folder.name)
-    warnings.simplefilter("ignore")
-    with torch.no_grad():
-        result = measured(module, arguments.case, arguments.calls, arguments.rounds)
-    show(result, arguments.output)
-
-
-def show(result: dict[str, Any], output: Path | None) -> None:
-    """Prints a table, and writes the result to a file, or prints it."""
-    for words, ratio in result["ratios"].items():
-        print(f"{ratio:9.2f} {words}", file=sys.stderr)
-    for row in result["paths"]:
-        graph = f"{row['graph_us']:9.2f}" if "graph_us" in row else ""
-        figures = f"{row['host_us']:9.2f} {row['low']:9.2f} {row['high']:9.2f} {graph}"
-        print(f"{row['path']:18} {figures}", file=sys.stderr)
-    text = json.dumps(result, indent=1) + "\n"
-    if output:
-        output.write_text(text)
-    else:
-        print(text, end="")
+_IN_GRAPHS = ("package", "SDPA", "hook")
 
 
 def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any]:
     kernels = module._loaded._kernels
     symbols = kernels.dispatch.exact_cases()[number]
-    device = torch.device(kernels.kernels.device_type)
+    device = device_of(module)
     heads = int(symbols["heads"])
     kv_heads = int(symbols.get("kv_heads", heads // int(symbols.get("group", 1))))
     causal, head_dim = bool(symbols["causal"]), int(symbols["head_dim"])
@@ -93,32 +50,12 @@ def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any
     k, v = (tensor(kv_heads, int(symbols["seq_len_k"])) for _ in range(2))
     options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
     paths = paths_of(module, (q, k, v), options)
-    times: dict[str, list[float]] = {name: [] for name in paths}
-    for call in paths.values():
-        for _ in range(_WARM_UP):
-            call()
-    for _ in range(rounds):
-        for name, call in paths.items():
-            times[name].append(host_us(call, calls, device))
-    rows = []
-    for name, call in paths.items():
-        low, median, high = statistics.quantiles(times[name], n=4)
-        row: dict[str, Any] = {"path": name, "host_us": median, "low": low, "high": high}
-        if device.type != "cpu" and name in ("package", "SDPA", "hook"):
-            row["graph_us"] = graph_us(call)
-        rows.append(row)
+    rows = times_of(paths, device, calls=calls, rounds=rounds, warm_up=20, in_graphs=_IN_GRAPHS)
     medians = {row["path"]: row["host_us"] for row in rows}
-    properties = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
     return {
-        "command": "python benchmarks/export_call.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": properties or kernels.kernels.device_name,
+        **about("export_call", module, calls, rounds),
         "launcher": module.info()["launcher"],
         "case": symbols,
-        "calls": calls,
-        "rounds": rounds,
         "ratios": {
             f"package / {other}": medians["package"] / medians[other]
             for other in ("SDPA", "empty op", "package, operator")
@@ -199,30 +136,5 @@ def empty_operator(device_type: str) -> Callable[..., torch.Tensor]:
     return operator
 
 
-def host_us(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - started) / calls * 1e6
-
-
-def graph_us(call: Callable[[], object]) -> float:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(_CALLS_IN_GRAPH):
-            call()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(_REPLAYS):
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / _CALLS_IN_GRAPH)
-    return statistics.median(times)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measured, calls=50, numbered=True)

@@ -41,7 +41,7 @@ def main() -> None:
         result["command"] = "python benchmarks/export_call_on_cpu.py"
         result["device"] = "CPU, empty kernel"
         del result["ratios"]["package / SDPA"]  # SDPA computes
-        export_call.show(result, arguments.output)
+        importlib.import_module("call_timing").show(result, arguments.output)
 
 
 def write_package(folder: Path) -> None:

@@ -4,8 +4,7 @@
 
 PACKAGE is the package's module folder (DIR/NAME of `evotune export`), of a space with features such
 as attention-mma-features. All timed cases that have features and are served are called, on seeded
-inputs; the paths of a case take turns. `host_us`, `low`, `high` and `graph_us` are as those of
-`export_call.py`.
+inputs; the paths of a case take turns. `host_us`, `low`, `high` and `graph_us`: `call_timing.py`.
 
 - package: NAME.attention with the features.
 - operator: torch.ops.NAME.attention_with_features, which graphs of torch.compile contain.
@@ -15,77 +14,34 @@ inputs; the paths of a case take turns. `host_us`, `low`, `high` and `graph_us` 
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import platform
-import statistics
-import sys
-import warnings
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from export_call import graph_us, host_us, show
-
-_WARM_UP = 5
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("-o", "--output", type=Path)
-    arguments = parser.parse_args()
-    folder = arguments.package.resolve()
-    sys.path.insert(0, str(folder.parent))
-    module = importlib.import_module(folder.name)
-    warnings.simplefilter("ignore")
-    with torch.no_grad():
-        result = measured(module, arguments.calls, arguments.rounds)
-    show(result, arguments.output)
+from call_timing import about, device_of, run, times_of
 
 
 def measured(module: Any, calls: int, rounds: int) -> dict[str, Any]:
     kernels = module._loaded._kernels
-    device = torch.device(kernels.kernels.device_type)
+    device = device_of(module)
     rows, ratios = [], {}
     for symbols in kernels.dispatch.exact_cases():
         words, paths = paths_of(module, symbols, device)
         if not paths:
             continue
         before = module.info()["calls"]
-        for call in paths.values():
-            for _ in range(_WARM_UP):
-                call()
+        timed = times_of(paths, device, calls=calls, rounds=rounds, warm_up=5, in_graphs=paths)
         if module.info()["calls"] == before:
             raise SystemExit(f"no kernel serves {words} here: {module.info()['misses']}")
-        times: dict[str, list[float]] = {name: [] for name in paths}
-        for _ in range(rounds):
-            for name, call in paths.items():
-                times[name].append(host_us(call, calls, device))
-        medians = {}
-        for name, call in paths.items():
-            low, medians[name], high = statistics.quantiles(times[name], n=4)
-            row = {"path": name, "case": words, "host_us": medians[name], "low": low, "high": high}
-            if device.type != "cpu":
-                row["graph_us"] = graph_us(call)
-            rows.append(row)
+        rows += [{"case": words, **row} for row in timed]
+        medians = {row["path"]: row["host_us"] for row in timed}
         for other in ("PyTorch", "SDPA"):
             ratios[f"package / {other}, {words}"] = medians["package"] / medians[other]
-    properties = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
     return {
-        "command": "python benchmarks/export_feature_call.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": properties or kernels.kernels.device_name,
+        **about("export_feature_call", module, calls, rounds),
         "launcher": module.info()["launcher"],
-        "calls": calls,
-        "rounds": rounds,
         "ratios": ratios,
         "paths": rows,
     }
@@ -126,4 +82,4 @@ def paths_of(
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measured, calls=20, numbered=False)

@@ -18,75 +18,29 @@ time of one call in a captured graph.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import platform
-import statistics
-import sys
-import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
-from export_call import graph_us, host_us, show
-
-_WARM_UP = 20
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--case", type=int, default=0)
-    parser.add_argument("--calls", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("-o", "--output", type=Path)
-    arguments = parser.parse_args()
-    folder = arguments.package.resolve()
-    sys.path.insert(0, str(folder.parent))
-    module = importlib.import_module(folder.name)
-    warnings.simplefilter("ignore")
-    with torch.no_grad():
-        result = measured(module, arguments.case, arguments.calls, arguments.rounds)
-    show(result, arguments.output)
+from call_timing import about, device_of, run, times_of
 
 
 def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any]:
     kernels = module._loaded._kernels
     symbols = kernels.dispatch.exact_cases()[number]
-    device = torch.device(kernels.kernels.device_type)
+    device = device_of(module)
     paths = paths_of(module, symbols, device)
-    times: dict[str, list[float]] = {name: [] for name in paths}
-    for call in paths.values():
-        for _ in range(_WARM_UP):
-            call()
-    for _ in range(rounds):
-        for name, call in paths.items():
-            times[name].append(host_us(call, calls, device))
-    rows = []
-    for name, call in paths.items():
-        low, median, high = statistics.quantiles(times[name], n=4)
-        row: dict[str, Any] = {"path": name, "host_us": median, "low": low, "high": high}
-        if device.type != "cpu":
-            row["graph_us"] = graph_us(call)
-        rows.append(row)
+    rows = times_of(paths, device, calls=calls, rounds=rounds, warm_up=20, in_graphs=paths)
     ratios = {}
     for figure in ("host_us", "graph_us"):
         found = {row["path"]: row[figure] for row in rows if figure in row}
         for other in sorted({"unchecked", "fallback"} & found.keys()):
             ratios[f"package / {other}, {figure}"] = found["package"] / found[other]
     assert not module.info()["misses"], module.info()["misses"]
-    here = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
     return {
-        "command": "python benchmarks/export_named_call.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": here or kernels.kernels.device_name,
+        **about("export_named_call", module, calls, rounds),
         "case": symbols,
-        "calls": calls,
-        "rounds": rounds,
         "ratios": ratios,
         "paths": rows,
     }
@@ -128,4 +82,4 @@ def paths_of(
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measured, calls=50, numbered=True)

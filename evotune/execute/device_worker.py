@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -103,9 +104,7 @@ def _serve(channel: Channel, hello: Hello) -> None:
                 report = BaselineReport(tuple(timings), runner.copy_gbps())
                 channel.send(BaselinesTimed(token=request.token, report=report))
             elif isinstance(request, PrepareRequest):
-                # The trial makes again whatever fails here, and says why.
-                with contextlib.suppress(Exception, SystemExit):
-                    runner.prepare_ahead(request)
+                _prepare_ahead(runner, request)
             elif isinstance(request, TrialRequest):
                 _run_trial(channel, runner, request, blaming)
         except FailedBaseline as failed:
@@ -134,6 +133,14 @@ def _blaming(problem: Problem, session: Session) -> Iterator[None]:
 def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> None:
     if isinstance(problem, UserProblem):
         examine(problem, tiny_case(problem, cases), session.torch_device)
+
+
+def _prepare_ahead(runner: TrialRunner, request: PrepareRequest) -> None:
+    """A failure is not reported here: the trial makes the same inputs, and reports it."""
+    try:
+        runner.prepare_ahead(request)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (a problem's code raises what it likes)
+        print(f"preparing a champion failed: {error!r}", file=sys.stderr)
 
 
 def _run_trial(

@@ -16,7 +16,7 @@ _SHOWN_EFFECTS: Final = 3
 
 
 def held_text(limiter: Limiter) -> str:
-    """What holds the kernel, as a sentence. The meaning of the share depends on the limiter."""
+    """A sentence that names the limiter. It says of which unit or time the share is."""
     name, _, reason = limiter.name.partition(": ")
     share = f"{limiter.share:.0%}" if limiter.share is not None else ""
     waits = STALLS.get(reason, f"for {reason}")

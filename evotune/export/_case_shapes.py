@@ -272,7 +272,7 @@ def _optional(problem: UserProblem, case: Case) -> dict[str, str]:
 def _probed(
     problem: UserProblem, case: Case, read: Reader, why: str
 ) -> dict[str, tuple[Lines, ...]]:
-    """Finds the dependence of what is read on each size by stepping it."""
+    """Steps each size by itself. Returns the sums of sizes that give the numbers of `read`."""
     start = {size: int(case.symbols[size]) for size in problem.sizes}
     base = read(start)
     lines: dict[str, tuple[dict[str, int], ...]] = {

@@ -67,3 +67,5 @@ def test_a_worker_prepares_ahead_of_the_request(tmp_path: Path) -> None:
 def test_a_mistake_while_it_prepares_is_told_when_the_request_meets_it(tmp_path: Path) -> None:
     with pytest.raises(ProblemMistake, match=r"called sys\.exit"):
         answer_after_preparing(tmp_path, "raise SystemExit(3)")
+    logs = "".join(path.read_text() for path in tmp_path.glob("device*"))
+    assert "preparing a champion failed: ProblemMistake" in logs
