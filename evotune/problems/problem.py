@@ -31,6 +31,8 @@ class TensorSpec:
       empty where the problem knows contiguous tensors only.
     - `is_index`: its values are lengths, or places in other tensors. Only the problem makes and
       alters them, since a kernel may read memory where they point.
+    - `is_steady`: its values decide the work of each block of threads, as lengths do. The blocks of
+      a launch must agree on them, so they never change while one may run.
     - `may_be_infinite`: a right output may hold infinities.
     """
 
@@ -41,6 +43,7 @@ class TensorSpec:
     strides: tuple[int, ...] = ()
     stride_symbols: tuple[str, ...] = ()
     is_index: bool = False
+    is_steady: bool = False
     may_be_infinite: bool = False
 
     @property
@@ -212,9 +215,9 @@ class Problem(Protocol):
         """Other values for up to `most` elements of the tensor `name`, which `is_index`: the place
         of the first one, and the values. None where there are none.
 
-        A kernel may run while some of the elements have their new values and others not yet, and
-        while other such alterations of the same inputs are there in part. Each mixture must be
-        valid."""
+        Unless the tensor `is_steady`, a kernel may run while some of the elements have their new
+        values and others not yet, and while other such alterations of the same inputs are there in
+        part. Each mixture must be valid."""
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         """The error allowed to a right kernel in each element of the outputs, in float64."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _LENGTHS = ("zipf", "even")
 _PAGES_BESIDE = 3
 """Pages that no sequence has."""
-_TABLES = ("cu_seqlens_q", "cu_seqlens_k", "page_table", "seq_lens")
+_LENGTH_TABLES = ("cu_seqlens_q", "cu_seqlens_k", "seq_lens")
+_TABLES = (*_LENGTH_TABLES, "page_table")
 Shape = dict[str, Value]
 Extent = Mapping[str, int]
 """A sum: the factor of each size, and a constant under ""."""
@@ -113,6 +114,7 @@ class RaggedAttention(ABC):
                 "int32" if name in _TABLES else self.dtype,
                 is_output=name == "out",
                 is_index=name in _TABLES,
+                is_steady=name in _LENGTH_TABLES,
             )
             for name, extents in self.extents.items()
         )

@@ -113,7 +113,7 @@ class InputPool:
 
     def changed(self, case: Case, seed: int) -> list[InputSet]:
         """Variants of the normal set of that seed: for each input one with a long row of changed
-        elements (one for all lengths and places), then one with a few changed elements in every
+        elements (one for all steady inputs), then one with a few changed elements in every
         input, and one with a single changed element in every input."""
         numbers = range(self._changed_sets(case))
         return [self.get(case, f"{_CHANGED} {number}", seed) for number in numbers]
@@ -178,20 +178,21 @@ class InputPool:
     def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
         """Alterations for `changed`; the sets with few and with single elements come last."""
         normal = self.get(case, "normal", seed).inputs
+        specs = {spec.name: spec for spec in self._problem.tensors(case)}
         names = list(normal)
-        plain = self.plain_inputs(case)
-        indices = [name for name in names if name not in plain]
+        loose = [name for name in names if not specs[name].is_steady]
+        steady = [name for name in names if specs[name].is_steady]
         sets = self._changed_sets(case)
         rng = random.Random(self.stream(case, f"{_CHANGED} {number}", seed))
-        specs = {spec.name: spec for spec in self._problem.tensors(case)}
         if number == sets - 1:
+            plain = self.plain_inputs(case)
             return tuple(self._single(case, name, seed, rng) for name in plain)
         others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
         longest = _FEW if number == sets - 2 else _LONGEST_ROW
         made = []
-        # Lengths and places have a set of their own, the last long one: see `watch`.
-        long = sets - SHORT_CHANGES - bool(indices)
-        own = indices if number == long else plain[number::long]
+        # Steady inputs have a set of their own, the last long one: see `watch`.
+        long = sets - SHORT_CHANGES - bool(steady)
+        own = steady if number == long else loose[number::long]
         for name in names if number == sets - 2 else own:
             if specs[name].is_index:
                 other = self._problem.altered_indices(case, dict(normal), name, longest, rng)
@@ -215,6 +216,10 @@ class InputPool:
         ends = torch.stack([end for each in values for end in torch.aminmax(_numbers(each))])
         far = ends[(ends.double() - flat[place].double()).abs().argmax()].to(flat.dtype)
         return Alteration(name, place, far.reshape(1).clone())
+
+    def steady_inputs(self, case: Case) -> frozenset[str]:
+        """The inputs that never change while a launch may run."""
+        return frozenset(s.name for s in self._problem.tensors(case) if s.is_steady)
 
     def plain_inputs(self, case: Case) -> tuple[str, ...]:
         """The inputs whose elements may have any value: all but lengths and places."""

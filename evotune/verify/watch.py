@@ -6,8 +6,8 @@ follow each other as closely as in a timed run; then the outputs must be right. 
 a watched run only by reading the changed memory. Some watched runs stop after a random call, so
 that no call can know that it is the last one.
 
-On a GPU the writes may come while a call works. Lengths and places (inputs with `is_index`) stay as
-they are then: the blocks of one launch must agree on them. They change before a run instead.
+On a GPU the writes may come while a call works. Steady inputs, such as lengths, change before a run
+instead: the blocks of one launch must agree on them.
 
 A kernel that reads all its inputs at each call, and reuses its results while the inputs stay the
 same, is right each time. Only its time gives it away: see `Watch.reuse`.
@@ -77,12 +77,13 @@ class Watch:
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
         self._renewed = pool.plain_inputs(case)
-        self._plain = [
+        self._steady = pool.steady_inputs(case)
+        self._reachable = [
             number
             for number, one in enumerate(self._sets)
-            if all(each.name in self._renewed for each in one.alterations)
+            if not any(each.name in self._steady for each in one.alterations)
         ]
-        """Sets with the lengths and places of the first one."""
+        """Sets with the steady inputs of the first one."""
         self._poison = torch.full(
             (1, SPOT_BYTES), POISON_BYTE, dtype=torch.uint8, device=session.torch_device
         )
@@ -152,7 +153,7 @@ class Watch:
         states = [self._now] * len(ends)
         interventions: list[Intervention] = []
         changed: list[int] = []
-        reachable = self._plain if self._now in self._plain else [self._now]
+        reachable = self._reachable if self._now in self._reachable else [self._now]
         for place, (first, last) in enumerate(ends):
             if last - first < 2:
                 continue
@@ -194,7 +195,7 @@ class Watch:
         writes = [
             _rows(target[place], elements_of(self._sets[number], each))
             for each, target in (*self._targets[self._now], *self._targets[number])
-            if each.name in self._renewed
+            if each.name not in self._steady
         ]
         if self._rng.random() < 0.5:
             spots = (spot[place] for spot in self._buffers.spots(self._rng.random()))
