@@ -118,6 +118,7 @@ class DeviceSlot:
         self._child: Worker | None = None
         self._spares = SpareWorkers(self._spawn)
         self._was_spare = False
+        self._for_champion = False
         self._opening = False
         self._failed_starts = 0  # in a row
         self._spawned = 0
@@ -151,10 +152,11 @@ class DeviceSlot:
             self._open()
 
     def refresh(self, ahead: PrepareRequest | None = None) -> None:
-        """Begins to open a fresh worker ahead of a request, unless the present one is fresh.
-        `ahead`: what the worker does until the request comes."""
+        """Begins to open a fresh worker ahead of a champion's request, unless the present one is
+        fresh. `ahead`: the worker's work until the request comes."""
         if self._served:
             self.renew()
+        self._for_champion = True
         self.open()
         self._ahead = ahead
         if not self._opening:
@@ -168,6 +170,7 @@ class DeviceSlot:
     def start(self, request: Request) -> None:
         """Sends a request, opening (or renewing) the worker first if need be."""
         self._deaths = 0
+        self._for_champion = isinstance(request, TrialRequest) and request.thorough
         self._send(request)
 
     def _send(self, request: Request) -> None:
@@ -318,9 +321,8 @@ class DeviceSlot:
         self._opening = False
         self._failed_starts = 0
         if self._backend.spare_worker:
-            # A champion's next process follows sooner than a new worker has its libraries.
-            thorough = isinstance(self._request, TrialRequest) and self._request.thorough
-            self._spares.keep(2 if thorough else 1)
+            # A champion's next processes follow sooner than a new worker has its libraries.
+            self._spares.keep(2 if self._for_champion else 1)
         if self.busy:
             self._hand_over()
         else:

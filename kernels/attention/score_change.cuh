@@ -49,16 +49,21 @@ struct SoftCap {
     const float squared = score * score;
     return score * fmaf(fmaf(fmaf(terms[3], squared, terms[2]), squared, terms[1]), squared, terms[0]);
   }
+  template <int COUNT>
+  __device__ static __forceinline__ float largest_of(const float (&scores)[COUNT]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) largest = fmaxf(largest, fabsf(scores[i]));
+    return largest;
+  }
   __device__ __forceinline__ float by_exponential(float score) const {
     return fmaf(-2.0f * cap, reciprocal_approximate(1.0f + exp2_approximate(score * exponent)), cap);
   }
 
-  // Called by whole warps.
+  // Called by whole warps; `largest` is of the lane's scores. Scores of rows and keys that do not exist must have no
+  // part in it, unless they are the same in each launch: the choice of a formula changes the bits of all scores.
   template <int COUNT>
-  __device__ __forceinline__ void operator()(float (&scores)[COUNT]) const {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) largest = fmaxf(largest, fabsf(scores[i]));
+  __device__ __forceinline__ void operator()(float (&scores)[COUNT], float largest) const {
     if (__any_sync(~0u, largest > most)) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) scores[i] = by_exponential(scores[i]);

@@ -223,13 +223,41 @@ struct Worker {
   }
 #endif
 
+#if HAS_SOFTCAP
+  // Shared memory has left-overs of other launches where rows and keys do not exist.
+  template <bool MASKED>
+  __device__ __forceinline__ void cap_scores(Scores& scores, int key) const {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(i, half);
+        const bool exists = row < tile.rows;
+        const int seen = MASKED ? tile.keys_seen(row) - key - lane % 4 * 2 : 0;
+#if HAS_WINDOW
+        const int hidden = MASKED ? tile.first_seen(row) - key - lane % 4 * 2 : 0;
+#else
+        constexpr int hidden = 0;
+#endif
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (exists && !(MASKED && (n * 8 + e >= seen || (HAS_WINDOW && n * 8 + e < hidden))))
+              largest = fmaxf(largest, fabsf(scores[i][n][2 * half + e]));
+      }
+    const SoftCap cap = SoftCap::of(tile.problem.features, tile.problem.softmax_scale);
+    cap(reinterpret_cast<float(&)[sizeof(Scores) / sizeof(float)]>(scores), largest);
+  }
+#endif
+
   // Scores become weights; maxima, sums and output follow. `key` is the warp's first key.
   template <bool MASKED>
   __device__ __forceinline__ void weigh(Scores& scores, int key) {
     const float scale = kScoresChange ? 1.0f : tile.problem.scale_log2;
 #if HAS_SOFTCAP
-    const SoftCap cap = SoftCap::of(tile.problem.features, tile.problem.softmax_scale);
-    cap(reinterpret_cast<float(&)[sizeof(Scores) / sizeof(float)]>(scores));
+    cap_scores<MASKED>(scores, key);
 #endif
     float next[kRowTiles][2];
     bool moved = RESCALE_LOG2 == 0;

@@ -147,7 +147,8 @@ struct Consumer {
 #endif
     }
 #if HAS_SOFTCAP
-    SoftCap::of(problem.features, problem.softmax_scale)(scores);
+    // Rows and keys that do not exist are zeros: tensor maps fill them in.
+    SoftCap::of(problem.features, problem.softmax_scale)(scores, SoftCap::largest_of(scores));
 #endif
     softmax.weigh<MASKED>(scores, seen, hidden, change, problem.exponent_scale());
   }

@@ -25,6 +25,7 @@ Values: TypeAlias = Mapping[str, Value]
 Launch: TypeAlias = Callable[[CaseJob, Mapping[str, int]], None]
 """Runs a job's launches on tensors at these addresses. It ends the process at a mistake."""
 _MOST_FLOPS = 1e6
+_LEFT_OVER = (0xFF, 0x64)  # 16-bit numbers of these bytes: NaN, and 1124 in half precision
 
 
 def planned(space: str, folder: Path, shape: Values, variant: Values, dtype: str) -> Planner:
@@ -77,6 +78,24 @@ def wrong_outputs(jobs: list[CaseJob], launch: Launch) -> list[str]:
             if not LIMITS.hold(errors_against(computed, wanted)):
                 found.append(f"{job.case.label}: {name}")
     return found
+
+
+def depends_on_shared_memory(
+    job: CaseJob,
+    problem: Problem,
+    launch: Callable[[CaseJob, Mapping[str, int], int], None],
+) -> bool:
+    """Whether an output's bits depend on the bytes that a block finds in shared memory: the last
+    argument of `launch`."""
+    inputs = problem.make_inputs(job.case, "normal", 0)
+
+    def outputs_after(left_over: int) -> Tensors:
+        outputs = _in_child(lambda job, at: launch(job, at, left_over), job, inputs, problem)
+        assert outputs is not None
+        return outputs
+
+    first, second = map(outputs_after, _LEFT_OVER)
+    return any(not torch.equal(first[name], second[name]) for name in first)
 
 
 def _in_child(launch: Launch, job: CaseJob, inputs: Tensors, problem: Problem) -> Tensors | None:

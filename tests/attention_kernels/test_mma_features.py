@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
+from evotune.execute.executor import CaseJob
 from evotune.trial import Value
 
-from .features_on_the_cpu import Values, planned, small_jobs, wrong_outputs
+from .features_on_the_cpu import (
+    Values,
+    depends_on_shared_memory,
+    planned,
+    small_jobs,
+    wrong_outputs,
+)
 from .warps import emulation
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -83,6 +90,22 @@ def test_a_feature_is_right(variant: Values, shape: Values, values: Values, tmp_
     assert not complaints(tmp_path, shape, variant, values)
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [{"softcap": 30.0}, _later({**ALL, "softcap": 30.0}), _later({**RIGHT, "softcap": 30.0})],
+)
+def test_bits_do_not_depend_on_left_overs_in_shared_memory(variant: Values, tmp_path: Path) -> None:
+    """Of the second block's 32 rows 8 exist, and of a block's 64 keys 40."""
+    planner = planned(_SPACE, tmp_path, SHORT, variant, "float16")
+    (job,) = small_jobs(planner, {**BASE, "BLOCK_N": 64}, 1)
+    library = emulation.build(tmp_path, job)
+
+    def launch(job: CaseJob, places: Mapping[str, int], left_over: int) -> None:
+        emulation.launch(library, job.plan, places, seed=0, left_over=left_over)
+
+    assert not depends_on_shared_memory(job, planner.problem, launch)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("swizzle", ["xor", "pad", "none"])
 @pytest.mark.parametrize(
@@ -102,7 +125,7 @@ def test_other_head_sizes_are_right(
 @pytest.mark.parametrize(
     ("right", "wrong", "variant"),
     [
-        ("n * 8 + e < hidden", "n * 8 + e <= hidden", {"window_left": 9}),
+        ("n * 8 + e < hidden)))\n", "n * 8 + e <= hidden)))\n", {"window_left": 9}),
         ("n * 8 + 16 <= hidden", "n * 8 + 8 <= hidden", {"window_left": 9}),
         ("tile.first_seen(tile.first_row) / BLOCK_N", "1", {"window_left": 9}),
         ("key >= first_whole && ", "", {"window_left": 9}),

@@ -11,7 +11,13 @@ import pytest
 
 from evotune.execute.executor import CaseJob
 
-from .features_on_the_cpu import Values, planned, small_jobs, wrong_outputs
+from .features_on_the_cpu import (
+    Values,
+    depends_on_shared_memory,
+    planned,
+    small_jobs,
+    wrong_outputs,
+)
 from .hopper import emulation
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -81,6 +87,19 @@ def _later(*values: object) -> Any:
 )
 def test_a_feature_is_right(variant: Values, shape: Values, values: Values, tmp_path: Path) -> None:
     assert not complaints(tmp_path, shape, variant, values)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("values", [ONE, TWO, SPLIT, TAIL])
+def test_bits_do_not_depend_on_left_overs_in_shared_memory(values: Values, tmp_path: Path) -> None:
+    planner = planned("attention-wgmma-features", tmp_path, SHORT, {"softcap": 30.0}, "float16")
+    (job,) = small_jobs(planner, values, 1)
+    library = emulation.build(tmp_path, job.compile)
+
+    def launch(job: CaseJob, places: Mapping[str, int], left_over: int) -> None:
+        emulation.launch(library, job.plan, places, seed=1, left_over=left_over)
+
+    assert not depends_on_shared_memory(job, planner.problem, launch)
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.errors import ProblemMistake
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
@@ -69,3 +70,12 @@ def test_a_mistake_while_it_prepares_is_told_when_the_request_meets_it(tmp_path:
         answer_after_preparing(tmp_path, "raise SystemExit(3)")
     logs = "".join(path.read_text() for path in tmp_path.glob("device*"))
     assert "preparing a champion failed: ProblemMistake" in logs
+
+
+def test_two_more_workers_wait_while_a_champion_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A champion's processes follow each other sooner than a worker has imported PyTorch."""
+    monkeypatch.setattr(registry.named("cpu"), "spare_worker", True)
+    assert isinstance(answer_after_preparing(tmp_path), BaselinesTimed)
+    assert len(list(tmp_path.glob("device*.log"))) == 3

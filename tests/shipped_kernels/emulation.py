@@ -44,6 +44,7 @@ class _Launch(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("shared_bytes", ctypes.c_int),
         ("seed", ctypes.c_uint),
+        ("left_over", ctypes.c_int),
     )
 
 
@@ -136,7 +137,7 @@ class EmulatedKernel:
         assert kept
         for launch in job.plan.launches:
             grid = (ctypes.c_int * 3)(*(*launch.grid, 1, 1)[:3])
-            given = _Launch(grid, launch.threads, launch.shared_bytes, seed)
+            given = _Launch(grid, launch.threads, launch.shared_bytes, seed, 0xFF)
             function = library[f"run_{launch.entry}"]
             _in_child(functools.partial(function, ctypes.byref(given), addresses))
         found = {

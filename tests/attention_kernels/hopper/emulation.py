@@ -65,6 +65,7 @@ class _Launch(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("shared_bytes", ctypes.c_int),
         ("seed", ctypes.c_uint),
+        ("left_over", ctypes.c_int),
     )
 
 
@@ -169,9 +170,16 @@ def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
     launch(library, plan, {name: room.ctypes.data for name, room in memory.rooms.items()}, seed)
 
 
-def launch(library: Path, plan: LaunchPlan, tensors: Mapping[str, int], seed: int) -> None:
+def launch(
+    library: Path,
+    plan: LaunchPlan,
+    tensors: Mapping[str, int],
+    seed: int,
+    left_over: int = 0xFF,
+) -> None:
     """Makes the plan's launches on tensors at these addresses. Each workspace is poisoned, and so
-    are the guards before and behind it."""
+    are the guards before and behind it. `left_over`: the bytes of shared memory before a block
+    writes them."""
     scratch = {
         workspace.name: np.full(workspace.bytes + 2 * _GUARD_BYTES, 0xFF, dtype=np.uint8)
         for workspace in plan.workspaces
@@ -182,7 +190,7 @@ def launch(library: Path, plan: LaunchPlan, tensors: Mapping[str, int], seed: in
     assert kept
     functions = ctypes.CDLL(str(library))
     for each in plan.launches:
-        blocks = _Launch(each.grid[0], each.threads, each.shared_bytes, seed)
+        blocks = _Launch(each.grid[0], each.threads, each.shared_bytes, seed, left_over)
         functions[f"run_{each.entry}"](ctypes.byref(blocks), addresses)
     for room in scratch.values():
         if (room[:_GUARD_BYTES] != 0xFF).any() or (room[-_GUARD_BYTES:] != 0xFF).any():

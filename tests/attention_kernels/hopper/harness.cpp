@@ -16,6 +16,7 @@ unsigned char shared_memory[1];  // only its address is asked for
 struct Launch {
   int blocks, threads, shared_bytes;
   unsigned seed;
+  int left_over;  // the bytes of shared memory before a block writes them
 };
 
 // `values` are the addresses of the arguments.
@@ -25,7 +26,7 @@ void run(const Launch& launch, void** values, int cluster_blocks, void (*kernel)
   block_threads = launch.threads;
   for (first_block.x = 0; first_block.x < grid_size.x; first_block.x += cluster_blocks) {
     blocks.assign(cluster_blocks, Block());
-    for (Block& block : blocks) block.shared_bytes.assign(launch.shared_bytes, 0xff);
+    for (Block& block : blocks) block.shared_bytes.assign(launch.shared_bytes, launch.left_over);
     whole_cluster = Meeting();
     run_cluster(cluster_blocks, block_threads, launch.seed + first_block.x, [&] {
       [&]<std::size_t... I>(std::index_sequence<I...>) {

@@ -41,6 +41,7 @@ class _Launch(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("shared_bytes", ctypes.c_int),
         ("seed", ctypes.c_uint),
+        ("left_over", ctypes.c_int),
     )
 
 
@@ -79,8 +80,15 @@ def _call(library: Path, plan: LaunchPlan, memory: Memory, seed: int) -> None:
     launch(library, plan, {name: room.ctypes.data for name, room in memory.rooms.items()}, seed)
 
 
-def launch(library: Path, plan: LaunchPlan, tensors: Mapping[str, int], seed: int) -> None:
-    """Makes the plan's launches on tensors at these addresses."""
+def launch(
+    library: Path,
+    plan: LaunchPlan,
+    tensors: Mapping[str, int],
+    seed: int,
+    left_over: int = 0xFF,
+) -> None:
+    """Makes the plan's launches on tensors at these addresses. `left_over`: the bytes of shared
+    memory before a block writes them."""
     pointers = dict(tensors)
     scratch = []
     for workspace in plan.workspaces:
@@ -98,5 +106,5 @@ def launch(library: Path, plan: LaunchPlan, tensors: Mapping[str, int], seed: in
     functions = ctypes.CDLL(str(library))
     for each in plan.launches:
         grid = (*each.grid, 1, 1)[:3]
-        given = _Launch((ctypes.c_int * 3)(*grid), each.threads, each.shared_bytes, seed)
+        given = _Launch((ctypes.c_int * 3)(*grid), each.threads, each.shared_bytes, seed, left_over)
         functions[f"run_{each.entry}"](ctypes.byref(given), addresses)

@@ -8,6 +8,7 @@ struct Launch {
   int grid[3];
   int threads, shared_bytes;
   unsigned seed;
+  int left_over;  // the bytes of shared memory before a block writes them
 };
 
 template <class... Parameters>
@@ -19,7 +20,7 @@ void run(const Launch& launch, void** values, void (*kernel)(Parameters...)) {
     for (block_y = 0; block_y < unsigned(launch.grid[1]); ++block_y)
       for (first_block.x = 0; first_block.x < grid_size.x; ++first_block.x) {
         blocks.assign(1, Block());
-        blocks[0].shared_bytes.assign(launch.shared_bytes, 0xff);
+        blocks[0].shared_bytes.assign(launch.shared_bytes, launch.left_over);
         copies_of_threads.assign(block_threads, std::deque<CopyGroup>(1));
         run_cluster(1, block_threads, launch.seed + ++number, [&] {
           [&]<std::size_t... I>(std::index_sequence<I...>) {
