@@ -20,6 +20,8 @@ from evotune.problems.problem import Case
 from tests.export.making import fabricated
 from tests.export.runtime.packages import imported
 
+from .waiting import nothing_waits
+
 pytestmark = pytest.mark.gpu
 Open = Callable[[str], ModuleType]
 SPACES = ("attention-varlen", "attention-paged")
@@ -92,12 +94,8 @@ def test_graphs_take_other_lengths_and_nothing_waits(
     module.assert_tables(asserting)
     problem, case, given = made(name)
     called(module, name, given)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         called(module, name, given)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = called(module, name, given)

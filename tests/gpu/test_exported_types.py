@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,8 @@ from evotune.engine.spaces import shipped_spaces
 from evotune.export.exporting import export_runs
 from tests.export.making import fabricated
 from tests.export.runtime.packages import imported
+
+from .waiting import nothing_waits
 
 pytestmark = pytest.mark.gpu
 Open = Callable[[str], ModuleType]
@@ -65,15 +66,9 @@ def test_a_call_and_a_captured_graph_wait_for_nothing(opened: Open) -> None:
     module = opened("cross-entropy")
     logits, target = inputs()
     module.cross_entropy(logits, target)
-    torch.cuda.synchronize()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
-            torch.cuda.set_sync_debug_mode("error")
+    with nothing_waits():
         module.cross_entropy(logits, target)
-        graph = torch.cuda.CUDAGraph()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = module.cross_entropy(logits, target)
     target.copy_(target.flip(0))

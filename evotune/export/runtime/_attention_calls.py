@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from ._asked_features import Asked
-from ._attention_package import AttentionKernels, Call, plain_attention
+from ._attention_package import AttentionKernels, Call, cast_for_autocast, plain_attention
 from ._dispatch import NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
-from ._operators import AttentionOperator, cast_for_autocast, memory_holds_values, needs_grad
+from ._operators import AttentionOperator, memory_holds_values, needs_grad
 from ._plain_state import are_plain, every_backend_is_allowed, modes_look_at_calls
 from ._tracing import decided_while_tracing, forward_mode, is_exporting
 

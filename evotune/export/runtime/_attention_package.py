@@ -57,10 +57,25 @@ def plain_attention(
     if out is not None:
         return out
     by_formula = torch.ops.aten._scaled_dot_product_attention_math.default
+    if casts(device_type := q.device.type):  # of itself it casts SDPA's tensors alone
+        q, k, v = (cast_for_autocast(tensor, device_type) for tensor in (q, k, v))
     found: torch.Tensor = by_formula(
         q, k, v, None, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return found
+
+
+def casts(device_type: str) -> bool:
+    """Whether autocast is on."""
+    # PyTorch 2.11 cannot trace torch.amp.is_autocast_available, which would name other devices too.
+    return device_type in {"cpu", "cuda"} and torch.is_autocast_enabled(device_type)
+
+
+def cast_for_autocast(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
+    """The tensor as SDPA sees it under autocast."""
+    if tensor.is_floating_point() and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(device_type))
+    return tensor
 
 
 class Call(NamedTuple):

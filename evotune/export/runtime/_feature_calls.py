@@ -8,18 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.amp.autocast_mode import is_autocast_available
 
 from ._asked_features import NONE, Asked, read_features
 from ._attention_calls import AttentionCalls
-from ._attention_package import AttentionKernels, Call, Outputs
-from ._operators import (
-    AttentionOperator,
-    cast_for_autocast,
-    laid_out,
-    memory_holds_values,
-    needs_grad,
-)
+from ._attention_package import AttentionKernels, Call, Outputs, cast_for_autocast, casts
+from ._operators import AttentionOperator, laid_out, memory_holds_values, needs_grad
 from ._plain_features import plain_with_features, require_fit
 from ._plain_state import are_plain
 from ._tracing import forward_mode
@@ -149,11 +142,6 @@ class FeatureCalls:
         if out.stride() != promised.stride():
             out = promised.copy_(out)
         return out, no_lse if lse is None else lse.contiguous()
-
-
-def casts(device_type: str) -> bool:
-    """Whether autocast is on."""
-    return is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def cast(call: Call, device_type: str) -> Call:

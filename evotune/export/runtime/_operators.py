@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ._attention_package import AttentionKernels, plain_attention
+from ._attention_package import AttentionKernels, cast_for_autocast, plain_attention
 from ._native_decisions import NativeDecisions, given_scale
 from ._tracing import forward_mode
 
@@ -157,13 +157,6 @@ def _autocast(attention: Any, device_type: str) -> Callable[..., Any]:
             return attention(*cast, *options, **named)
 
     return cast_attention
-
-
-def cast_for_autocast(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
-    """The tensor as SDPA sees it under autocast."""
-    if tensor.is_floating_point() and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(device_type))
-    return tensor
 
 
 def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:

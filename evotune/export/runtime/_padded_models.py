@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ._asked_features import NONE, Asked
-from ._attention_package import Call
-from ._feature_calls import cast, casts
+from ._attention_package import Call, casts
+from ._feature_calls import cast
 from ._loaded_kernels import Refused
 from ._named_kernels import NotServed
 from ._operators import needs_grad

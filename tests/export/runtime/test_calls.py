@@ -415,6 +415,8 @@ def test_a_call_gives_a_tensor_where_sdpa_gives_none(
         if grad:
             torch.autograd.grad(out.sum(), given, allow_unused=True)
     assert outs[0].stride() == torch.empty_like(tensors[0]).stride()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module.attention(*tensors).dtype == torch.bfloat16
 
 
 def test_tensors_that_do_not_agree_are_refused_where_sdpa_gives_none(
