@@ -113,7 +113,9 @@ def portfolio(
         given |= {"--seed": seed, "--device": None if device == "auto" else device}
         beside = [name for name, value in given.items() if value is not None]
         if beside:
-            raise UsageError(f"--resume knows {', '.join(beside)} by itself: leave it out")
+            raise UsageError(
+                f"--resume takes {', '.join(beside)} from the earlier portfolio: leave it out here"
+            )
         request = stored_request(
             resume, most_kernels=kernels, trials=trials, minutes=minutes, command=command
         )

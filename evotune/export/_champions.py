@@ -121,7 +121,7 @@ def selected(champions: Sequence[Champion]) -> Selection:
             regions += near_regions(number, figures[old], ordered[old].domain.regions)
     if not regions and not isinstance(ordered[0].problem, UserProblem):
         raise EvotuneError(
-            "no confirmed champion is surely faster than PyTorch on a case: a package would serve "
-            "nothing"
+            "no confirmed champion is surely faster than PyTorch in any case: a package would "
+            "serve no call"
         )
     return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)))

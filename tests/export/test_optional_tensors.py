@@ -117,7 +117,7 @@ def test_a_call_may_lack_them(package: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"pick": None}, "a call gives all or none of bias, pick"),
+        ({"pick": None}, "a call must give all or none of bias, pick"),
         ({"bias": torch.ones(3)}, "the kernels take x (rows, columns)"),
         ({"pick": torch.full((64,), 64, dtype=torch.int32)}, "pick holds 64"),
     ],

@@ -28,7 +28,7 @@ _WHILE_TRACING = {
     "export": "torch.export traces the call",
     "autocast": "torch.compile traces a call under autocast",
     "symbolic shape": "torch.compile traces a call whose shapes it leaves open",
-    OUTSIDE: "torch.compile traces a call whose tensors have not four dimensions",
+    OUTSIDE: "torch.compile traces a call whose tensors do not have four dimensions",
 }
 
 

@@ -81,7 +81,9 @@ class NamedKernels(ABC):
             raise self.refuse(Refused(DEVICE, words))
         for name, tensor in zip(self.said, tensors, strict=True):
             if tensor is not None and tensor.data_ptr() % ALIGNMENT:
-                words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
+                words = (
+                    f"{name} does not begin at a multiple of {ALIGNMENT} bytes: use {name}.clone()"
+                )
                 raise self.refuse(Refused("alignment", words))
         if decision.examine is not None and (refused := decision.examine(tensors)):
             raise self.refuse(refused)

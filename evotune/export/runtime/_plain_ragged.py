@@ -205,7 +205,7 @@ def _boundaries(name: str, ends: torch.Tensor, tensor: torch.Tensor) -> list[int
     found: list[int] = ends.tolist()
     if found[0] != 0 or found[-1] > len(tensor) or any(a > b for a, b in itertools.pairwise(found)):
         raise ValueError(
-            f"{name} must begin with 0, not fall, and end at most with the number of rows, "
+            f"{name} must begin with 0, never decrease, and end at or below the number of rows, "
             f"{len(tensor)}"
         )
     return found
