@@ -79,7 +79,7 @@ class CaseShapes:
         }
 
     def values(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
-        """Of inputs whose values lie between two ends: these, as expressions."""
+        """The least and the largest value of each input that has such limits, as expressions."""
         found = {
             name: tuple(_node(scope, line) for line in ends) for name, ends in self.ends.items()
         }

@@ -192,9 +192,16 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
 def altered_indices(
     case: Case, inputs: Tensors, name: str, rng: random.Random
 ) -> tuple[int, torch.Tensor] | None:
-    """One other element. In a page table another page all of whose slots have keys; a shorter
-    length; a boundary that lies earlier by up to half the sequence before it. Any of these may be
-    there beside any other."""
+    """Another valid value for one element of the index tensor `name`: the element's flat place, and
+    the value as int32 of shape (1,). None if there is no other value.
+
+    - `page_table`: a page of which every slot has a key.
+    - `seq_lens`: a length of at least half the present one.
+    - `cu_seqlens_q`, `cu_seqlens_k`: the boundary moves towards the beginning, by at most half of
+      the sequence before it.
+
+    Several such changes may hold at the same time: the tensors stay valid.
+    """
     s: Any = case.symbols
     values = inputs[name].tolist()
     number = rng.randrange(s["sequences"])

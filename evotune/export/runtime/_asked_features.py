@@ -159,8 +159,8 @@ def _any_alignment(asked: Asked, causal: bool, queries: int, keys: int) -> bool:
 
 
 def same_cases(asked: Asked, causal: bool, queries: int, keys: int) -> Iterator[tuple[Asked, bool]]:
-    """The features and the causal mask of all cases that are the call's under another name, the
-    call's own first."""
+    """All ways to write the call's case, the call's own first: features and causal mask that give
+    the same result for these lengths. A package may list any of them."""
     found = {(asked, causal): None, simplified(asked, causal, queries, keys): None}
     for each, mask in tuple(found):
         if _any_alignment(each, mask, queries, keys):

@@ -63,8 +63,11 @@ class AttentionCalls:
         """Serves calls of `attention` that have features, which come last as a dictionary."""
 
     def public(self, direct: Callable[..., Any] | None) -> Callable[..., Any]:
-        """`NAME.attention`, which asks `direct` first. A function and no method: what that saves
-        pays for the empty dictionary of features."""
+        """Makes the function `NAME.attention`. It asks `direct`, the native launcher, first.
+
+        It is a plain function, because a call of a bound method takes longer: about as long as
+        making the dictionary `features` takes here.
+        """
 
         def attention(
             q: torch.Tensor,
@@ -159,7 +162,7 @@ class AttentionCalls:
         return out
 
     def forget(self) -> None:
-        """Forgets the misses that every call with some shapes was."""
+        """Forgets the shapes for which no call can be served."""
         self._lost.clear()
 
     def _lost_before(

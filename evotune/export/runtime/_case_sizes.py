@@ -1,4 +1,4 @@
-"""Finds the case of a call: the sizes with which the inputs have the shapes that they have."""
+"""Finds the case of a call: solves the shapes of the inputs for the problem's sizes."""
 
 from __future__ import annotations
 
