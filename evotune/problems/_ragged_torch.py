@@ -24,7 +24,7 @@ _GARBAGE = 100.0
 """Size of what lies in slots without a key, where that is not NaN."""
 _NO_PAGES = (-1, -(1 << 31), (1 << 31) - 1, 1 << 20)
 """Entries of a page table beyond a sequence's length."""
-_SHARED = 3  # of so many sequences one begins with another one's first page
+_SHARED = 3  # one sequence in three begins with another sequence's first page
 
 
 def make_inputs(problem: RaggedAttention, case: Case, kind: str, seed: int, device: str) -> Tensors:

@@ -54,7 +54,7 @@ class AttentionCalls:
             "grad": self._grad,
             **{kind: misses.missed(kind, None, words) for kind, words in _WHILE_TRACING.items()},
         }
-        # By shapes and options; False where the miss depends on more than these.
+        # Key: shapes and options. False: whether such a call is a miss depends on more than these.
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
         self._direct: Any = operator.direct

@@ -62,7 +62,7 @@ def plain_with_features(
     require_known(call.asked.score_mod, trees)
     q, k, v, causal = call.q, call.k, call.v, call.is_causal
     asked = call.asked
-    if not torch.compiler.is_compiling():  # which may leave the lengths open
+    if not torch.compiler.is_compiling():  # a compiler may not know the lengths
         asked, causal = simplified(asked, causal, q.shape[2], k.shape[2])
     hides = Asked(asked.bottom_right, asked.window_left, asked.window_right)
     if asked != hides:

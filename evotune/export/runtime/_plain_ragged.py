@@ -134,7 +134,7 @@ def _padded_varlen(
     causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    out = q.new_zeros((len(q) + 1, q.shape[1], v.shape[2]))  # the last row is nobody's
+    out = q.new_zeros((len(q) + 1, q.shape[1], v.shape[2]))  # the last row takes the padding
     if len(q) and len(k) and most_q > 0 and most_k > 0:
         at_q, inside_q = _places(ends_q, most_q)
         at_k, inside_k = _places(ends_k, most_k)

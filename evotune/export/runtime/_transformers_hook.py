@@ -159,7 +159,7 @@ def _is_causal(arguments: Mapping[str, Any]) -> bool:
     local, config = arguments.get("local_size"), arguments.get("config")
     if local is None:
         return True
-    # Of a sliding window, or of chunks, which a window does not say.
+    # The mask is a sliding window, or it is chunked: a window cannot describe chunks.
     chunked = getattr(config, "attention_chunk_size", None) is not None
     return not chunked and local == getattr(config, "sliding_window", None)
 
