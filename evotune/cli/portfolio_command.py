@@ -114,7 +114,8 @@ def portfolio(
         beside = [name for name, value in given.items() if value is not None]
         if beside:
             raise UsageError(
-                f"--resume takes {', '.join(beside)} from the earlier portfolio: leave it out here"
+                f"leave out {', '.join(beside)}: --resume takes such settings from the earlier "
+                "portfolio"
             )
         request = stored_request(
             resume, most_kernels=kernels, trials=trials, minutes=minutes, command=command

@@ -51,7 +51,7 @@ class Champion:
         return place_with_ratio(self.problem, case)
 
     def holds(self, case: Case) -> bool:
-        """Whether the champion was right on all cases around this one."""
+        """Whether the case lies in a region of the champion's domain."""
         place = self.place(case)
         return any(place.is_in(region.fixed, region.ranges) for region in self.domain.regions)
 

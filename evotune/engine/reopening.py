@@ -207,7 +207,7 @@ def remeasure(
     rival = one.rival_jobs(before)
     known = {job.case.label for job in rival}
     if known.isdisjoint(job.case.label for job in other.rival_jobs(after)):
-        raise UsageError("the runs have no timed case in common")
+        raise UsageError("the runs have no timed case in common, so they cannot be compared")
     proposal = against(other.planner.proposal(other.seed_of(after), after), rival)
     with other.executor() as executor:
         run = functools.partial(outcome_of, executor)

@@ -43,8 +43,8 @@ def run_of(view: torch.Tensor, place: int, count: int) -> torch.Tensor:
 
 
 def fitted(spec: TensorSpec, place: int, count: int) -> tuple[int, int]:
-    """The nearest place and count of elements that `run_of` takes: a part of one row, or whole rows
-    of one head."""
+    """The place and the count of elements nearest to these that `run_of` takes: a part of one row,
+    or whole rows of one head."""
     columns = spec.shape[-1]
     rows = spec.shape[-2] if len(spec.shape) > 1 else 1
     if count < columns:

@@ -78,7 +78,7 @@ def test_it_prints_the_rule_and_the_package_follows(
         ("export mine latest -o other", "error: mine is a portfolio: export it alone"),
         (
             "portfolio --resume mine --seed 1 -o x",
-            "error: --resume takes -o, --seed from the earlier portfolio",
+            "error: leave out -o, --seed: --resume takes such settings",
         ),
     ):
         done = invoke(*arguments.split(), "--trust")

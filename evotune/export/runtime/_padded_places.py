@@ -37,9 +37,12 @@ class Packing(NamedTuple):
 
 
 def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: bool) -> Packing:
-    """The packing of a batch whose keys are (batch, length), False where there is none. The rows
-    are the same tokens, or `queries` others of each sequence, which all exist. `is_exact` waits for
-    the device."""
+    """Where the rows and the keys of a padded batch lie when they are packed.
+
+    `keys` (batch, length) is False for padding. With `rows_are_keys` the rows are the same tokens;
+    otherwise each sequence has `queries` rows, none of them padding. With `is_exact` only tokens
+    are packed, and the call waits for the device.
+    """
     batch, length = keys.shape
     rows = keys if rows_are_keys else keys.new_ones(batch, queries)
     if is_exact:
