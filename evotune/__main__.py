@@ -1,7 +1,8 @@
 """`evotune` and `python -m evotune`: the start of the command line's process.
 
-It imports next to nothing before it is ready for Ctrl-C and, for `doctor`, has checked which
-packages are installed.
+It imports almost nothing until Ctrl-C is taken care of. For `doctor` it first checks which packages
+are installed.
+
 `python -m` puts the working folder before everything that is installed. The folder's files must not
 be taken for modules, so this module first removes the folder from the path, unless evotune itself
 lies there. Until then it imports only modules that Python has loaded already.

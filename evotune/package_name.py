@@ -28,7 +28,10 @@ def checked_name(name: str) -> str:
             "letter and no keyword; choose one with --name"
         )
     if name in _TAKEN or name in sys.stdlib_module_names:
-        raise UsageError(f"a package named {name!r} would hide another one; choose with --name")
+        raise UsageError(
+            f"a package named {name!r} would hide the Python module of that name; choose another "
+            "name with --name"
+        )
     return name
 
 

@@ -79,7 +79,9 @@ def space_file(
         space = Space(kernel=space, **given)
     elif keywords:
         names = ", ".join(keywords)
-        raise UsageError(f"{names}: only with a kernel object; a Space has its own")
+        raise UsageError(
+            f"{names}: only with a kernel object; say it in the space itself, or give a kernel"
+        )
     if isinstance(space, Space):
         with scratch_folder() as folder:
             yield str(materialize(space, folder, compile_only=compile_only))

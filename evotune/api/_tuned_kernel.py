@@ -144,7 +144,7 @@ class CallableKernel:
                 raise ValueError(f"{name} {why}: call it with {name}.contiguous()")
             if tensor.data_ptr() % _ALIGNMENT:
                 raise ValueError(
-                    f"{name} begins at no multiple of {_ALIGNMENT} bytes: "
+                    f"{name} does not begin at a multiple of {_ALIGNMENT} bytes: "
                     f"call it with {name}.clone()"
                 )
             if tensor.requires_grad and torch.is_grad_enabled():
@@ -187,7 +187,7 @@ class CallableKernel:
             try:
                 job = self._reopened.planner.case_job(self._configuration, case)
             except (Rejected, EvotuneError) as error:
-                raise ValueError(f"the kernel cannot be asked for {case.label}: {error}") from error
+                raise ValueError(f"the kernel cannot compute {case.label}: {error}") from error
             self._jobs[key] = job
         return self._jobs[key]
 

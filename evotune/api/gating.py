@@ -107,7 +107,9 @@ def gate(
         )
         data = RunData.load(run.folder)
         if data.recorded:
-            raise UsageError("a recorded space holds times alone: there is no kernel to check")
+            raise UsageError(
+                "a recorded space holds only times and no kernel to check: give the kernel's space"
+            )
         (evidence,) = weigh(data).values()
     return _verdict(evidence)
 

@@ -113,7 +113,10 @@ def portfolio(
         given |= {"--seed": seed, "--device": None if device == "auto" else device}
         beside = [name for name, value in given.items() if value is not None]
         if beside:
-            raise UsageError(f"--resume knows {', '.join(beside)} by itself: leave it out")
+            raise UsageError(
+                f"leave out {', '.join(beside)}: --resume takes such settings from the earlier "
+                "portfolio"
+            )
         request = stored_request(
             resume, most_kernels=kernels, trials=trials, minutes=minutes, command=command
         )

@@ -124,9 +124,11 @@ def report(
     more than 20,000 trials a page holds the best ones and a sample, and says so.
     """
     if len(runs) > 1 and style != "html":
-        raise UsageError(f"--format {style} takes one run; html takes several")
+        raise UsageError(f"--format {style} takes one run; only html takes several")
     if style == "html" and output == "-" and sys.stdout.isatty():
-        raise UsageError("a page of five megabytes is not for a terminal: name a file with -o FILE")
+        raise UsageError(
+            "an HTML report of 5 MB is too large for a terminal: name a file with -o FILE"
+        )
     from evotune.engine.folder import find_run
     from evotune.report.data import RunData
 

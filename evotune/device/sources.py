@@ -120,7 +120,8 @@ def _includes(root: Path, name: str, content: bytes, written: Mapping[str, bytes
                 if match.group(1):
                     word = match.group(1).decode()
                     raise SpaceError(
-                        f"{name}: {word} may name a file that is not one of the kernel's"
+                        f"{name}: {word} may read a file that evotune does not copy with the "
+                        "kernel; use #include"
                     )
         targets.update(_targets(name, text))
     located = (_locate(root, name, target, written) for target in sorted(targets))
@@ -178,9 +179,12 @@ def _locate(root: Path, includer: str, target: str, written: Mapping[str, bytes]
     # The compiler opens the name as written. If `..` follows a symbolic link, that is another file.
     folder = os.path.realpath((root / includer).parent / os.path.dirname(target))
     if folder != os.path.realpath((root / name).parent) and os.path.isdir(folder):
-        raise SpaceError(f"{includer}: include {target} goes through a symbolic link")
+        raise SpaceError(
+            f"{includer}: include {target} leaves a symbolic link by `..`; name the folder itself"
+        )
     if os.path.lexists(root / f"{name}.gch"):
         raise SpaceError(
-            f"{includer}: {name}.gch, a precompiled header, would be read for {target}"
+            f"{includer}: {name}.gch, a precompiled header, would be read in place of "
+            f"{target}; delete it"
         )
     return name if name in written or os.path.exists(root / name) else None

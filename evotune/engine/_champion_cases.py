@@ -67,9 +67,13 @@ def symbols_kept(
     scalars: Iterable[str],
     tensors: Iterable[TensorSpec] = (),
 ) -> set[str]:
-    """The symbols that no case of the kernel may change: compiled-in symbols, because another value
-    needs another binary, scalars that the kernel is not told, and `layout` where it is not told the
-    strides of all `tensors`. A compiled-in `let` keeps none: `symbols_kept_in_search`."""
+    """The symbols whose values stay as they are in every further case of the kernel.
+
+    - Compiled-in symbols, because another value needs another binary. A compiled-in `let` does not
+      count: see `symbols_kept_in_search`.
+    - The `scalars` that the kernel does not receive.
+    - `layout`, unless the kernel receives the strides of all `tensors`.
+    """
     kept = set(kernel.define).difference(document.let)
     kept |= set(scalars) - _symbols_told(document, kernel)
     strided = [spec for spec in tensors if spec.stride_symbols]
@@ -84,8 +88,9 @@ def symbols_kept_in_search(
     scalars: Iterable[str],
     tensors: Sequence[TensorSpec] = (),
 ) -> set[str]:
-    """The same, and `layout` where a `let` of strides is compiled in: trials compile the binaries
-    of the layouts that the space times, and champions the other ones too."""
+    """`symbols_kept` for trials of the search. They also keep `layout` if a compiled-in `let`
+    depends on strides: then each layout needs a binary of its own. Trials compile the layouts that
+    the space times, and only the confirmation of a champion compiles the others."""
     kept = symbols_kept(document, kernel, scalars, tensors)
     derived = [document.let[name] for name in kernel.define if name in document.let]
     strides = {symbol for spec in tensors for symbol in spec.stride_symbols}

@@ -82,7 +82,9 @@ def _answer(told: ToClusterWorker) -> FromClusterWorker:
 def _describe(told: DescribeDevice) -> DeviceFound:
     """The device that this worker would measure on."""
     if told.evotune != __version__:
-        raise EnvironmentProblem(f"it has evotune {__version__}, not {told.evotune}")
+        raise EnvironmentProblem(
+            f"it has evotune {__version__}; fix: install evotune {told.evotune} there"
+        )
     return DeviceFound(registry.named(told.backend).offered())
 
 

@@ -104,10 +104,12 @@ class Planner:
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
     ) -> Proposal:
-        """Every case with its compiler run and its launches; a rejection when a case breaks a limit
-        of the device. A champion that is confirmed gets further cases: held-out ones, edge shapes
-        that need another binary and of the variants that the space does not tune, and random
-        shapes."""
+        """The proposal with its compiler runs and launches on every case; a rejection if a case
+        breaks a limit of the device.
+
+        With `confirm` it also has the cases that only a champion is checked on: held-out ones, edge
+        shapes that need another binary, variants that the space does not tune, random shapes.
+        """
         kernel = self.kernel_of(configuration)
         compile_jobs: _CompileJobs = {}
         try:

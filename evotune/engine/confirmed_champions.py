@@ -47,17 +47,17 @@ class Champion:
         return self.run.planner.problem
 
     def place(self, case: Case) -> Place:
-        """The case's place, of attention with the ratio of its lengths."""
+        """`place_with_ratio` of the case, for the champion's problem."""
         return place_with_ratio(self.problem, case)
 
     def holds(self, case: Case) -> bool:
-        """Whether the champion was right on all cases around this one."""
+        """Whether the case lies in a region of the champion's domain."""
         place = self.place(case)
         return any(place.is_in(region.fixed, region.ranges) for region in self.domain.regions)
 
 
 def place_with_ratio(problem: Problem, case: Case) -> Place:
-    """The case's place, of attention with the ratio of its lengths."""
+    """The case's place. For attention it also has `length_ratio`, keys / queries."""
     place = problem.place(case)
     if not isinstance(problem, Attention):
         return place
@@ -71,8 +71,12 @@ def has_own_check(problem: Problem) -> bool:
 
 
 def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement) -> float:
-    """The time, in microseconds, that a call of an exported package gains at least. Of attention
-    the call's own cost is taken off; of other problems a package serves lost cases too."""
+    """The least time in µs that a call of an exported package saves, by the lower end of the
+    speedup's interval.
+
+    For attention the package's own time for a call is subtracted. For other problems it is not:
+    their packages serve every case, won or not.
+    """
     gain_us = measured.baseline_us - measured.baseline_us / measured.speedup_low
     if not isinstance(problem, UserProblem):
         gain_us -= registry.named(profile.backend).exported_call_us
@@ -80,8 +84,8 @@ def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement
 
 
 def widened_alone(profile: DeviceProfile, measured: Measurement) -> Measurement:
-    """The figures of a single process, with an interval no narrower than processes of the same code
-    differ on such a device."""
+    """The measurement of one process, its interval widened to the spread that processes of the same
+    code have on such a device."""
     least = math.exp(registry.named(profile.backend).least_half_width)
     return msgspec.structs.replace(
         measured,
@@ -109,8 +113,8 @@ def champions_of(reopened: ReopenedRun) -> list[Champion]:
     ]
     if passed and not found:
         raise EvotuneError(
-            f"run {run.id} does not say on which cases its champions were right on {profile.name}; "
-            "tune again with this evotune"
+            f"run {run.id} does not record the cases that its champions passed on {profile.name}, "
+            "perhaps because an older evotune made it; start a new run"
         )
     if not found:
         raise EvotuneError(

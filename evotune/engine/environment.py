@@ -70,8 +70,8 @@ def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
             raise ValueError("it was changed")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(
-            f"{path} is damaged: it records the machine that the run was made on; if that was this "
-            "machine, --allow-mixed goes on without the record"
+            f"{path} is damaged, so evotune cannot tell whether the run was made on this machine; "
+            "if it was, go on with --allow-mixed"
         ) from error
     return dict(record)
 

@@ -97,8 +97,7 @@ class CasePlanner:
                 inputs = [name for name, known in self._tensors.items() if not known.is_output]
                 hint = did_you_mean(spec.tensor, inputs)
                 raise spec.position.error(
-                    f"constant memory {spec.symbol} from '{spec.tensor}', which is not an input "
-                    f"tensor{hint}"
+                    f"constant memory {spec.symbol}: '{spec.tensor}' is not an input tensor{hint}"
                 )
             found.append(ConstantMemory(spec.symbol, spec.tensor, tensor.nbytes))
         return tuple(found)
@@ -146,7 +145,8 @@ class CasePlanner:
         tensors = self._tensors
         if name not in tensors:
             hint = did_you_mean(name, tensors)
-            raise argument.position.error(f"a tensor map of '{name}', which is not a tensor{hint}")
+            message = f"the tensor map names '{name}', which is not a tensor{hint}"
+            raise argument.position.error(message)
         shape = tensors[name].shape
         if len(spec.box) != len(shape):
             message = f"the box has {len(spec.box)} sizes, but {name} has {len(shape)} dimensions"

@@ -26,6 +26,8 @@ from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
 
+_MOST_SHOWN = 8  # values that a message lists
+
 
 class _AsRecorded:
     """The device of a run, as its store describes it."""
@@ -140,7 +142,9 @@ def _member(name: str, space: BoundSpace, values: Mapping[str, Json]) -> Configu
     for gene in space.genes:
         value: Value = values[gene.name]
         if not any(type(value) is type(known) and value == known for known in gene.values):
-            raise UsageError(f"{value!r} is not a value of {gene.name}")
+            known = ", ".join(map(repr, gene.values[:_MOST_SHOWN]))
+            more = ", …" if len(gene.values) > _MOST_SHOWN else ""
+            raise UsageError(f"{value!r} is not a value of {gene.name}; expected {known}{more}")
     configuration = Configuration({wanted: values[wanted] for wanted in names})
     if not space.is_valid(configuration):
         why = "; ".join(space.violations(configuration))
@@ -203,7 +207,7 @@ def remeasure(
     rival = one.rival_jobs(before)
     known = {job.case.label for job in rival}
     if known.isdisjoint(job.case.label for job in other.rival_jobs(after)):
-        raise UsageError("the runs have no timed case in common")
+        raise UsageError("the runs have no timed case in common, so they cannot be compared")
     proposal = against(other.planner.proposal(other.seed_of(after), after), rival)
     with other.executor() as executor:
         run = functools.partial(outcome_of, executor)

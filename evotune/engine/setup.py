@@ -204,12 +204,16 @@ def load_setup(
     if document is None or document.recorded is not None:
         wants_device = device not in ("auto", "recorded") and run is None
         if wants_device or gpus is not None or elsewhere is not None:
-            raise UsageError(f"{path} is a recorded space: it runs on no device")
+            raise UsageError(
+                f"{path} is a recorded space: it runs on no device; leave --device and --gpus out"
+            )
         if cases:
-            raise UsageError(f"{path} is a recorded space: its outcomes are of its own cases")
+            raise UsageError(
+                f"{path} is a recorded space: it knows only its own cases; leave --cases out"
+            )
         return _recorded_setup(path, document)
     if device == "recorded":
-        raise UsageError(f"{path} is not a recorded space")
+        raise UsageError(f"{path} is not a recorded space, so --device recorded does not fit it")
     backend = _backend(document, device)
     refuse_options(document)
     if elsewhere is not None:

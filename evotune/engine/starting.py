@@ -176,9 +176,11 @@ def _options(setup: Setup, request: RunRequest) -> RunOptions:
     if request.strategy is not None:
         options = options.replaced({"strategy": strategy_name(request.strategy)})
     if isinstance(setup, RecordedSetup) and options.speedup is not None:
-        raise UsageError("a recorded space has no baseline, so it has no speedup to reach")
+        raise UsageError(
+            "a recorded space has no baseline, so no speedup to reach: stop by trials or minutes"
+        )
     if isinstance(setup, RecordedSetup) and "error" in options.objectives:
-        raise UsageError("a recorded space has times alone: `objective: error` needs a kernel")
+        raise UsageError("a recorded space holds only times: `objective: error` needs a kernel")
     if request.options.get("lookahead") is None and len(setup.devices) > 1:
         enough = LOOKAHEAD_PER_DEVICE * len(setup.devices)
         options = options.replaced({"lookahead": max(options.lookahead, enough)})

@@ -24,10 +24,11 @@ _RECENT = 256  # far more outcomes than can be finished and not yet stored
 
 
 class Twins:
-    """Finds trials by fingerprint (machine code and launch). It remembers the latest outcomes and
-    asks `stored` for the others.
+    """Finds the earlier trial with the same fingerprint (machine code and launches), so that
+    nothing is measured twice.
 
-    `stored` finds a trial in the run's store, in whichever thread this object is used.
+    The latest outcomes are kept in memory, because they may not be stored yet. `stored` looks up
+    the others in the run's store, in the thread that calls `find`.
     """
 
     def __init__(self, stored: Callable[[str], Twin | None] = lambda fingerprint: None) -> None:

@@ -171,7 +171,7 @@ def _against(found: Against | None) -> Iterator[str]:
     for line in found.lines:
         yield from _wrapped(f"{line.text} ({line.kind})", "    ", "  - ")
     if not found.lines:
-        yield "  no figure is known of both that differs"
+        yield "  of the figures that are known for both, none differs"
 
 
 def _value(value: object) -> str:

@@ -57,7 +57,7 @@ def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side 
         return Side(subject.baseline, run, None, None, subject.baseline)
     if text == DEFAULT:
         if data.default is None:
-            raise UsageError(f"run {data.id} does not say what its default is")
+            raise UsageError(f"run {data.id} does not record its space's default configuration")
         tried = trial_like(data, data.default)
         number = tried.number if tried is not None else None
         return Side("the default", run, number, Configuration(data.default))

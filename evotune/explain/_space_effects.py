@@ -77,7 +77,8 @@ def marginal_differences(
 def marginals_of(
     table: TrialTable, found: Mapping[str, tuple[list[Value], list[Difference]]]
 ) -> tuple[Marginal, ...]:
-    """The same as worth."""
+    """The differences that `marginal_differences` found, as ratios: exp(difference) with its 95%
+    interval, and the number of valid trials with the value."""
     made = []
     for name, (values, differences) in found.items():
         counts = Counter(trial.configuration[name] for trial in table.valid)

@@ -31,8 +31,8 @@ _EXTENTS = (
 )
 _ENDS = "a package checks integers, so both ends of their range must be sums of sizes and numbers"
 _FLAGS = (
-    "a package finds flags from the inputs that a call gives, so each input is there always, or "
-    "when one flag is true, and flags change no shapes and types"
+    "a package tells a flag by the inputs that a call gives, so each input must be there always, "
+    "or exactly when one flag is true, and a flag must not change shapes or dtypes"
 )
 _WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
@@ -79,7 +79,7 @@ class CaseShapes:
         }
 
     def values(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
-        """Of inputs whose values lie between two ends: these, as expressions."""
+        """The least and the largest value of each input that has such limits, as expressions."""
         found = {
             name: tuple(_node(scope, line) for line in ends) for name, ends in self.ends.items()
         }

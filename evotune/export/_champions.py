@@ -58,8 +58,11 @@ def _measured_case(champion: Champion, case: Case, measured: Measurement) -> Mea
 
 
 def regions(champion: Champion, checked: Iterable[Case]) -> tuple[Region, ...]:
-    """The regions of its domain. For a problem that refuses sizes by Python code, which a package
-    does not have, they are the `checked` cases themselves."""
+    """The regions of a champion's domain.
+
+    If the problem has a `check` of its own, the regions are the single `checked` cases: a package
+    has no such Python code, so it cannot tell which other sizes the problem refuses.
+    """
     if not has_own_check(champion.problem):
         return champion.domain.regions
     places = [champion.place(case) for case in checked if champion.holds(case)]
@@ -101,9 +104,12 @@ def _covering(champions: Sequence[Champion]) -> Iterable[int]:
 
 
 def selected(champions: Sequence[Champion]) -> Selection:
-    """The champions that win a timed case from all others, the best one, and those that alone
-    serve some cases. EvotuneError (exit 1) where none wins a case of attention: then PyTorch would
-    serve all of them."""
+    """The champions that go into a package: each that wins a timed case against all others, the
+    best one, and each that alone serves some cases.
+
+    EvotuneError (exit 1) if no champion wins a case of attention: then PyTorch would serve all
+    calls.
+    """
     ordered = sorted(champions, key=lambda champion: champion.key)
     figures = [measured(champion) for champion in ordered]
     exact = in_order(
@@ -121,7 +127,7 @@ def selected(champions: Sequence[Champion]) -> Selection:
             regions += near_regions(number, figures[old], ordered[old].domain.regions)
     if not regions and not isinstance(ordered[0].problem, UserProblem):
         raise EvotuneError(
-            "no confirmed champion is surely faster than PyTorch on a case: a package would serve "
-            "nothing"
+            "no confirmed champion is surely faster than PyTorch in any case: a package would "
+            "serve no call"
         )
     return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)))

@@ -1,8 +1,8 @@
-"""Regions of attention with features: in a package each of them says all features.
+"""Completes the regions of attention: in a package a region also fixes the features not in use.
 
-A run's domain names the features that its cases have. A package may hold kernels of several runs,
-and a kernel serves only calls with exactly the features that it was checked for. So there the
-regions also name the features that their cases have not.
+The domain of a run names only the features that its cases use. A package may hold kernels of
+several runs, and a kernel serves only calls with exactly the features that it was checked for. So a
+package's region gives each unused feature the value that means none.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ Fixed = Mapping[str, Value]
 
 
 def completing(shapes: CaseShapes) -> Callable[[Fixed], dict[str, Value]]:
-    """A function that adds to the fixed values of a region the features that its cases have not.
-    It adds none where no case of the package has any, and for other problems."""
+    """A function that completes the fixed values of a region: each feature that its cases do not
+    use gets its value in `NONE`, and `value_dim` is `head_dim` unless it is fixed.
+
+    The function adds nothing if no case of the package has features, and for other problems.
+    """
     if not shapes.has_features:
         return dict
     return lambda fixed: {**NONE, "value_dim": fixed["head_dim"], **fixed}

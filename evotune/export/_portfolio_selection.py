@@ -30,8 +30,8 @@ def selected_by_rule(folder: Path) -> Selection:
     found, timed, variants = read_portfolio(folder)
     if not found.rule:
         raise EvotuneError(
-            f"no kernel of the portfolio in {folder} is surely faster than PyTorch on a case: a "
-            "package would serve nothing"
+            f"no kernel of the portfolio in {folder} is surely faster than PyTorch in any "
+            "case: a package would serve no call"
         )
     champions = [_champion(folder, kernel) for kernel in found.kernels]
     problem = champions[0].problem

@@ -129,8 +129,11 @@ class TimingSettings:
         return dataclasses.replace(cls.thorough(), max_rounds=40)
 
     def deciding(self, cases: int) -> TimingSettings:
-        """Settings for one of `cases` that decide which champion is the best. Their mean is to be
-        known to 1%, the least difference that matters, and each case has its share of it."""
+        """Settings for each of the `cases` whose mean decides which champion is the best.
+
+        The mean must be known to 1%, the least difference that matters. So each case must be known
+        to 1% times the root of their number.
+        """
         return dataclasses.replace(self, extra_rounds=180, doubt=0.01 * math.sqrt(cases))
 
 

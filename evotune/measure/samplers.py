@@ -65,8 +65,12 @@ class MeanSampler:
 
 
 class TurnSampler:
-    """Several samplers as one: each is timed twice (its side of a round), then the next one is.
-    Their differences show as spread between rounds, at the cost of one sampler."""
+    """Several samplers as one: each round uses the next of them, and times it twice, since a round
+    has two samples of each side.
+
+    So their differences show in the spread between rounds. A round takes no longer than with one
+    sampler.
+    """
 
     def __init__(self, samplers: Sequence[WatchableSampler]) -> None:
         self._turns = itertools.cycle([each for each in samplers for _ in range(2)])

@@ -1,7 +1,7 @@
 """Learns a rule from measured cases: a small decision tree, whose leaves name a kernel or PyTorch.
 
-A leaf may have a kernel only if the kernel won every case there that it can run. A leaf costs as
-much as a share of the mean speedup, so the tree stays small.
+A leaf names a kernel only if the kernel won every case of the leaf that it can run. Each leaf costs
+a fixed share of the mean speedup, so a split must gain more than that, and the tree stays small.
 """
 
 from __future__ import annotations

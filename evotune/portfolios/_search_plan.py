@@ -17,8 +17,12 @@ SERVED_BADLY = 0.97
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """`first` searches go to the cases that stand for others, half as many further ones to cases
-    that are served badly. All get the same share of the budget; a limit of None is none."""
+    """Divides the budget of a portfolio among its searches.
+
+    The `first` searches go to representative cases (`_representatives.py`). Up to half as many
+    further searches go to cases that are served badly. Each search gets the same share of `trials`
+    and of `minutes`; None means no limit.
+    """
 
     first: int
     trials: int | None
@@ -59,11 +63,12 @@ def nearest_searched(point: Point, searched: Iterable[Point]) -> str | None:
 def worst_served(
     points: Sequence[Point], searched: Collection[str], variants: Sequence[str]
 ) -> str | None:
-    """The case whose best kernel falls furthest behind the speedup that is expected there, by
-    weight; None where none falls behind by 3%.
+    """The label of the case for the next search: of the cases that were not searched, the one that
+    falls furthest behind. None if every case reaches 97% of the speedup that is expected.
 
-    Expected is the mean of what the searched cases of the same binaries reach, the nearer ones
-    counting more. Where there is no such case, no kernel can serve it: it goes first.
+    The expected speedup is the mean over the searched cases with the same binaries, weighted by
+    nearness. A case is behind by ln(expected / reached) times its weight. A case that shares its
+    binaries with no searched case goes first, since no kernel can serve it.
     """
     best: tuple[float, str] | None = None
     for point in points:

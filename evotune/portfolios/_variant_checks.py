@@ -43,8 +43,11 @@ def is_confirmed(matrix: Matrix, champion: Champion, fixed: Mapping[str, Value])
 def variants_needed(
     matrix: Matrix, champions: Sequence[Champion], leaves: Sequence[Leaf], cases: Mapping[str, Case]
 ) -> Iterator[tuple[int, Case]]:
-    """The kernels of leaves that are not confirmed with the fixed values of a case there; of each
-    the largest such case."""
+    """The confirmations that are missing: a kernel by its number, and a case to confirm it on.
+
+    A kernel must be confirmed with the fixed values of every case of its leaves that it can run.
+    For each kernel and each set of fixed values the case is the one with the most operations.
+    """
     found: dict[tuple[int, str], tuple[int, Case]] = {}
     for leaf in leaves:
         for point in leaf.points if leaf.kernel is not None else ():

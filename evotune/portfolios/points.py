@@ -64,8 +64,9 @@ def point_of(problem: Problem, case: Case, weight: float = 1.0) -> Point:
 
 
 def distance(one: Point, other: Point, variants: Sequence[str] = ()) -> float:
-    """How far two cases lie apart: in log2 of their sizes. Another variant counts as much as twice
-    the size, another value of what is compiled in as much as the largest sizes."""
+    """The distance of two cases: the root of the sum of squares of log2 of the ratios of their
+    sizes. Another variant counts as a ratio of 2. Another compiled-in value counts as
+    `OTHER_BINARY`, which is more than any sizes give."""
     sizes = sum(
         math.log2(value / other.features[name]) ** 2
         for name, value in one.features.items()

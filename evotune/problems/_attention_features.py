@@ -66,7 +66,10 @@ class Features:
                 message = f"expected {name} to be an integer of at least 0, got {size!r}"
                 raise WrongSymbol(message, name)
             if causal and name == "window_right":
-                raise WrongSymbol("a causal mask hides all keys that window_right names", name)
+                raise WrongSymbol(
+                    "a causal mask hides all keys that window_right names: leave window_right out",
+                    name,
+                )
         cap = told.get("softcap", 0.0)
         if "softcap" in told and (isinstance(cap, bool | str) or not 0.0 < cap < math.inf):
             raise WrongSymbol(f"expected softcap to be a positive number, got {cap!r}", "softcap")

@@ -11,7 +11,9 @@ from evotune.trial import Value
 
 
 def label_of(symbols: Mapping[str, Value], usual_scale: float) -> str:
-    """Batch, heads, length and head size; then all that is not usual, and the mask."""
+    """The label, such as `(1,8/2,512x1024,64,scale=0.1) causal`: batch, heads (of queries / of
+    keys), length (of queries x of keys), head size (of k / of v), features, mask. A part that has
+    its usual value is left out."""
     heads = str(symbols["heads"])
     if symbols["kv_heads"] != symbols["heads"]:
         heads += f"/{symbols['kv_heads']}"

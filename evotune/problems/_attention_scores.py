@@ -80,8 +80,9 @@ class Scores:
     def changed(
         self, scores: torch.Tensor, rows: slice, error: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The scores of these rows with the features applied, hidden ones -inf; and the errors that
-        a right kernel's may have then, if `error` has those of the given ones."""
+        """Applies the features to the scores of `rows`; a hidden score becomes -inf. `error` bounds
+        the errors that a correct kernel's `scores` may have; the second result bounds the errors of
+        its changed scores, and is None without `error`."""
         cap = self.features.softcap
         if cap:
             bent = torch.tanh(scores / cap)
@@ -121,8 +122,12 @@ class Scores:
         return value, None if error is None else off.expand(scores.shape).clone()
 
     def weighed(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights of changed scores, whose sum with the sink's weight is 1 in each row (or 0
-        where a row sees nothing), and the logarithms of the rows' sums, (..., rows, 1)."""
+        """The softmax weights of changed scores, and the logarithm of each row's sum of
+        exponentials (..., rows, 1), the sink included.
+
+        The weights of a row and of its sink add up to 1. In a row that sees no key they are 0.
+        Without features the logarithms are zeros, since nobody reads them.
+        """
         if not self.features.any:  # nobody asks for the logarithms
             return torch.softmax(scores, dim=-1), torch.zeros_like(scores[..., :1])
         lse = torch.logsumexp(scores, dim=-1, keepdim=True)
@@ -132,8 +137,9 @@ class Scores:
         return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)), lse
 
     def highest(self, scores: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The size of each row's highest score, its sink included, or 0 where it sees nothing; and
-        the sink's weight, 0 without one. Both (..., rows, 1)."""
+        """Two tensors (..., rows, 1): the magnitude of each row's highest score, and the weight of
+        its sink. The sink counts as a score. The magnitude is 0 in a row that sees nothing; the
+        weight is 0 without a sink."""
         top = scores.amax(-1, keepdim=True)
         weight = torch.zeros_like(top)
         sink = self.sink(scores.dtype)

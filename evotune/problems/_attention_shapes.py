@@ -23,15 +23,15 @@ from evotune.trial import Value
 
 Shape = dict[str, Value]
 
-_ORDINARY_SCORES = 3 << 19  # batch * heads * seq_len_q * seq_len_k: (1254, 1254) with one head
-_WIDE_SCORES = 1 << 19  # of many batches and heads: (120, 120) with 36 of both together
-_LARGE_SCORES = 1 << 26  # (8192, 8192) with one head
+_ORDINARY_SCORES = 3 << 19  # batch * heads * seq_len_q * seq_len_k: 1254 x 1254 with one head
+_WIDE_SCORES = 1 << 19  # the same for many heads: 120 x 120 with batch * heads = 36
+_LARGE_SCORES = 1 << 26  # 8192 x 8192 with one head
 _MOST_HEADS = 40
 _BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 9, 1)
 _GROUPS = (1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0)  # 0: one of 9 to 15
 _HEADS = ((4, 8), (9, 16), (33, _MOST_HEADS))  # where a group is one head
 _SHORT = (1, 15, 17, 31, 33, 47, 49, 63, 65, 79, 81, 127, 129)
-_OTHER_SCALES = (0.3, 0.6)  # the second one where the first is about the usual scale
+_OTHER_SCALES = (0.3, 0.6)  # 0.6 only if 0.3 is near the usual scale
 
 
 def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) -> tuple[Shape, ...]:

@@ -24,7 +24,7 @@ _GARBAGE = 100.0
 """Size of what lies in slots without a key, where that is not NaN."""
 _NO_PAGES = (-1, -(1 << 31), (1 << 31) - 1, 1 << 20)
 """Entries of a page table beyond a sequence's length."""
-_SHARED = 3  # of so many sequences one begins with another one's first page
+_SHARED = 3  # one sequence in three begins with another sequence's first page
 
 
 def make_inputs(problem: RaggedAttention, case: Case, kind: str, seed: int, device: str) -> Tensors:
@@ -192,9 +192,16 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
 def altered_indices(
     case: Case, inputs: Tensors, name: str, rng: random.Random
 ) -> tuple[int, torch.Tensor] | None:
-    """One other element. In a page table another page all of whose slots have keys; a shorter
-    length; a boundary that lies earlier by up to half the sequence before it. Any of these may be
-    there beside any other."""
+    """Another valid value for one element of the index tensor `name`: the element's flat place, and
+    the value as int32 of shape (1,). None if there is no other value.
+
+    - `page_table`: a page of which every slot has a key.
+    - `seq_lens`: a length of at least half the present one.
+    - `cu_seqlens_q`, `cu_seqlens_k`: the boundary moves towards the beginning, by at most half of
+      the sequence before it.
+
+    Several such changes may hold at the same time: the tensors stay valid.
+    """
     s: Any = case.symbols
     values = inputs[name].tolist()
     number = rng.randrange(s["sequences"])

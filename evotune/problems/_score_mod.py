@@ -55,7 +55,7 @@ def _written(node: Node, whole: str) -> Text:
         if isinstance(value, bool):
             return ("true" if value else "false"), "bool"
         if isinstance(value, str) or not math.isfinite(value) or abs(value) >= _MOST:
-            raise wrong(f"{value!r} is no number below 2**31")
+            raise wrong(f"expected a number below 2**31, found {value!r}")
         return (f"{value}", "int") if isinstance(value, int) else (f"{value!r}f", "float")
     if isinstance(node, Name):
         if node.name not in NAMES:
@@ -66,12 +66,14 @@ def _written(node: Node, whole: str) -> Text:
     if node.operator in ("//", "%"):
         divisor = node.operands[1]
         if kinds != {"int"} or not (isinstance(divisor, Literal) and int(divisor.value) > 0):
-            raise wrong(f"{node.operator} takes integers and divides by a positive number")
+            raise wrong(
+                f"{node.operator} takes an integer and a positive number that is written out"
+            )
     found = _operation(node.operator, parts)
     if found is None:
-        raise wrong(f"{node.operator} is not known here")
+        raise wrong(f"{node.operator} is not allowed in a {_KEY}")
     if "bool" in kinds and node.operator not in ("if", "not", *_LOGIC):
-        raise wrong(f"{node.operator} takes numbers")
+        raise wrong(f"{node.operator} takes numbers, found a condition")
     return found
 
 

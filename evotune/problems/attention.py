@@ -82,8 +82,7 @@ class Attention:
                 message = f"expected a variant {{causal: true|false}}, got {name}: {value}"
                 raise WrongSymbol(message, name)
             if name in shape:
-                article = "an" if name == "alignment" else "a"
-                raise WrongSymbol(f"the shape names {article} {name} already", name)
+                raise WrongSymbol(f"both the shape and the variant set {name}: set it in one", name)
         layout = _layout(variant.get("layout", shape.get("layout", layouts.DEFAULT)))
         causal = bool(variant.get("causal", False))
         heads, kv_heads = sizes["heads"], sizes["kv_heads"]

@@ -263,8 +263,8 @@ class VarlenAttention(RaggedAttention):
             tokens, longest = sizes[f"tokens_{side}"], sizes[f"longest_{side}"]
             if not longest <= tokens <= sizes["sequences"] * longest:
                 raise WrongSymbol(
-                    f"tokens_{side} ({tokens}) must lie between longest_{side} ({longest}) and "
-                    "so many for each of the sequences",
+                    f"tokens_{side} must lie between longest_{side} ({longest}) and sequences * "
+                    f"longest_{side} ({sizes['sequences'] * longest}), got {tokens}",
                     f"tokens_{side}",
                 )
         return {}
@@ -326,7 +326,11 @@ class PagedAttention(RaggedAttention):
 
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
         if sizes["queries"] > sizes["longest"]:
-            raise WrongSymbol("queries are among the keys, so longest is no less", "queries")
+            raise WrongSymbol(
+                f"queries ({sizes['queries']}) must not exceed longest ({sizes['longest']}): each "
+                "query is one of the keys",
+                "queries",
+            )
         most_pages = -(-sizes["longest"] // sizes["page_size"])
         return {"most_pages": most_pages, "pages": sizes["sequences"] * most_pages + _PAGES_BESIDE}
 

@@ -6,9 +6,12 @@ import torch
 
 
 def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of two roundings of each element to `dtype`: about a unit in the last place, plus
-    the smallest normal number, since processors may flush smaller ones to zero. In float16 none
-    does so: there it is plus the smallest number of all. Integers are exact."""
+    """The error that two roundings to `dtype` make in each element, in the unit of `values`.
+
+    It is one unit in the last place plus the smallest normal number, because processors may flush
+    smaller numbers to zero. For float16 no processor does, so there it is one unit plus the
+    smallest subnormal number. For integers it is 0.5: no difference is allowed.
+    """
     if not dtype.is_floating_point:
         return torch.full_like(values, 0.5)
     return values.abs() * torch.finfo(dtype).eps + _smallest(dtype)

@@ -11,10 +11,11 @@ from evotune.store import RunStore
 def leaders(
     links: Mapping[int, int | None], stored: Container[int] | None = None
 ) -> dict[int, int]:
-    """Trial -> the first stored trial of its machine code, for all of `links`.
+    """Trial -> its leader, the first stored trial with the same machine code, for all of `links`.
 
-    `links` maps a trial to its twin. `stored` has further trials that exist. A twin may not be
-    stored yet, or may have been lost with a killed run.
+    `links` maps a trial to an earlier trial with its machine code, or to None. `stored` has further
+    trials that exist. A trial that a link names may be missing: it is not stored yet, or was lost
+    with a killed run. Then the first trial whose links lead to it is the leader.
     """
     found: dict[int, int] = {}
     for number in links:
@@ -37,10 +38,12 @@ def stored_leaders(store: RunStore) -> dict[int, int]:
 
 
 def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[set[int], int]:
-    """Trials that decide a leaderboard's first `rows`, and the number of further rows.
+    """The trials that must be read for the first `rows` rows of a leaderboard, and the number of
+    rows that follow them.
 
-    These are the groups of the `confirmed` trials, of the next best ones, and of one more, which
-    shows whether the last row shares its rank. Empty when only confirmed trials lead.
+    A row stands for all trials of one machine code. The trials are those of the `confirmed` rows,
+    of the next best `rows`, and of one more, which shows whether the last row shares its rank. They
+    are none if every row is confirmed.
     """
     known = stored_leaders(store)
     followers = {number for number, leader in known.items() if leader != number}

@@ -296,7 +296,7 @@ def _environment(run: RunFolder, kept: Json) -> Mapping[str, Json]:
     except (OSError, ValueError) as error:
         return {"unreadable": f"{run.environment.name}: {error}"}
     if not isinstance(found, dict) or not isinstance(found.get("packages", {}), dict):
-        return {"unreadable": f"{run.environment.name}: it holds something that no run writes"}
+        return {"unreadable": f"{run.environment.name}: its content is not what a run writes"}
     if kept not in (None, found):
         return {"unreadable": f"{run.environment.name}: it was changed since the run began"}
     return found

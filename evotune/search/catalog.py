@@ -35,7 +35,9 @@ def same_strategy(name: str, given: str | StrategyMaker | None) -> str | Strateg
     """The strategy that continues a search by `name`. UsageError when that is a user's own strategy
     and was not given, or when another one is given."""
     if given is not None and strategy_name(given) != name:
-        raise UsageError(f"the run's strategy is {name}, not {strategy_name(given)}")
+        raise UsageError(
+            f"the run's strategy is {name}, not {strategy_name(given)}: a run keeps its strategy"
+        )
     if given is None and ":" in name:
         raise UsageError(
             f"the run's strategy is {name}, which is your own: resume from Python, with "

@@ -92,9 +92,9 @@ class OwnStrategy(FoldedStrategy):
             raise UsageError(f"{what}: expected a value for each of {', '.join(self._names)}")
         configuration = Configuration({name: found[name] for name in self._names})
         if not self._space.is_valid(configuration):
-            raise UsageError(f"{what}, which is not in the space")
+            raise UsageError(f"{what}, which is not a valid configuration of the space")
         if configuration in self._seen or configuration in pending:
-            raise UsageError(f"{what}, which it asked for before")
+            raise UsageError(f"{what}, which it asked for before: ask for each configuration once")
         return configuration
 
     def _learn(self, trial: Trial, individual: Individual | None) -> None:

@@ -11,8 +11,8 @@ from evotune.problems.problem import TensorSpec
 
 
 def strided_view(payload: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor in its shape, in rows of bytes that each hold one: its first dimension counts
-    these rows."""
+    """`payload` (count, bytes) as `count` tensors of the shape and strides in `spec`: a view
+    (count, *shape)."""
     elements = payload.view(torch_dtype(spec.dtype))
     shape, strides = (len(elements), *spec.shape), (elements.stride(0), *spec.all_strides)
     return elements.as_strided(shape, strides, elements.storage_offset())
@@ -28,8 +28,12 @@ def gap_words(spec: TensorSpec, device: torch.device) -> torch.Tensor:
 
 
 def run_of(view: torch.Tensor, place: int, count: int) -> torch.Tensor:
-    """Elements of each tensor of `view` (its first dimension counts tensors), from a flat index on:
-    a part of one row, or several whole rows as `fitted` gives them."""
+    """A view of `count` elements from the flat index `place` on, in each of the tensors `view`
+    (tensors, *shape).
+
+    `place` and `count` are as `fitted` gives them. The view is (tensors, count) for a part of one
+    row, and (tensors, rows, columns) for whole rows of one head.
+    """
     *outer, columns = view.shape[1:]
     row, column = divmod(place, columns)
     *at, first = _unravelled(row, outer)
@@ -39,8 +43,8 @@ def run_of(view: torch.Tensor, place: int, count: int) -> torch.Tensor:
 
 
 def fitted(spec: TensorSpec, place: int, count: int) -> tuple[int, int]:
-    """The nearest place and count of elements that `run_of` takes: a part of one row, or whole rows
-    of one head."""
+    """The place and the count of elements nearest to these that `run_of` takes: a part of one row,
+    or whole rows of one head."""
     columns = spec.shape[-1]
     rows = spec.shape[-2] if len(spec.shape) > 1 else 1
     if count < columns:

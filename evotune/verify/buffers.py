@@ -149,7 +149,7 @@ class BufferSets:
     ) -> None:
         far = [spec for spec in specs if spec.is_far]
         if far and len(inputs) > 1:
-            raise LaunchFailure("a tensor whose parts lie gigabytes apart goes alone")
+            raise LaunchFailure("a tensor whose parts lie gigabytes apart needs a set of its own")
         near = tuple(spec for spec in specs if spec not in far)
         layout = _layout(near, tuple(plan.workspaces))
         room = len(inputs) * layout.nbytes + _ALIGNMENT

@@ -28,7 +28,7 @@ from evotune.verify._launch_evidence import Evidence, gather
 from evotune.verify.buffers import POISON_BYTE, SPOT_BYTES, BufferSets
 from evotune.verify.pool import InputPool, InputSet, elements_of
 
-_RUNS_OF_A_ROUND = 3  # of a candidate, the first of them untimed
+_RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
 _LATE_CALLS = 6  # half of the writes come at most this many calls before the last one
 _PENDING_BYTES = 256 << 20
 _RATIO = 1.15

@@ -280,8 +280,8 @@ struct Block {
   ptrdiff_t row;
 };
 
-// Calls `product` with the distance between the rows of K or V. If they are TOUCHed, or lie one behind the other as most
-// do, that is a constant for the compiler.
+// Calls `product` with the distance between the rows of K or V. The distance is a compile-time constant if the rows
+// were packed or converted before (TOUCH), or if they lie one behind the other, as most do.
 template <bool TOUCH, int DIM, class Multiply>
 [[gnu::always_inline]] inline void with_row(const Block& block, Multiply product) {
   if (TOUCH || block.row == DIM)

@@ -304,8 +304,8 @@ struct Place {
     return problem.out_strides.further(problem.out + problem.out_strides.head_at(batch, of_head), query);
   }
 
-  // The sum of a row's weights with its sink's; `maximum` is what the weights are relative to. The caller that `tells`
-  // stores the logarithm of the sum.
+  // The sum of a row's weights, its sink's weight included; the weights are relative to the score `maximum`. With
+  // `tells` this lane stores the logarithm of the sum: one lane of each row does.
   __device__ __forceinline__ float total(int of_head, int query, bool tells, float sum, float maximum) const {
     const float sink = SINKS ? kLog2e * problem.features.sinks[of_head] : 0.0f;
     const float shift = maximum * problem.exponent_scale();
@@ -343,8 +343,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kBarriers; ++i) {
       const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
-      // Who arrives at a barrier. Full: the producer. Empty: every consumer warp (of K and V: of all blocks that the
-      // producer loads for). Empty Q whose memory the output went through: the thread that stored the output.
+      // The number of arrivals that end a phase. `full`: 1, the producer. `empty` of K and V: every consumer warp of
+      // all blocks of the cluster. `empty` of Q: every consumer warp, or one thread of each warpgroup if the output
+      // goes through Q's memory: the thread that stored it.
       const int givers = query ? (kThroughShared ? 1 : 4) : 4 * CLUSTER;
       start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : 1);
     }

@@ -232,9 +232,9 @@ __device__ __forceinline__ void store_out(const Tile& tile, int row, int column,
       make_uint2(pack<kBfloat16>(o[0] * inverse, o[1] * inverse), pack<kBfloat16>(o[2] * inverse, o[3] * inverse));
 }
 
-// Merges the parts of a unit that blocks left, `count` of them one behind the other, in their order. Unlike those of
-// split_merge.cuh they are counted at run time: a load that is left out keeps its registers from all other use, so the
-// last part is loaded again in place of those that do not exist.
+// Merges the `count` parts of a unit, which blocks stored one behind the other, in their order. In split_merge.cuh the
+// compiler knows the number of parts; here it does not. A load that is skipped at run time occupies its registers
+// anyway, so the code does not skip loads: past the end it loads the last part again.
 __device__ __forceinline__ void merge_blocks(const Tile& tile, const float* parts, int count) {
   const float scale = tile.problem.scale_log2;
 #pragma unroll 1

@@ -120,8 +120,8 @@ struct Tile {
 
   // ---- at a row's end ----
 
-  // The sum of a row's weights with its sink's; `maximum` is what the weights are relative to. The caller that `tells`
-  // stores the logarithm of the sum.
+  // The sum of a row's weights, its sink's weight included; the weights are relative to the score `maximum`. With
+  // `tells` this lane stores the logarithm of the sum: one lane of each row does.
   __device__ __forceinline__ float total(int row, bool tells, float sum, float maximum) const {
     const float sink = SINKS ? kLog2e * problem.features.sinks[query_head(row)] : 0.0f;
     const float shift = maximum * problem.exponent_scale();

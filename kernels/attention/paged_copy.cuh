@@ -1,8 +1,9 @@
 // Copying tiles of keys and values out of pages, 16 bytes at a time.
 //
-// A thread copies one chunk of every kRows-th row of a tile. It reads the numbers of the next tile's pages one step
-// ahead of their use, so that a copy never waits for the table: one number where all its rows lie in one page, one a
-// page where a page holds many of them, else one a row. Rows beyond the length become zeros, whatever lies in the page.
+// A thread copies one chunk of every kRows-th row of a tile. It reads the page numbers of the next tile one step ahead
+// of their use, so that a copy never waits for the table. It reads one number for the tile if all its rows lie in one
+// page, one for each page if the tile consists of whole pages, else one for each row. Rows beyond the length become
+// zeros, whatever lies in the page.
 // OWN_COPIES: a warp copies just the keys that it multiplies, so that the warps of a block need not wait for others.
 //
 // attention_paged.cu includes this file after its constants and Problem.
@@ -23,7 +24,7 @@ struct PagedCopy {
   static constexpr int kPasses = kKeys / kRows;
   static constexpr bool kOnePage = PAGE_SIZE % kKeys == 0;
   static constexpr bool kFewPages = kKeys % PAGE_SIZE == 0 && PAGE_SIZE % kRows == 0;
-  static constexpr int kSpan = kOnePage ? kKeys : kFewPages ? PAGE_SIZE : kRows;  // rows that have a number together
+  static constexpr int kSpan = kOnePage ? kKeys : kFewPages ? PAGE_SIZE : kRows;  // rows per page number
   static_assert(kTogether % kChunks == 0 && kKeys % kRows == 0, "threads copy whole rows");
 
   const Sequences& all;

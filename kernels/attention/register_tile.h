@@ -15,7 +15,7 @@ namespace {
 constexpr int kUnroll = UNROLL;  // the pragma takes a constant, it does not expand macros
 
 // One product C = A B. Element (row, step) of A is a[row * a_row + step * a_step], B has a row of columns per step.
-// Everything is inlined into its two callers. They pass strides as constants, but for rows of a tensor as they lie.
+// Everything is inlined into the two callers. Their strides are constants, except those of unpacked rows of a tensor.
 struct Product {
   const float* a;
   std::ptrdiff_t a_row;

@@ -25,7 +25,8 @@ constexpr float kLog2e = 1.44269504088896341f;
 // A score modification takes scores as they are, the softmax takes them times log2(e).
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
 
-// q k becomes the capped score, in the unit above. Built anew for each block of keys, of numbers that the compiler keeps.
+// Turns q k into the capped score, in units of kUnit. It is built again for each block of keys; the compiler computes
+// its numbers only once.
 struct SoftCap {
   float cap;
   float exponent;  // from q k to the argument of 2^x

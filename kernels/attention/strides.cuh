@@ -29,8 +29,8 @@ struct Strides {
     return const_cast<Element*>(reinterpret_cast<const Element*>(reinterpret_cast<const char*>(from) + bytes));
   }
 
-  // The same for the sources of copies, of which a loop makes many. One instruction that the compiler sees nothing in:
-  // else it would move the products out of the loop, where each takes two registers.
+  // The same, for a loop of many copies. The compiler cannot see into the instruction. Otherwise it would compute all
+  // products before the loop, and each would take two registers.
   template <class Element>
   __device__ __forceinline__ Element* source(Element* from, int rows) const {
     unsigned long long to;

@@ -26,7 +26,7 @@ struct Worker {
 #define VALUE_COPIER value_copier
 #define VALUES_FROM value_copier
 #else
-#define VALUE_COPIER key_copier  // macros, since a reference to it would be other machine code
+#define VALUE_COPIER key_copier  // macros: a C++ reference would change the machine code
 #define VALUES_FROM copier
 #endif
   const Element *keys, *values;  // where this thread copies from, at block 0

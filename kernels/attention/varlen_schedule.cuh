@@ -2,10 +2,10 @@
 //
 // A sequence of n rows has ceil(n / BLOCK_M) tiles. A tile is found from its number and the table of boundaries alone,
 // by a warp that looks at 32 sequences at a time.
-//   by rows   The tiles of sequence i have the numbers from boundaries[i] / BLOCK_M + i on. That leaves room enough for
-//             them, and few numbers without a tile: at most tokens / BLOCK_M + sequences numbers.
-//   by level  First come the tiles that have most rows of their sequence before them, over all sequences: with a causal
-//             mask those take longest, and a tile that starts late is a short one.
+//   by rows   The first tile of sequence i has the number boundaries[i] / BLOCK_M + i, and its other tiles follow. So
+//             no two tiles share a number. Some numbers have no tile; all are below tokens / BLOCK_M + sequences.
+//   by level  The tiles furthest down in their sequences come first. Under a causal mask they take longest, so the
+//             tiles that start last are short ones.
 //
 // Archs      sm_80 and later.
 // References FlashAttention-2, Dao 2023 (varlen); Graham 1969 (longest processing time first).

@@ -277,9 +277,10 @@ struct Consumer {
 #endif
   }
 
-  // Skips a block of which the group's rows see no key. It still waits for the block's stages, since another warp may
-  // not have given back their last use. All lanes wait, since the next use but one has the same parity as this one. The
-  // turn comes before the wait for the values, which may depend on a group whose turn is next.
+  // Skips a block of keys that no row of the group sees. It still waits until the block's stages are full: else this
+  // warp could give a stage back before another warp has given back the stage's last use. All lanes wait: the stage's
+  // next use but one has the same parity, so a lane that lags could not tell them apart. The turn is passed on before
+  // the wait for the values, because these may not arrive before the next group has had its turn.
   __device__ __forceinline__ void skip() {
     wait_keys();
     __syncwarp();

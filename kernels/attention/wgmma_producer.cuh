@@ -1,10 +1,10 @@
 // The thread that loads by TMA: of each tile Q, then its blocks of keys and values, the last block first.
 //
 // A stage is loaded when all consumer warps have given it back (`empty`), and handed over when its bytes are there
-// (`full`). The n-th use of a ring of S stages waits until phase n / S - 1 of `empty` is over. So the producer waits
-// for the parity that the consumers do not wait for, and the first S uses pass at once. With CLUSTER, the consumers of
-// all blocks give back a stage, since it is loaded in all of them; bytes may arrive before this block's thread expects
-// them.
+// (`full`). The n-th use of a ring of S stages waits until phase n / S - 1 of `empty` is over. The consumers wait for
+// phase n / S of `full`, so the producer waits for the opposite parity, and the first S uses pass at once. With
+// CLUSTER, a stage is loaded in all blocks, so the consumers of all blocks must give it back. Its bytes may arrive in a
+// block before that block's own thread has announced them.
 //
 // Archs      sm_90 and later.
 // References PTX ISA: "mbarrier", "cp.async.bulk.tensor".

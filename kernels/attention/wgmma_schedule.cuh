@@ -67,8 +67,9 @@ struct Tail {
     return step < of_longer ? step / (least + 1) : longer + (step - of_longer) / least;
   }
 
-  // The number of the part that a block has of a tile of the tail. From one part to the next in the list of steps, the
-  // block, the tile or both are the next. So no two parts have the same number, and those of a tile follow each other.
+  // Numbers the parts of shared tiles; a part is the steps of one tile that one block has. In the order of the steps,
+  // each part has a later block than the part before it, or a later tile, or both. So block + tile grows from part to
+  // part: no two parts have the same number, and the parts of a tile have consecutive numbers.
   static __device__ __forceinline__ int part(int block, int tile) { return block + tile; }
 };
 

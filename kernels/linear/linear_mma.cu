@@ -94,7 +94,7 @@ struct Worker {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + step % STAGES * kStageBytes;
   }
 
-  // A group of copies for the step, which is empty behind the last one.
+  // Starts the copies of a step as one group. Past the last step the group is empty.
   __device__ __forceinline__ void copy(int step) const {
     if (step < share.end) {
       const unsigned x_at = stage_at(step), weight_at = x_at + 2 * BLOCK_K * BLOCK_M;

@@ -137,7 +137,7 @@ class Elsewhere(Backwards):
     ("strategy", "message"),
     [
         (Guessing, "Guessing asked for .* which it asked for before"),
-        (Elsewhere, "Elsewhere asked for .* which is not in the space"),
+        (Elsewhere, "Elsewhere asked for .* which is not a valid configuration"),
         (lambda space, settings: random.Random(0), "lacks ask and tell"),
         (3, "expected a name, a class with ask and tell"),
         ("telepathy", "unknown search strategy 'telepathy'"),

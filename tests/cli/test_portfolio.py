@@ -76,7 +76,10 @@ def test_it_prints_the_rule_and_the_package_follows(
     assert (again.exit_code, again.stdout) == (0, text), again.output
     for arguments, words in (
         ("export mine latest -o other", "error: mine is a portfolio: export it alone"),
-        ("portfolio --resume mine --seed 1 -o x", "error: --resume knows -o, --seed by itself"),
+        (
+            "portfolio --resume mine --seed 1 -o x",
+            "error: leave out -o, --seed: --resume takes such settings",
+        ),
     ):
         done = invoke(*arguments.split(), "--trust")
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1)

@@ -40,7 +40,7 @@ CHEATS = {
     "blocks_signals": "changed which signals are blocked",
     "affinity": "changed the CPU affinity",
     "threads_of_openmp": "changed PyTorch's number of threads from",
-    "dynamic_openmp": "changed OpenMP's settings (omp_get_dynamic tells 1)",
+    "dynamic_openmp": "changed OpenMP's settings (omp_get_dynamic is now 1)",
     "priority": "changed the priority of a thread",
     "batch_policy": "changed the priority of a thread",
     "timer_slack": "changed the slack of its timers",

@@ -53,9 +53,14 @@ def test_a_plan_says_how_many_bytes_go_where(tmp_path: Path) -> None:
             "c_keys: k",
             "c_keys: kk",
             (10, 31),
-            "from 'kk', which is not an input tensor; did",
+            "constant memory c_keys: 'kk' is not an input tensor; did",
         ),
-        ("c_keys: k", "c_keys: out", (10, 31), "from 'out', which is not an input tensor"),
+        (
+            "c_keys: k",
+            "c_keys: out",
+            (10, 31),
+            "constant memory c_keys: 'out' is not an input tensor",
+        ),
         ("filled.cu", "filled.cpp", (10, 5), "'constant_memory' needs a CUDA kernel"),
     ],
 )

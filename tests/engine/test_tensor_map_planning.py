@@ -94,7 +94,7 @@ def test_a_space_can_name_another_one_for_devices_it_does_not_support(tmp_path: 
             "tensor_map: k,",
             "tensor_map: kk,",
             (12, 9),
-            "map of 'kk', which is not a tensor",
+            "the tensor map names 'kk', which is not a tensor",
         ),
         ("[1, 1, 8, 8]", "[1, 8, 8]", (13, 30), "the box has 3 sizes, but q has 4 dimensions"),
         ("[1, 1, 8, 8]", "[1, 1, 300, 8]", (13, 37), "expected 1 to 256, found 300"),

@@ -362,8 +362,8 @@ def test_runs_that_do_not_belong_together_are_refused(
         ("_a", "cannot be the name of a package"),
         ("ähnlich", "cannot be the name of a package"),
         ("class", "cannot be the name of a package"),
-        ("json", "would hide another one"),
-        ("torch", "would hide another one"),
+        ("json", "would hide the Python module of that name"),
+        ("torch", "would hide the Python module of that name"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(

@@ -117,7 +117,7 @@ def test_a_call_may_lack_them(package: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"pick": None}, "a call gives all or none of bias, pick"),
+        ({"pick": None}, "a call must give all or none of bias, pick"),
         ({"bias": torch.ones(3)}, "the kernels take x (rows, columns)"),
         ({"pick": torch.full((64,), 64, dtype=torch.int32)}, "pick holds 64"),
     ],
@@ -156,8 +156,12 @@ def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("if has_bias else", "if has_bias and doubled else", "each input is there always, or when"),
-        ('{"x": (rows, columns),', '{"x": (rows, columns + doubled),', "flags change no shapes"),
+        ("if has_bias else", "if has_bias and doubled else", "each input must be there always"),
+        (
+            '{"x": (rows, columns),',
+            '{"x": (rows, columns + doubled),',
+            "a flag must not change shapes",
+        ),
         (
             'return {"out": (rows, columns)}\n',
             'return {"out": (rows, columns), **({"bias": (rows,)} if doubled else {})}\n',

@@ -200,8 +200,8 @@ def changed(given: list[Any], place: int, index: Any, value: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("place", "index", "value", "words"),
     [
-        (3, 1, -5, "cu_seqlens_q must not fall"),
-        (3, 1, 1 << 30, "cu_seqlens_q must not fall"),
+        (3, 1, -5, "cu_seqlens_q must not decrease"),
+        (3, 1, 1 << 30, "cu_seqlens_q must not decrease"),
         (4, 5, 91, "cu_seqlens_k must begin with 0 and end with 90"),
         (4, 0, 1, "cu_seqlens_k must begin with 0"),
     ],
@@ -210,7 +210,7 @@ def test_boundaries_that_do_not_fit_reach_no_kernel(
     varlen: ModuleType, place: int, index: int, value: int, words: str
 ) -> None:
     wrong = changed(TIMED, place, index, value)
-    with pytest.raises(ValueError, match=r"must begin with 0, not fall, and end at most"):
+    with pytest.raises(ValueError, match=r"must begin with 0, never decrease, and end at or below"):
         varlen.attention_varlen(*wrong, causal=True)
     assert varlen.info()["calls"] == 0
     assert words in varlen.info()["misses"]["values"]["first"]

@@ -170,6 +170,6 @@ def test_a_portfolio_that_wins_nothing_is_no_package(
     request = PortfolioRequest(str(space), cases, tmp_path / "runs", 1, device="cpu")
     slower = PretendedDevice(lambda configuration, case: 0.8)
     built(request, PretendedSearch(space, found), slower)
-    with pytest.raises(EvotuneError, match="a package would serve nothing") as caught:
+    with pytest.raises(EvotuneError, match="a package would serve no call") as caught:
         export_portfolio(tmp_path / "runs", tmp_path / "none")
     assert caught.value.exit_code == 1

@@ -183,7 +183,7 @@ def test_needles_lie_at_both_ends_of_a_window_and_just_outside() -> None:
         ({"softcap": "big"}, {}, "expected softcap to be a positive number"),
         ({"sinks": 1}, {}, "expected sinks to be true or false, got 1"),
         ({"value_dim": 0}, {}, "expected value_dim to be an integer of at least 1"),
-        ({"lse": True}, {"lse": True}, "the shape names a lse already"),
+        ({"lse": True}, {"lse": True}, "both the shape and the variant set lse"),
         ({}, {"windows": 1}, "expected a variant"),
     ],
 )

@@ -70,7 +70,7 @@ def test_in_a_mixed_layout_all_strides_differ() -> None:
 
 def test_a_layout_is_a_variant_too() -> None:
     assert PROBLEM.case(SHAPE, {"causal": True, "layout": "blhd"}) == case("blhd")
-    with pytest.raises(WrongSymbol, match="the shape names a layout already"):
+    with pytest.raises(WrongSymbol, match="both the shape and the variant set layout"):
         PROBLEM.case({**SHAPE, "layout": "blhd"}, {"layout": "blhd"})
     for wrong in ("bldh", "far_q"):
         shape = {**SHAPE, "layout": wrong}

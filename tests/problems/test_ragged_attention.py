@@ -202,11 +202,11 @@ def test_timed_lengths_add_up_and_their_work_is_counted(lengths: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "sizes", "words"),
     [
-        (VARLEN, {"tokens_q": 16}, r"tokens_q \(16\) must lie between longest_q \(17\) and"),
-        (VARLEN, {"tokens_k": 241}, r"tokens_k \(241\) must lie between"),
+        (VARLEN, {"tokens_q": 16}, r"tokens_q must lie between longest_q \(17\) and .*, got 16"),
+        (VARLEN, {"tokens_k": 241}, r"tokens_k must lie between .*, got 241"),
         (VARLEN, {"lengths": "random"}, "expected lengths to be zipf or even, got 'random'"),
         (VARLEN, {"seq_len": 4}, "unknown size 'seq_len' in a shape; known: sequences, heads"),
-        (PAGED, {"queries": 38}, "queries are among the keys"),
+        (PAGED, {"queries": 38}, r"queries \(38\) must not exceed longest"),
         (PAGED, {"heads": 3}, "must be a multiple of kv_heads"),
         (PAGED, {"page_size": 0}, "expected page_size to be an integer of at least 1, got 0"),
         (PAGED, {"scale": -1}, "expected scale to be a positive number"),

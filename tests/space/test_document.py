@@ -65,7 +65,12 @@ BAD_FILES = [
         20,
         "evolution searches for speed alone",
     ),
-    (PARAMETERS + "objective: [error, error]", 5, 12, "each objective may stand there once"),
+    (
+        PARAMETERS + "objective: [error, error]",
+        5,
+        12,
+        "an objective is listed twice; list each once",
+    ),
     (PARAMETERS + "timeouts: {trial_s: 0}", 5, 21, "greater than 0"),
     (PARAMETERS + "default: {C: 1}", 5, 11, "unknown parameter 'C'"),
     (PARAMETERS + "default: {A: 3}", 5, 14, "3 is not a value of A"),

@@ -158,7 +158,7 @@ def test_a_write_beside_a_part_of_a_far_tensor_is_seen(offset: int) -> None:
 
 def test_far_tensors_go_alone_and_say_how_much_they_take() -> None:
     ones = torch.ones(2, 1, 4, 8, dtype=torch.float16)
-    with pytest.raises(LaunchFailure, match="goes alone"):
+    with pytest.raises(LaunchFailure, match="needs a set of its own"):
         BufferSets((FAR_X,), NO_LAUNCH, [{"x": ones}] * 2, "cpu")
     huge = TensorSpec("x", (2, 8), "float16", strides=(1 << 59, 1))
     with pytest.raises(NoRoom, match="GiB for x"):

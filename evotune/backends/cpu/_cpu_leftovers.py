@@ -14,11 +14,11 @@ from evotune.device.session import Sampler
 
 _GLANCE_S = 0.0005
 _LONGEST_WAIT_S = 0.05  # a thread that waits for a core goes to sleep as soon as it gets one
-_SPIN_S = 0.001  # time on a core; a pool that spins until its next work takes a fifth of this
+_SPIN_S = 0.001  # on a core: five times as long as a pool spins after its work
 _LOOK_S = 0.003
-_BUSY_SHARE = 0.02  # of a core; a thread that came to rest has nothing more to do
+_BUSY_SHARE = 0.02  # of a core: a thread at rest uses none
 _REST_S = 0.002  # the longest wait for other threads before a sample of a baseline
-_DISTURBED = 4  # samples, and a tenth of all: the load of other processes may hit a few
+_DISTURBED = 4  # samples, and at least a tenth of all: other processes may disturb a few
 _CLOCK_OF_THREAD = 6  # Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
 

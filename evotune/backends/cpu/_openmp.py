@@ -55,8 +55,11 @@ def threads() -> frozenset[int]:
 
 
 def rest() -> None:
-    """Ends the pool's threads, which would spin for milliseconds after their work: a thread that
-    computes from now on is none of them. The next parallel region starts new ones."""
+    """Ends the threads of the pool. The next parallel region starts new ones.
+
+    After their work these threads spin for milliseconds. Once they have ended, a thread that still
+    computes is not one of them.
+    """
     with contextlib.suppress(AttributeError):
         _library().omp_pause_resource_all(_SOFT)
 

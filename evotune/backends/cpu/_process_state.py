@@ -256,7 +256,7 @@ def _threads_counted(before: ProcessState, now: ProcessState) -> Iterator[str]:
     for name in _differing(before.torch, now.torch):
         yield (f"changed PyTorch's {name} from {before.torch.get(name)} to {now.torch.get(name)}")
     for name in _differing(before.openmp, now.openmp):
-        yield f"changed OpenMP's settings ({name} tells {now.openmp.get(name)})"
+        yield f"changed OpenMP's settings ({name} is now {now.openmp.get(name)})"
 
 
 def _limits_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:

@@ -69,7 +69,7 @@ def static_view(binary: str) -> StaticView:
 def read_view(text: str, source: str) -> StaticView:
     """The view of a disassembly. NoDisassembly where it holds no x86-64 code."""
     if "x86-64" not in text:
-        raise NoDisassembly(f"{_PROGRAM}'s view is made for x86-64 alone")
+        raise NoDisassembly(f"evotune reads {_PROGRAM}'s output only for x86-64")
     lines, symbols = _parse(text)
     functions = _functions(lines, symbols)
     looped = [

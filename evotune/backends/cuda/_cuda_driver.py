@@ -124,8 +124,11 @@ def outside_of_captures() -> Iterator[None]:
 
 
 def zeros(size: int) -> int:
-    """The address of zeros in the current context, which are never given back. PyTorch's allocator
-    does not know them: memory that it hands out in a capture belongs to the graph."""
+    """The address of `size` new bytes of zeros in the current context. They are never freed.
+
+    They are not PyTorch's memory, because memory that PyTorch's allocator hands out during a
+    capture belongs to the graph.
+    """
     address, own = ctypes.c_uint64(), ctypes.c_void_p()
     with outside_of_captures():
         call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))

@@ -78,7 +78,8 @@ class Launcher:
             return f"this is {found.name}, {mine}"
         wanted = self._device.get("multiprocessors", found.multi_processor_count)
         if found.multi_processor_count != wanted:
-            return f"this GPU has {found.multi_processor_count} multiprocessors, {mine} of {wanted}"
+            here = f"this GPU has {found.multi_processor_count} multiprocessors"
+            return f"{here}, {mine} with {wanted}"
         return ""
 
     def current_index(self) -> int:

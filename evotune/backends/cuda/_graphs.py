@@ -109,9 +109,11 @@ _HEAD_START_CYCLES = 60_000
 """The GPU waits at least this long (some 30 us) before the first event. So the graph is queued
 before it starts, and the processor's launch latency does not count."""
 _LONGEST_HEAD_START_CYCLES = 16 * _HEAD_START_CYCLES
-_HEAD_START_DECAY = 0.998  # per sample: where more is always needed, one sample in 350 is late
+_HEAD_START_DECAY = 0.998
+"""A late sample doubles the head start, and every sample multiplies it by this factor. So if a
+sample needs more than the least one, one sample in 350 is late: 0.998^350 is 1/2."""
 _MOST_LATE = 4
-_COPY_LEAD_US = 8.0  # about the time from the request of a copy to its begin
+_COPY_LEAD_US = 8.0  # from the request of a copy until it begins, about
 # The begin and end of a call are computed from the time of the whole graph, as if all calls took
 # the same time. These margins allow for the error of that.
 _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02

@@ -64,17 +64,21 @@ class Native:
         return made
 
     def add_miss(self) -> int:
-        """Decides that no kernel serves the case that this thread was asked about. Returns the
-        decision's number."""
+        """Tells native code that no kernel serves the case that this thread was asked about.
+        Returns the decision's number."""
         return self._add([_MISS])
 
     def add_python(self, launch: Any, out: Any) -> int:
-        """Decides that Python makes the output and the launch, which it is asked for."""
+        """Tells native code to ask Python at each call, which makes the output and the launch."""
         return self._add([_PYTHON])
 
     def add(self, launch: Any, out: Any) -> int:
-        """Decides that the kernel bound to `launch` serves it; the output is laid out like `out`.
-        What native code cannot launch, it will ask Python to."""
+        """Tells native code to serve the case by the kernel bound to `launch`, with an output that
+        is laid out like `out`. Returns the decision's number.
+
+        Native code asks Python at each call of a plan that it cannot launch: one with constant
+        memory, or with more arguments, workspaces or tensor maps than it has room for.
+        """
         bound = launch.__self__
         plan = bound.plan
         maps = sum(argument["type"] == "tensor_map" for argument in plan["arguments"])

@@ -43,12 +43,11 @@ extern "C" __global__ void __launch_bounds__(1024) fma_peak(float* memory, int r
   keep(sum, memory);
 }
 
-// CHAINS x STEPS instructions of each thread a round: additions for the FMA pipes, rotations for the ALU. Neither pipe
-// alone takes an instruction from every issue slot on all GPUs. A quarter of the registers' operands are for the ALU,
-// which takes half an instruction a cycle; half of them where the FMA pipes do no more than that either.
-// Each instruction reads one register: the register file of a scheduler delivers two operands a cycle, so instructions
-// of three operands (fma, prmt) issue in 1.5 cycles unless the operand caches hold some, which a change between pipes
-// prevents.
+// CHAINS x STEPS instructions of each thread a round: additions for the FMA pipes, rotations for the ALU. On some GPUs
+// one pipe alone cannot take an instruction in every issue slot. The ALU takes half an instruction a cycle, so it gets
+// a quarter of the chains; it gets half of them where the FMA pipes take no more than the ALU does. Each instruction
+// reads one register. A scheduler's register file delivers two operands a cycle, so an instruction of three operands
+// (fma, prmt) would need 1.5 cycles. Operand caches help only while instructions stay in one pipe.
 #define ALU_CHAINS (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 800 ? CHAINS / 2 : CHAINS / 4)
 extern "C" __global__ void __launch_bounds__(1024) issue_peak(float* memory, int rounds) {
   constexpr int alu_each = CHAINS / (ALU_CHAINS);

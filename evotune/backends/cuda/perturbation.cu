@@ -1,10 +1,10 @@
-// Kernels that run beside a candidate, or just before it: what is right must stay right.
+// Kernels that disturb a candidate: they run beside it, or just before it. A correct candidate gives the same results.
 //
-// All of them end by themselves after `time_ns` or less, so that nothing ever waits for them without end. Blocks of
-// those that run beside it last differently long, drawn by `seed`: a candidate that has to wait for room gets its
-// blocks in at odd times.
+// Each of these kernels ends after `time_ns` at the latest, so the candidate never waits for ever. The blocks of a
+// kernel that runs beside it have random lifetimes, drawn from `seed`. So the candidate's blocks, which wait for room,
+// start at irregular times.
 //
-// Archs sm_80 and later. Dynamic shared memory says how many of them fit on a multiprocessor.
+// Archs sm_80 and later. The dynamic shared memory of a launch limits how many of its blocks fit on a multiprocessor.
 namespace {
 
 __device__ __forceinline__ unsigned mixed(unsigned x) {
@@ -64,16 +64,16 @@ extern "C" __global__ void __launch_bounds__(128) evotune_take_issue_slots(float
   if (a + c + d + e == -1.0f) *result = a;  // never, but the compiler does not know
 }
 
-// Does nothing, and leaves no room where it is.
+// Only takes up room on the multiprocessors, so that the candidate's blocks start one after another.
 extern "C" __global__ void __launch_bounds__(64) evotune_take_room(unsigned time_ns, unsigned seed) {
   const unsigned long long end = deadline(time_ns, seed);
   while (now_ns() < end) __nanosleep(200);
 }
 
-// Leaves `word` in every word of the multiprocessor's shared memory and in most of its registers. To be launched with
-// all the shared memory that a block can have, so that each multiprocessor gets one block at a time: they last long
-// enough that none gets two and another none.
-// `nothing` is 0, which the compiler does not know: else it would keep the word in one register.
+// Writes `word` to all shared memory of every multiprocessor and to most of its registers. Launch it with all the
+// shared memory that a block can have: then a multiprocessor holds one block. A block lasts `time_ns`, so that every
+// multiprocessor gets a block before another one gets its second.
+// `nothing` is 0. The compiler does not know that, so it cannot keep the equal values in one register.
 constexpr int kRegisters = 208;
 extern "C" __global__ void __launch_bounds__(256)
     evotune_dirty(unsigned bytes, unsigned word, unsigned time_ns, unsigned nothing) {

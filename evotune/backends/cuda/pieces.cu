@@ -1,9 +1,9 @@
-// Copies pieces of memory while other kernels run: what changes inputs and poisons outputs between two launches of a
-// graph without coming between them.
+// Copies pieces of memory while other kernels run. The gate changes inputs and poisons outputs by it between two
+// launches of a graph: it runs on another stream, so the launches still follow each other directly.
 //
-// Layout    pieces[blockIdx.x] is what a block copies, byte by byte, or 16 bytes at once where both ends allow it. The
-//           source moves on by `step` bytes with each `turn` and begins again after `span` of them, so that one table
-//           of pieces gives new values at each launch.
+// Layout    Block b copies pieces[b], 16 bytes at once if source and target are equal modulo 16, else byte by byte. With
+//           each `turn` the source moves on by `step` bytes, and after `span` bytes it begins again. So one table of
+//           pieces gives new values at each launch.
 // Tunables  none. Archs: any.
 struct Piece {
   unsigned long long target, source;

@@ -84,7 +84,9 @@ class Adapter:
         elif name != macro:
             self.before.append(f"#define {name} {macro}")
             if self._source.defines(name):
-                message = f"the source gives {name} another value"
+                message = (
+                    f"the source gives {name} another value than the tuner; remove its #define"
+                )
                 self.after += [f"#ifdef {name}", f'static_assert({name} == {macro}, "{message}");']
                 self.after.append("#endif")
 
@@ -228,7 +230,7 @@ def _harmless(name: str) -> str:
 
 def _sizes_told(sizes: Sizes) -> list[str]:
     return [
-        f"{tunable} is a size, {sizes.values[size]}, and no parameter: arrays depend on it"
+        f"{tunable} is fixed at {sizes.values[size]}, not a parameter: sizes of arrays depend on it"
         for tunable, size in sizes.tunables.items()
     ]
 

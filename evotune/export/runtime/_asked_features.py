@@ -54,7 +54,7 @@ class Asked(NamedTuple):
         return numbers | ({"softcap": self.softcap} if self.softcap else {})
 
     def told(self) -> dict[str, Any]:
-        """The features that are in use, as a list of cases has them."""
+        """The features in use by name, as an entry in a list of cases gives them."""
         found: dict[str, Any] = {"alignment": _ALIGNMENTS[1]} if self.bottom_right else {}
         found |= self._numbers()
         if self.score_mod:
@@ -72,7 +72,7 @@ NONE = Asked()
 
 
 def asked_of(symbols: Mapping[str, Any]) -> Asked:
-    """The features of a case, of which `symbols` may leave out those that it has not."""
+    """The features of a case with these symbols. A missing symbol has its value in `NONE`."""
     found = {name: symbols.get(name, value) for name, value in NONE._asdict().items()}
     for name in ("window_left", "window_right"):
         found[name] = int(found[name])
@@ -159,8 +159,8 @@ def _any_alignment(asked: Asked, causal: bool, queries: int, keys: int) -> bool:
 
 
 def same_cases(asked: Asked, causal: bool, queries: int, keys: int) -> Iterator[tuple[Asked, bool]]:
-    """The features and the causal mask of all cases that are the call's under another name, the
-    call's own first."""
+    """All ways to write the call's case, the call's own first: features and causal mask that give
+    the same result for these lengths. A package may list any of them."""
     found = {(asked, causal): None, simplified(asked, causal, queries, keys): None}
     for each, mask in tuple(found):
         if _any_alignment(each, mask, queries, keys):

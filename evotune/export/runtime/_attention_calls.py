@@ -28,7 +28,7 @@ _WHILE_TRACING = {
     "export": "torch.export traces the call",
     "autocast": "torch.compile traces a call under autocast",
     "symbolic shape": "torch.compile traces a call whose shapes it leaves open",
-    OUTSIDE: "torch.compile traces a call whose tensors have not four dimensions",
+    OUTSIDE: "torch.compile traces a call whose tensors do not have four dimensions",
 }
 
 
@@ -54,7 +54,7 @@ class AttentionCalls:
             "grad": self._grad,
             **{kind: misses.missed(kind, None, words) for kind, words in _WHILE_TRACING.items()},
         }
-        # By shapes and options; False where the miss depends on more than these.
+        # Key: shapes and options. False: whether such a call is a miss depends on more than these.
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
         self._direct: Any = operator.direct
@@ -63,8 +63,11 @@ class AttentionCalls:
         """Serves calls of `attention` that have features, which come last as a dictionary."""
 
     def public(self, direct: Callable[..., Any] | None) -> Callable[..., Any]:
-        """`NAME.attention`, which asks `direct` first. A function and no method: what that saves
-        pays for the empty dictionary of features."""
+        """Makes the function `NAME.attention`. It asks `direct`, the native launcher, first.
+
+        It is a plain function, because a call of a bound method takes longer: about as long as
+        making the dictionary `features` takes here.
+        """
 
         def attention(
             q: torch.Tensor,
@@ -159,7 +162,7 @@ class AttentionCalls:
         return out
 
     def forget(self) -> None:
-        """Forgets the misses that every call with some shapes was."""
+        """Forgets the shapes for which no call can be served."""
         self._lost.clear()
 
     def _lost_before(

@@ -232,7 +232,7 @@ class AttentionKernels:
         return self.misses.missed(refused.kind, self._logged(call), refused.words, before)
 
     def misaligned(self, call: Call) -> Missed:
-        words = f"a tensor begins at no multiple of {ALIGNMENT} bytes"
+        words = f"a tensor does not begin at a multiple of {ALIGNMENT} bytes"
         return self.missed(call, Refused("alignment", words))
 
     def chosen(
@@ -256,7 +256,7 @@ class AttentionKernels:
         rows = all(t.stride(3) == 1 or t.shape[3] == 1 for t in tensors.values())
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
         if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
-            return Refused("alignment", f"rows begin at no multiples of {ALIGNMENT} bytes")
+            return Refused("alignment", f"rows do not begin at multiples of {ALIGNMENT} bytes")
         kind = LAYOUT if layout == LAYOUT else ""
         for asked, causal in () if kind else self._same_cases(call):
             case = {**symbols, **asked.symbols(), "causal": causal}

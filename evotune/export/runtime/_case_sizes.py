@@ -1,4 +1,4 @@
-"""Finds the case of a call: the sizes with which the inputs have the shapes that they have."""
+"""Finds the case of a call: solves the shapes of the inputs for the problem's sizes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class CaseSizes:
             words = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             names = ", ".join(self.sizes)
             if fits:
-                raise ValueError(f"the inputs' shapes ({words}) leave open {names}: say them")
+                raise ValueError(
+                    f"several sizes fit the inputs' shapes ({words}): give {names} by name"
+                )
             known = self._inputs_text()
             raise ValueError(f"the inputs' shapes are {words}, the kernels take {known}")
         constants = {name: options.get(name, value) for name, value in self.constants.items()}
@@ -70,7 +72,7 @@ class CaseSizes:
                 missing = (
                     f"all or none of {', '.join(tensors)}" if tensors else f"{flag}=True or False"
                 )
-                raise ValueError(f"a call gives {missing}")
+                raise ValueError(f"a call must give {missing}")
             found[flag] = given.pop()
         return found
 

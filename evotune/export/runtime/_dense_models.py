@@ -1,7 +1,7 @@
-"""Calls of transformers' models that kernels of dense attention serve.
+"""Serves calls of transformers' models by kernels of dense attention.
 
-The models' soft caps and sinks are served in any case: what no kernel does of these, plain PyTorch
-does, since transformers' own `sdpa` lacks them.
+A call with a soft cap or with sinks is always served here, by plain PyTorch if no kernel serves it:
+transformers' own `sdpa` has neither.
 """
 
 from __future__ import annotations

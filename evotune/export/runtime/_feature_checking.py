@@ -30,9 +30,12 @@ def seeded_features(
 
 
 def compared(call: Call, trees: Trees, found: Outputs) -> tuple[float, float]:
-    """The largest error of the outputs, and what it may be: twice that of PyTorch, with weights
-    rounded as kernels round them, and one rounding. Where logarithms were asked for and are worse
-    off than the output, the two numbers are theirs."""
+    """The largest absolute error against float64, and the error that is allowed: twice that of
+    PyTorch with weights rounded as kernels round them, plus one rounding.
+
+    If the call asks for logarithms, the two numbers are those of the output or of the logarithms,
+    whichever uses more of what is allowed.
+    """
     q, k, v = (tensor.double() for tensor in call[:3])
     wide = call._replace(q=q, k=k, v=v)
     reference, reference_lse = explicit(wide, trees)

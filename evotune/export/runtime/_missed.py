@@ -15,8 +15,11 @@ _MOST_CASES = 10_000
 
 
 class Missed:
-    """One kind of miss on one case. `count` is called at every such call; with 0 it only says that
-    there are such calls."""
+    """One kind of miss on one case, and the number of calls that missed so.
+
+    `count` is called at every such call. `count(0)` counts no call, but warns the user if this kind
+    of miss is new.
+    """
 
     __slots__ = ("before", "case", "kind", "misses", "number", "words")
 
@@ -66,8 +69,9 @@ class Misses:
     def missed(
         self, kind: str, case: Mapping[str, Any] | None, words: str, before: str | None = None
     ) -> Missed:
-        """The counter of this kind of miss on this case. It counts nothing by itself. `before`
-        names what serves these calls instead, if it is not what serves most."""
+        """The counter of this kind of miss on this case; the caller must call its `count`. `before`
+        names what serves such calls instead of a kernel; None means the package's usual fallback.
+        """
         key = (kind, json.dumps(case, sort_keys=True) if case else words)
         with self.lock:
             found = self._all.get(key)

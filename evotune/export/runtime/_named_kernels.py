@@ -81,7 +81,9 @@ class NamedKernels(ABC):
             raise self.refuse(Refused(DEVICE, words))
         for name, tensor in zip(self.said, tensors, strict=True):
             if tensor is not None and tensor.data_ptr() % ALIGNMENT:
-                words = f"{name} begins at no multiple of {ALIGNMENT} bytes: use {name}.clone()"
+                words = (
+                    f"{name} does not begin at a multiple of {ALIGNMENT} bytes: use {name}.clone()"
+                )
                 raise self.refuse(Refused("alignment", words))
         if decision.examine is not None and (refused := decision.examine(tensors)):
             raise self.refuse(refused)
@@ -174,8 +176,11 @@ class NamedKernels(ABC):
         return found
 
     def empty(self, tensors: Given, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
-        """The outputs without their values. Those of the problem's own type have that of the
-        inputs of it, since a fallback keeps another one."""
+        """New outputs without values, on the device of the inputs.
+
+        An output of the problem's own dtype gets the dtype that the call's inputs have in its
+        place: a fallback may serve a call in another dtype than the kernels take.
+        """
         found = [
             (name, tensor)
             for name, tensor in zip(self.inputs, tensors, strict=True)

@@ -15,8 +15,11 @@ from ._plain_state import questions
 
 
 def given_scale(scale: float) -> float | None:
-    """The scale that the caller gave, of one in native code: there NaN stands for none, and a NaN
-    that a caller gave has a sign."""
+    """The scale that a caller gave, from the scale that native code passes on; None if the caller
+    gave none.
+
+    Native code passes on a positive NaN in place of None. A NaN that the caller gave is negative.
+    """
     return None if math.isnan(scale) and math.copysign(1.0, scale) > 0 else scale
 
 

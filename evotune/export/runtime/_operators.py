@@ -85,7 +85,7 @@ class AttentionOperator:
         native = kernels.kernels.launcher.open_native(self.namespace, key)
         library.impl("attention", attention, _ANY_DEVICE)
         library.impl("_served", served, _ANY_DEVICE)
-        if native is not None:  # it has implemented them for its key
+        if native is not None:  # native code has implemented both operators for its key
             self.decisions = NativeDecisions(kernels, native)
             self.direct = self.decisions.function()
             library.impl("_decide", self.decisions.decide, key)
@@ -207,7 +207,7 @@ def fake(
     if q.shape[-1] != k.shape[-1]:
         raise RuntimeError("expected q and k to have the same size of heads")
     leading = [tuple(tensor.shape[:-2]) for tensor in (q, k, v)]
-    if enable_gqa:  # of grouped heads, those of q count
+    if enable_gqa:  # k and v count as having the heads of q
         heads = [sizes[-1] for sizes in leading]
         if any(each == 0 or heads[0] % each for each in heads[1:]):
             raise RuntimeError(f"expected the heads of k and v to divide those of q, got {heads}")

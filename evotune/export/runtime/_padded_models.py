@@ -1,10 +1,16 @@
-"""Padded batches of transformers' models on kernels for packed sequences.
+"""Serves padded batches of transformers' models by kernels for packed sequences.
 
-A call is served when its mask says no more than which keys are padding, and perhaps "causal", a
-kernel was measured to win on the packed case, and one row is not all. transformers' own `sdpa`
-serves other calls, and plain PyTorch those with soft caps and sinks, which that lacks.
+A call is served if
 
-Packing copies q, k, v and the output once, which a kernel's measurement does not contain.
+- its mask hides only padding and, if it is causal, later keys,
+- each sequence has more than one row, and
+- a kernel was measured to win on the packed case.
+
+transformers' own `sdpa` serves other calls. It has neither soft caps nor sinks, so plain PyTorch
+serves calls with these.
+
+To pack a call, q, k, v and the output are copied once. A kernel's measured time does not contain
+these copies.
 """
 
 from __future__ import annotations

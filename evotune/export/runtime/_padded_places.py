@@ -1,11 +1,10 @@
 """Where the tokens of a padded batch lie when they are packed one after the other.
 
-A kernel takes boundaries that begin with 0, do not fall and end with the number of rows, of
-sequences that are no longer than was said. So an exact packing needs the number of tokens in
-Python, and waits for the GPU. While a CUDA graph is captured nobody can wait. There all places of
-the batch are packed, tokens first, and the padding behind them makes further sequences: as many as
-the batch has for its rows, which have no keys and become 0, and as many for its keys, which no row
-sees.
+A kernel for packed sequences needs the number of tokens as a number in Python, so an exact packing
+waits for the GPU. While a CUDA graph is captured it cannot wait. There every place of the batch is
+packed: first the tokens, then the padding, in further sequences. As many sequences as the batch has
+hold the padding among the rows; they have no keys, so their outputs are 0. As many again hold the
+padding among the keys; they have no rows.
 """
 
 from __future__ import annotations
@@ -38,9 +37,12 @@ class Packing(NamedTuple):
 
 
 def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: bool) -> Packing:
-    """The packing of a batch whose keys are (batch, length), False where there is none. The rows
-    are the same tokens, or `queries` others of each sequence, which all exist. `is_exact` waits for
-    the device."""
+    """Where the rows and the keys of a padded batch lie when they are packed.
+
+    `keys` (batch, length) is False for padding. With `rows_are_keys` the rows are the same tokens;
+    otherwise each sequence has `queries` rows, none of them padding. With `is_exact` only tokens
+    are packed, and the call waits for the device.
+    """
     batch, length = keys.shape
     rows = keys if rows_are_keys else keys.new_ones(batch, queries)
     if is_exact:

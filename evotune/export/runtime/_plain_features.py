@@ -26,23 +26,26 @@ def require_fit(call: Call) -> None:
     q, k, v = call[:3]
     given = [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(f"with features q, k and v have four dimensions, got {_shapes(call)}")
+        raise ValueError(
+            "with features q, k and v must have four dimensions (batch, heads, length, size), got "
+            f"{_shapes(call)}"
+        )
     agree = q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
     grouped = q.shape[1] == k.shape[1] or (
         call.enable_gqa and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
     )
     if not agree or not grouped:
         hint = "" if call.enable_gqa else "; enable_gqa=True lets heads share keys"
-        raise ValueError(f"q, k and v do not go together: {_shapes(call)}{hint}")
+        raise ValueError(f"the shapes of q, k and v do not fit together: {_shapes(call)}{hint}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         found = ", ".join(str(tensor.dtype) for tensor in (q, k, v))
-        raise ValueError(f"q, k and v have one floating-point type, got {found}")
+        raise ValueError(f"q, k and v must have one floating-point type, got {found}")
     for name, tensor in (("alibi_slopes", call.slopes), ("sinks", call.sinks)):
         if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != q.shape[1]):
-            numbers = f"{name} has a number for each of {q.shape[1]} heads"
+            numbers = f"{name} must have one number for each of {q.shape[1]} heads"
             raise ValueError(f"{numbers}, got the shape {tuple(tensor.shape)}")
     if any(tensor.device != q.device for tensor in given):
-        raise ValueError("the tensors are on several devices")
+        raise ValueError("the tensors are on several devices: move them to one")
 
 
 def _shapes(call: Call) -> str:
@@ -55,11 +58,11 @@ def plain_with_features(
     """The output, and the logarithms where the call asks for them. `trees` are the package's score
     modifications; `mask` is one of SDPA's of four dimensions, on top of the features."""
     if mask is not None and mask.dim() != 4:
-        raise ValueError(f"a mask has four dimensions, got the shape {tuple(mask.shape)}")
+        raise ValueError(f"a mask must have four dimensions, got the shape {tuple(mask.shape)}")
     require_known(call.asked.score_mod, trees)
     q, k, v, causal = call.q, call.k, call.v, call.is_causal
     asked = call.asked
-    if not torch.compiler.is_compiling():  # which may leave the lengths open
+    if not torch.compiler.is_compiling():  # a compiler may not know the lengths
         asked, causal = simplified(asked, causal, q.shape[2], k.shape[2])
     hides = Asked(asked.bottom_right, asked.window_left, asked.window_right)
     if asked != hides:

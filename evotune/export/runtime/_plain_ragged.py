@@ -134,7 +134,7 @@ def _padded_varlen(
     causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    out = q.new_zeros((len(q) + 1, q.shape[1], v.shape[2]))  # the last row is nobody's
+    out = q.new_zeros((len(q) + 1, q.shape[1], v.shape[2]))  # the last row takes the padding
     if len(q) and len(k) and most_q > 0 and most_k > 0:
         at_q, inside_q = _places(ends_q, most_q)
         at_k, inside_k = _places(ends_k, most_k)
@@ -205,7 +205,7 @@ def _boundaries(name: str, ends: torch.Tensor, tensor: torch.Tensor) -> list[int
     found: list[int] = ends.tolist()
     if found[0] != 0 or found[-1] > len(tensor) or any(a > b for a, b in itertools.pairwise(found)):
         raise ValueError(
-            f"{name} must begin with 0, not fall, and end at most with the number of rows, "
+            f"{name} must begin with 0, never decrease, and end at or below the number of rows, "
             f"{len(tensor)}"
         )
     return found

@@ -23,12 +23,15 @@ _cudnn = torch._C._get_cudnn_sdp_enabled
 
 
 def questions() -> tuple[Any, ...]:
-    """For native code: the dictionary and the name in it of forward-mode AD's level, whether
-    autocast is on, functions whose answers must be false, and functions whose answers must be true
-    in a plain state. AttributeError where this PyTorch lacks one.
+    """The look-ups by which native code tells whether PyTorch is in a plain state. AttributeError
+    if this PyTorch lacks one of them.
 
-    More must be false than below, since native code does nothing but launch: a profiler is to see
-    an operator.
+    The five values are: the dictionary that holds the level of forward-mode AD, the name of the
+    level in it, a function that tells whether autocast is on, functions that must return false (or
+    0, or None), and functions that must return true.
+
+    More functions must return false than in `are_plain`: a profiler must see an operator, and a
+    launch from native code shows it none.
     """
     unwanted: tuple[Callable[[], object], ...] = (
         _dispatch_modes,

@@ -80,7 +80,7 @@ class RaggedKernels(NamedKernels):
         if scale is None or math.isclose(scale, usual):
             scale = usual
         if not math.isfinite(scale):
-            raise ValueError(f"the scale is {scale}")
+            raise ValueError(f"softmax_scale must be a finite number, got {scale}")
         named = {"causal": bool(options.get("causal", False)), "softmax_scale": float(scale)}
         return {**sizes, **named, "dtype": str(self.dtype).removeprefix("torch.")}
 
@@ -107,9 +107,12 @@ class RaggedKernels(NamedKernels):
 def _varlen_sizes(shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]) -> dict[str, int]:
     q, k, v, cu_q, cu_k = shapes
     if not (len(q) == len(k) == 3 and k == v and len(cu_q) == 1 and cu_q == cu_k):
-        raise ValueError(f"the tensors have the shapes {', '.join(map(str, shapes))}")
+        raise ValueError(
+            "q, k and v must be (rows, heads, size), k and v alike, and both cu_seqlens "
+            f"(sequences + 1); got {', '.join(map(str, shapes))}"
+        )
     if q[2] != k[2]:
-        raise ValueError(f"q has the head size {q[2]}, k {k[2]}")
+        raise ValueError(f"q and k must have one head size, got {q[2]} and {k[2]}")
     # A maximum may be more than there is.
     return {
         **{"sequences": cu_q[0] - 1, "heads": q[1], "kv_heads": k[1], "head_dim": q[2]},
@@ -123,9 +126,13 @@ def _paged_sizes(shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]) 
     q, k, v, lengths, table = shapes
     dimensions = (len(q), len(k), len(lengths), len(table))
     if dimensions != (4, 4, 1, 2) or k != v or not q[0] == lengths[0] == table[0]:
-        raise ValueError(f"the tensors have the shapes {', '.join(map(str, shapes))}")
+        raise ValueError(
+            "q must be (sequences, rows, heads, size), k_cache and v_cache (pages, page, heads, "
+            "size) alike, cache_seqlens (sequences), page_table (sequences, pages of one); got "
+            f"{', '.join(map(str, shapes))}"
+        )
     if q[3] != k[3]:
-        raise ValueError(f"q has the head size {q[3]}, k_cache {k[3]}")
+        raise ValueError(f"q and k_cache must have one head size, got {q[3]} and {k[3]}")
     if k[0] * k[1] >= _MOST_SLOTS:
         raise ValueError(f"k_cache has {k[0] * k[1]} slots, the kernels take less than 2^31")
     room = table[1] * k[1]

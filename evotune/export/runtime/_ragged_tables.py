@@ -57,7 +57,7 @@ def _conditions_of_varlen(
         lengths = ends.long().diff()  # 32 bits would hide a difference that overflows
         yield (
             ((lengths >= 0) & (lengths <= longest)).all(),
-            f"{name} must not fall, nor rise by more than max_seqlen_{side} ({longest})",
+            f"{name} must not decrease, nor increase by more than max_seqlen_{side} ({longest})",
         )
 
 

@@ -28,14 +28,15 @@ _ENCODERS = (
 
 
 class Said(NamedTuple):
-    """All that a mask says.
+    """A mask in a few facts.
 
-    - is_causal: each row's own key is the last one of the last row, and so on before it. Else a row
-      sees all keys but padding.
-    - window_left: of a causal sliding window, -1 without one.
+    - is_causal: row i sees the keys up to its own one; the last row's own key is the last key.
+      False: a row sees all keys but padding.
+    - window_left: the keys that a row of a causal sliding window sees before its own; -1 without a
+      window.
     - padding: (batch, keys), False for keys that are padding; None where none is.
-    - is_captured: the mask was made while a CUDA graph was captured, so nobody looked into it.
-    - rows_are_keys: the rows are the tokens of the last keys, so padding tells of rows too.
+    - is_captured: the mask was made while a CUDA graph was captured, so its values were not read.
+    - rows_are_keys: the rows are the last keys' tokens, so `padding` holds for rows too.
     """
 
     is_causal: bool
@@ -159,7 +160,7 @@ def _is_causal(arguments: Mapping[str, Any]) -> bool:
     local, config = arguments.get("local_size"), arguments.get("config")
     if local is None:
         return True
-    # Of a sliding window, or of chunks, which a window does not say.
+    # The mask is a sliding window, or it is chunked: a window cannot describe chunks.
     chunked = getattr(config, "attention_chunk_size", None) is not None
     return not chunked and local == getattr(config, "sliding_window", None)
 

@@ -44,7 +44,8 @@ class ValueRanges:
     def checked(
         self, symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor | None]
     ) -> tuple[Range, ...]:
-        """The ranges that values must be held to: those of integers whose type holds others too."""
+        """The ranges against which each call's integers are checked. An input whose type holds no
+        value out of range needs no check."""
         found = []
         for place, (name, tensor) in enumerate(zip(self._inputs, tensors, strict=True)):
             ends = self.ends(name, symbols)

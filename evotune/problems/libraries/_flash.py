@@ -64,9 +64,9 @@ def _feature_options(name: str, features: Features, case: Case, inputs: Tensors)
     if aligned and not same_lengths and not features.bottom_right:
         raise UnusableBaseline("it aligns masks to the bottom right")
     if features.score_mod:
-        raise UnusableBaseline("its score modifications are not ones of a space")
+        raise UnusableBaseline("it does not take a score modification of a space")
     if name == "fa2" and case.symbols["head_dim"] != case.symbols["value_dim"]:
-        raise UnusableBaseline("its values have the size of its keys")
+        raise UnusableBaseline("it needs values of the size of the keys")
     found: dict[str, Any] = {}
     if features.has_window:
         none = None if name == "fa4" else -1
@@ -91,7 +91,7 @@ def _sinks(name: str, sinks: torch.Tensor) -> torch.Tensor:
         raise UnusableBaseline("it has no sinks")
     found = sinks.bfloat16()
     if not torch.equal(found.to(sinks.dtype), sinks):
-        raise UnusableBaseline("its sinks are bfloat16, and these are not")
+        raise UnusableBaseline("it takes sinks in bfloat16, which cannot hold these")
     return found
 
 
@@ -115,7 +115,7 @@ def _paged(
         options |= {"page_table": table, "seqused_k": lengths}
         return lambda: {"out": _first(varlen(q, k, v, **options))}
     if name == "fa2" and int(case.symbols["page_size"]) % _PAGES_OF_FA2:
-        raise UnusableBaseline(f"its pages are of multiples of {_PAGES_OF_FA2} keys")
+        raise UnusableBaseline(f"it needs pages of a multiple of {_PAGES_OF_FA2} keys")
     function = library.flash_attn_with_kvcache
     options |= {"cache_seqlens": lengths, "block_table" if name == "fa2" else "page_table": table}
     return lambda: {"out": _first(function(q, k, v, **options))}

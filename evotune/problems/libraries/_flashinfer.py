@@ -66,9 +66,9 @@ def _feature_options(case: Case) -> dict[str, Any]:
     s, features = case.symbols, Features.of(case)
     for name in ("alibi", "score_mod", "sinks"):
         if getattr(features, name):
-            raise UnusableBaseline(f"its wrapper takes no {name} of a space")
+            raise UnusableBaseline(f"its wrapper does not take {name}")
     if features.lse:
-        raise UnusableBaseline("its logarithms are to the base 2")
+        raise UnusableBaseline("it returns logarithms to the base 2 only")
     if features.window_right >= 0:
         raise UnusableBaseline("it has no window to the right")
     aligned = s["causal"] or features.has_window

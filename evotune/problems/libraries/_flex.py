@@ -25,7 +25,7 @@ _Mod = Callable[..., torch.Tensor]
 
 def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Callable[[], Tensors]:
     if "cu_seqlens_q" in inputs or "page_table" in inputs:
-        raise UnusableBaseline("it is called on dense attention only")
+        raise UnusableBaseline("evotune calls it for dense attention only")
     wants_lse = Features.of(case).lse
     symbols = tuple(sorted(case.symbols.items(), key=lambda item: item[0]))
     attend, block_mask = _compiled(library, symbols, inputs["q"].device)

@@ -41,7 +41,7 @@ class Layer:
     starts: Array
     choices: Array  # index of the value
     targets: Array  # state of the next layer
-    cumulative: Array  # completions of all transitions before; one longer than `choices`
+    cumulative: Array  # sum of completions of the transitions before; len(choices) + 1 entries
 
 
 @dataclass(frozen=True)

@@ -167,8 +167,11 @@ class Members:
         return indices
 
     def enumerate(self) -> Iterator[list[int]]:
-        """Every member once, in lexicographic order of the indices. When the walk from one to the
-        next takes too many steps, the later ones that counting found follow, in another order."""
+        """Every member once, in lexicographic order of the indices.
+
+        If the walk takes too many steps from one member to the next, it ends. Then the members
+        behind it that counting found follow, in another order.
+        """
         if not self.count:
             return
         last: list[int] = []

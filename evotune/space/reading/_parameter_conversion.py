@@ -38,14 +38,18 @@ class ParameterConverter:
         if len(kernels) > 1:
             if KERNEL in fields:
                 position = self.source.key_position(("parameters", KERNEL))
-                raise position.error("KERNEL is the choice between the kernels already")
+                raise position.error(
+                    "KERNEL names the choice between this space's kernels; rename the parameter"
+                )
             names = tuple(kernels)
             position = self.source.position(("kernels",))
             specs.insert(
                 0, ParameterSpec(Categorical(KERNEL, names), None, names[0], None, position)
             )
             if len(specs) > MAX_PARAMETERS:
-                raise position.error(f"more than {MAX_PARAMETERS} parameters, with KERNEL")
+                raise position.error(
+                    f"more than {MAX_PARAMETERS} parameters, with KERNEL, the choice of a kernel"
+                )
         by_name = {spec.name: spec for spec in specs}
         self._check_values(by_name, self.model.default, ("default",))
         for index, values in enumerate(self.model.try_first):
@@ -83,7 +87,10 @@ class ParameterConverter:
         otherwise = parameter.values[0] if field.otherwise is None else field.otherwise
         if type(otherwise) not in {type(value) for value in parameter.values}:
             place = self.source.position((*path, "otherwise"))
-            raise place.error(f"{otherwise} has another type than the values of {name}")
+            raise place.error(
+                f"{otherwise} has another type than the values of {name}, such as "
+                f"{parameter.values[0]}"
+            )
         if field.default is not None and not _is_member(field.default, parameter):
             raise self._not_a_value(field.default, parameter, (*path, "default"))
         return ParameterSpec(parameter, when, otherwise, field.default, position)

@@ -81,7 +81,10 @@ class Converter:
                 for name in symbols:
                     if name in ("dtype", "device"):
                         position = self.source.key_position(("problem", group, i, name))
-                        raise position.error(f"'{name}' cannot be a symbol of a shape")
+                        message = (
+                            f"'{name}' cannot be a symbol of a shape: it has a meaning of its own"
+                        )
+                        raise position.error(message)
         places = {**self.source.values, **self.source.keys}
         return ProblemSpec(
             name=problem.name,

@@ -236,7 +236,7 @@ ConstraintField = Annotated[
 
 def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
-        raise PydanticCustomError("space", "each objective may stand there once")
+        raise PydanticCustomError("space", "an objective is listed twice; list each once")
     return names
 
 

@@ -450,7 +450,7 @@ def test_strides_reach_the_map_and_the_output(opened: Open, driver: Any, native:
 @pytest.mark.parametrize(
     ("here", "reason"),
     [(("NVIDIA H100", 132), "this is NVIDIA H100, the kernels are for Fake"),
-     (("Fake", 114), "this GPU has 114 multiprocessors, the kernels are for Fake of 2")],
+     (("Fake", 114), "this GPU has 114 multiprocessors, the kernels are for Fake with 2")],
 )  # fmt: skip
 def test_on_another_gpu_everything_falls_back_and_is_said_once(
     opened: Open, monkeypatch: pytest.MonkeyPatch, native: bool, here: Any, reason: str

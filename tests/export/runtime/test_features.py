@@ -142,7 +142,7 @@ def test_tensors_that_do_not_go_together_are_refused_in_one_line(package: Module
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         ((q, k, v), {"softcap": 2.0}, "enable_gqa=True"),
         ((q[0], k[0], v[0]), {"softcap": 2.0, **GROUPED}, "four dimensions"),
-        ((q, k, v[:, :, :3]), {"softcap": 2.0, **GROUPED}, "do not go together"),
+        ((q, k, v[:, :, :3]), {"softcap": 2.0, **GROUPED}, "do not fit together"),
         ((q, k, v.double()), {"softcap": 2.0, **GROUPED}, "one floating-point type"),
         ((q, k, v), {"sinks": torch.zeros(3), **GROUPED}, "each of 4 heads"),
         ((q, k, v), {"alibi_slopes": torch.zeros(1, 4), **GROUPED}, "each of 4 heads"),

@@ -8,8 +8,9 @@ namespace native {
 constexpr std::size_t kMostMaps = 256;
 constexpr std::int64_t kArenaBytes = 1 << 20, kSliceBytes = 256;
 
-// Zeros of one device, for counters. They are never given back, since a graph may be replayed at any time; and PyTorch's
-// allocator does not know them, since memory that it hands out in a capture belongs to the graph.
+// Memory of zeros on one device, for counters. It is never freed, since a captured graph that uses it may be replayed
+// at any time. It does not come from PyTorch's allocator, since memory allocated there during a capture belongs to the
+// graph.
 struct Arena {
   std::uint64_t address = 0;
   std::int64_t left = 0;

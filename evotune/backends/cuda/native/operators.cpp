@@ -66,8 +66,8 @@ Value ask(const Arguments& arguments, const char* name) {
   return stack[0];
 }
 
-// The output's memory, with the strides that empty_like gives. The decision's are those of the first call with its key,
-// and a key leaves out the strides of dimensions of one index.
+// The output's memory, with the strides that empty_like gives it. The decision has the strides of the first call with
+// its key. Another call with that key may have other strides in dimensions of size 1, which a key leaves out.
 Owned empty_like_q(const Arguments& arguments, const Decision& decision) {
   const Call& call = arguments.call;
   const View& q = call.views[0];

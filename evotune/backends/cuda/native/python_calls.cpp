@@ -1,7 +1,7 @@
-// A call of Python, from its arguments to the driver, without PyTorch's dispatcher: its boxing costs more than the launch.
+// Serves a call from Python without PyTorch's dispatcher, which needs more time to box arguments than the launch takes.
 //
-// The function takes what any call has: plain tensors in a plain state of PyTorch, whose decision is a program or a
-// miss. For everything else it answers None, and Python goes the longer way.
+// The function serves common calls: plain tensors, PyTorch in its plain state, and a decision that is a program or a
+// miss. To any other call it answers None, and Python calls the operator instead.
 //
 // It reads tensors through the function table that PyTorch has for DLPack (torch.Tensor.__dlpack_c_exchange_api__), and
 // calls functions of Python's stable ABI, which it finds in the process.
@@ -141,7 +141,8 @@ bool any_answer_is(bool unwelcome, Object functions) {
   return false;
 }
 
-// Whether nothing but the values of the tensors matters: PyTorch is in its plain state, and so are they.
+// Whether PyTorch is in its plain state (no autocast, no modes, no forward-mode AD), and the tensors need no gradient
+// and no negation.
 bool all_is_plain(Object const* arguments) {
   if (holds(asked.autocast) || any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
   Object level = python.GetItem(asked.forward_ad, asked.level);
