@@ -36,6 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices, problem_of
 
 PASSED = ""
+RIGHT = frozenset(("right", "none", "last_row_first", "copies_rows_first"))
+IN_PROCESS = ("features", "paged", "varlen")
+"""Spaces whose kernels the tests judge without a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Result:
     @property
     def bad(self) -> bool:
         """Whether the kernel is a bad one, which must be caught."""
-        return not (self.space.startswith("unusual") or self.behaviour in ("right", "none"))
+        return not (self.space.startswith("unusual") or self.behaviour in RIGHT)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Campaign:
 def spaces_of(device: str, honest: bool) -> list[str]:
     backend = "cpu" if device == "cpu" else "cuda"
     kind = "unusual" if honest else "cheats"
-    return sorted(path.name for path in SPACES.glob(f"{kind}_{backend}*.yaml"))
+    found = (path.name for path in SPACES.glob(f"{kind}_{backend}*.yaml"))
+    return sorted(name for name in found if not name.removesuffix(".yaml").endswith(IN_PROCESS))
 
 
 def run(campaign: Campaign, known: set[tuple[str, str, int, str]]) -> Iterator[tuple[str, Result]]:
