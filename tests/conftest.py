@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,18 @@ settings.load_profile("evotune")
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "survival.json"
 
 KeepResult = Callable[..., None]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests and PyTorch's modules stay to the end: no collection of garbage need look
+    at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

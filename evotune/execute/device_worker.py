@@ -20,7 +20,7 @@ from evotune.device.channel import BlockingChannel
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Session
 from evotune.errors import ProblemMistake
-from evotune.execute.entry import open_channel
+from evotune.execute.entry import lasting_imports, open_channel
 from evotune.execute.executor import BaselineReport
 from evotune.execute.messages import (
     DEVICE_WORKER,
@@ -57,7 +57,8 @@ def main() -> None:
     with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
         # PyTorch takes seconds to import. `open_channel` comes first, so that this process dies
         # with its parent meanwhile; a spare worker has imported it by the time it is needed.
-        import evotune.execute._trial_runner  # noqa: F401
+        with lasting_imports():
+            import evotune.execute._trial_runner  # noqa: F401
 
         message = channel.receive()
         if isinstance(message, Preload):

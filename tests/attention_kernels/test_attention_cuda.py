@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 pytest.importorskip("cupy")
 
@@ -26,7 +27,8 @@ from .hopper.planning import planner_on
 DEVICES = {"a100": "sm_80", "l4": "sm_89", "h200": "sm_90a"}
 LADDER = ["attention-scalar", "attention-wmma", "attention-mma"]
 SHAPES_OF_MMA = ["large", "decode"]
-DEFAULTS = [(space, device) for space in LADDER for device in DEVICES]
+ON_L4 = [(space, "l4") for space in LADDER]
+DEFAULTS = [(space, device) for space in LADDER for device in DEVICES if device != "l4"]
 DEFAULTS += [(f"attention-mma-{shape}", "h200") for shape in SHAPES_OF_MMA]
 HOPPER = ["attention-tma", "attention-wgmma"]
 DEFAULTS += [(space, "h200") for space in HOPPER]
@@ -53,7 +55,14 @@ def repaired(bound: BoundSpace, **values: Value) -> Configuration:
     return configuration
 
 
-@pytest.mark.parametrize(("space", "device"), DEFAULTS)
+def _later(*values: object) -> ParameterSet:
+    """A case that only `make soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+# For an L4, `make test` compiles these defaults with other head dimensions, and as kernels of one
+# space.
+@pytest.mark.parametrize(("space", "device"), [*DEFAULTS, *(_later(*each) for each in ON_L4)])
 def test_the_default_compiles_without_spills(space: str, device: str, tmp_path: Path) -> None:
     planner, bound = planner_for(space, device)
     for job in planner.compile_jobs(bound.default()):
@@ -88,8 +97,10 @@ def test_the_l4_space_launches_its_kernels_as_their_own_spaces_do() -> None:
     assert kernels == set(own)
 
 
-@pytest.mark.parametrize("split_kv", [2, 64])
-@pytest.mark.parametrize("merge", ["counter", "kernel"])
+@pytest.mark.parametrize(
+    ("merge", "split_kv"),
+    [("counter", 64), ("kernel", 2), _later("counter", 2), _later("kernel", 64)],
+)
 def test_splits_merge_through_memory_on_every_architecture(
     merge: str, split_kv: int, tmp_path: Path
 ) -> None:
@@ -131,7 +142,7 @@ def test_packing_is_a_gene_only_where_heads_share_keys() -> None:
     assert alone.default()["PACK_GQA"] is False
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])
+@pytest.mark.parametrize(("head_dim", "dtype"), [_later(32, 1), _later(64, 2), (96, 2), (128, 1)])
 @pytest.mark.parametrize("space", LADDER)
 def test_every_head_dimension_and_type_compiles(
     space: str, head_dim: int, dtype: int, tmp_path: Path
@@ -175,7 +186,7 @@ def test_the_short_hopper_kernel_compiles_for_every_head_dimension_and_type(
     assert (figures["spill_store_bytes"], figures["serialized"]) == (0, 0)
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(32, 1), (64, 2), (96, 2), (128, 1)])
+@pytest.mark.parametrize(("head_dim", "dtype"), [_later(32, 1), _later(64, 2), (96, 2), (128, 1)])
 def test_the_hopper_kernel_compiles_for_every_head_dimension_and_type(
     head_dim: int, dtype: int, tmp_path: Path
 ) -> None:

@@ -129,8 +129,7 @@ def _runs(downloads: Downloads) -> list[str]:
         "status",
         "status RUN",
         "top RUN",
-        *(f"report RUN --format {style} -o out" for style in ("html", "md", "csv", "parquet")),
-        *(f"report RUN --format {style} -o out" for style in ("json", "jsonl", "t4")),
+        *(f"report RUN --format {style} -o out" for style in ("html", "md", "parquet", "t4")),
         f"replay {RECORDING} --max-evals 5",
         "init mine",
         "schema",
@@ -147,6 +146,7 @@ def test_no_file_of_the_working_folder_is_taken_for_a_module(
 @pytest.mark.parametrize(
     "words",
     [
+        *(f"report RUN --format {style} -o out" for style in ("csv", "json", "jsonl")),
         "resume RUN --trials 3",
         "verify RUN",
         "ablate RUN",

@@ -50,8 +50,18 @@ def _compile(folder: Path, text: str, arch: str = "sm_89") -> Json | CompileFail
     return NvrtcCompiler().compile(job, folder / "k.bin", 120)
 
 
-@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
-@pytest.mark.parametrize("header", HEADERS)
+LARGE = ("cooperative_groups.h", "cuda/pipeline", "cub/cub.cuh", "cub/block/block_scan.cuh")
+"""They take longest. `make test` compiles them for sm_90a, and for sm_89 all headers together."""
+
+
+@pytest.mark.parametrize(
+    ("header", "arch"),
+    [
+        *((header, "sm_90a") for header in HEADERS),
+        *((header, "sm_89") for header in HEADERS if header not in LARGE),
+        *(pytest.param(header, "sm_89", marks=pytest.mark.soak) for header in LARGE),
+    ],
+)
 def test_a_header_is_found_and_what_it_declares_works(
     tmp_path: Path, header: str, arch: str
 ) -> None:

@@ -99,7 +99,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("matmul-cpu", "cpu"),
         ("attention-varlen-cpu", "cpu"),
         ("attention-paged-cpu", "cpu"),
-        ("attention-mma", "h200"),
+        pytest.param("attention-mma", "h200", marks=pytest.mark.soak),
         ("attention-wgmma", "h200"),
         pytest.param("attention-mma-features", "h200", marks=pytest.mark.soak),
         pytest.param("attention-wgmma-features", "h200", marks=pytest.mark.soak),

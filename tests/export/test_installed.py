@@ -20,7 +20,7 @@ from evotune.export.exporting import export_runs
 from tests.api.small import kernel, keywords
 from tests.engine.runs import brief_confirmations
 
-from .making import tuned, with_speedup
+from .making import fabricated, tiny_space, tuned, with_speedup
 
 HEAD = """
 import sys, warnings
@@ -279,7 +279,7 @@ print("done")
 
 
 def test_softmax_goes_the_same_way(tmp_path: Path, environment: Environment) -> None:
-    run = tuned("softmax-cpu", tmp_path)
+    run = fabricated(tiny_space("softmax-cpu", tmp_path), tmp_path)
     Run(run).export(tmp_path / "pkg", name="tuned_softmax")
     environment.install(tmp_path / "pkg")
     assert environment.run(SOFTMAX).endswith("done\n")

@@ -1,7 +1,7 @@
 // CUDA's language on the CPU as far as the kernels for rows and for GEMM use it, beside the attention rungs' model.
 #pragma once
 
-#include "../attention_kernels/warps/device.hpp"
+#include "../attention_kernels/warps/launching.hpp"
 
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

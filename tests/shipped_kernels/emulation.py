@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 import random
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from evotune.problems import create_problem
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
 from evotune.trial import Configuration, Value
-from tests.attention_kernels.hopper.emulation import COMPILER, addresses_of
+from tests.attention_kernels.hopper.emulation import addresses_of, compiled
 from tests.attention_kernels.warps.emulation import INSTRUCTION, SUM
 
 HERE = Path(__file__).parent
@@ -178,14 +177,11 @@ class EmulatedKernel:
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_text(text)
         assert not left, f"nowhere in the kernels: {left}"
-        library = self._folder / "kernel.so"
         entries = dict.fromkeys(launch.entry for launch in job.plan.launches)
         options = [f"-D{name}={value}" for name, value in job.compile.defines]
         options.append(f'-DKERNEL_FILE="{self._folder / job.compile.source}"')
         options.append(f"-DENTRIES={' '.join(f'RUN({entry})' for entry in entries)}")
-        command = [*COMPILER, "-O1", "-shared", f"-I{HERE}", *options, str(HERE / "harness.cpp")]
-        subprocess.run([*command, "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(compiled(self._folder, HERE / "device.hpp", options)))
 
 
 def _in_child(launch: Callable[[], object]) -> None:

@@ -1,6 +1,5 @@
 // Launches of KERNEL_FILE, compiled for the CPU by device.hpp: RUN(entry) for each of ENTRIES.
 #include "device.hpp"
-#include "../attention_kernels/warps/launching.hpp"
 
 #include KERNEL_FILE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -153,7 +154,14 @@ def compile_scalar(node: Node, shared: frozenset[Node] = frozenset()) -> Evaluat
     A node in `shared` stores its value in the environment, with itself as the key, so that a
     subtree that many expressions use is evaluated once.
     """
-    return _Compiler(node, shared).whole
+    return _Compiler(node, shared).whole if shared else _compiled(node)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(node: Node) -> Evaluate:
+    """A plan for one case after another evaluates the same nodes, and compiling one takes longer
+    than evaluating it."""
+    return _Compiler(node, frozenset()).whole
 
 
 class _Compiler:
@@ -268,5 +276,7 @@ def _found_before(stage: Evaluate) -> Evaluate:
 
 def apply(node: Operation, values: Sequence[Any]) -> Value:
     """The operation on known values; raises EvaluationError."""
+    if node.operator in STRICT:
+        return STRICT[node.operator](*values)
     literals = tuple(Literal(value) for value in values)
-    return compile_scalar(Operation(node.operator, literals))({})
+    return _Compiler(Operation(node.operator, literals), frozenset()).whole({})

@@ -1,7 +1,7 @@
 """A Hopper kernel compiled for the CPU and run as a space launches it.
 
 The kernel's own files are compiled unchanged, except for the headers that hold only instructions:
-`device.hpp` replaces these.
+`device.hpp` replaces these, with `model.cpp` of the rungs before Hopper's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ COMPILER = (
     # A GPU stops at an address that is no multiple of the access's size, and so does the model.
     *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
 )
-HEADER = "device.hpp"
+MODEL = HERE.parent / "warps" / "model.cpp"
 _GUARD_BYTES = 4096
 _POISON, _BETWEEN = 0xFFFF, 0x7FFA  # NaN in both types
 
@@ -81,24 +81,34 @@ def build(folder: Path, job: CompileJob, mistakes: Mapping[str, str] | None = No
     assert not left, f"nowhere in the kernel: {left}"
     for name in REPLACED:
         (folder / name).write_text("#pragma once\n")
+    options = [f"-I{folder}", *job.macros, f'-DKERNEL_FILE="{Path(job.source).name}"']
+    return compiled(folder, HERE / "device.hpp", options)
+
+
+def compiled(folder: Path, header: Path, options: Sequence[str]) -> Path:
+    """A shared library in `folder` of the harness beside `header`, which it includes first.
+
+    The header and the model are compiled once for all tests, those of other xdist workers too: no
+    option changes them, and they take nine tenths of the time.
+    """
+    own = folder.parent
+    once = (own.parent if own.name.startswith("popen-") else own) / "compiled_once"
+    once.mkdir(exist_ok=True)
+    included, model = once / f"{header.parent.name}.hpp", once / "model.o"
+    _make(once / f"{included.name}.gch", "-x", "c++-header", str(header))
+    _make(model, "-O1", "-c", str(MODEL))
     library = folder / "kernel.so"
-    device = _precompiled(folder.parent / "precompiled")
-    command = [*COMPILER, "-shared", "-include", str(device), f"-I{HERE}", f"-I{folder}"]
-    options = [*job.macros, f'-DKERNEL_FILE="{Path(job.source).name}"']
-    subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
+    parts = (str(header.parent / "harness.cpp"), str(model))
+    _make(library, "-shared", "-include", str(included), f"-I{header.parent}", *options, *parts)
     return library
 
 
-def _precompiled(folder: Path) -> Path:
-    """The path by which to include device.hpp, precompiled once for all tests of this process: no
-    definition changes it, and it takes a third of the time that a kernel takes to compile."""
-    header = folder / HEADER
-    compiled = folder / f"{HEADER}.gch"
-    if not compiled.exists():
-        folder.mkdir(exist_ok=True)
-        command = [*COMPILER, "-x", "c++-header", str(HERE / HEADER), "-o", str(compiled)]
-        subprocess.run(command, check=True)
-    return header
+def _make(file: Path, *options: str) -> None:
+    """Compiles a file that does not exist yet. Another process may do so at the same time."""
+    if not file.exists():
+        unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+        subprocess.run([*COMPILER, *options, "-o", str(unfinished)], check=True)
+        unfinished.replace(file)
 
 
 @dataclasses.dataclass(frozen=True)

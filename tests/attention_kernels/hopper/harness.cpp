@@ -25,18 +25,14 @@ void run(const Launch& launch, void** values, int cluster_blocks, void (*kernel)
   grid_size.x = launch.blocks;
   block_threads = launch.threads;
   for (first_block.x = 0; first_block.x < grid_size.x; first_block.x += cluster_blocks) {
-    blocks.assign(cluster_blocks, Block());
-    for (Block& block : blocks) block.shared_bytes.assign(launch.shared_bytes, launch.left_over);
-    whole_cluster = Meeting();
+    start_blocks(cluster_blocks, launch.shared_bytes, launch.left_over);
     run_cluster(cluster_blocks, block_threads, launch.seed + first_block.x, [&] {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         kernel(*static_cast<Parameters*>(values[I])...);
       }(std::index_sequence_for<Parameters...>());
       if (cluster->current->cluster_meeting >= 0) fail("a thread that leaves the cluster's barrier early");
     });
-    for (const Block& block : blocks)
-      for (const Meeting& meeting : block.named)
-        if (meeting.arrived) fail("a barrier that ends half full");
+    end_blocks();
   }
 }
 

@@ -52,51 +52,20 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   return found;
 }
 
-inline std::map<int, bool> any_of_block;
-inline bool __syncthreads_or(bool value) {
-  if (value) any_of_block[rank] = true;
-  __syncthreads();
-  const bool found = any_of_block[rank];
-  __syncthreads();
-  if (threadIdx.x == 0) any_of_block[rank] = false;
-  __syncthreads();
-  return found;
-}
+bool __syncthreads_or(bool value);
 
 // ---- async_copy.cuh ----
 
-struct Copy {
-  unsigned to;
-  const void* from;
-  bool exists;
-};
-using CopyGroup = std::vector<Copy>;
-inline std::vector<std::deque<CopyGroup>> copies_of_threads;  // the last group is open
-
-inline void put(unsigned to, const uint32_t (&words)[4]) {
-  for (int i = 0; i < 4; ++i) shared_word<uint32_t>(to + 4 * i) = words[i];
-}
-inline void copy_async_16(unsigned shared, const void* from, int bytes = 16) {
-  if (reinterpret_cast<uintptr_t>(from) % 16) fail("a copy from an address that is not aligned");
-  put(shared, {~0u, ~0u, ~0u, ~0u});
-  copies_of_threads[threadIdx.x].back().push_back({shared, from, bytes != 0});
-}
+// Begins a block whose threads have copied nothing.
+void start_copies(int threads);
+void copy_async_16(unsigned shared, const void* from, int bytes = 16);
 template <bool EVICT_FIRST = false>
 struct CopyPolicy {
   void copy(unsigned shared, const void* from, int bytes = 16) const { copy_async_16(shared, from, bytes); }
 };
-inline void close_copy_group() { copies_of_threads[threadIdx.x].emplace_back(); }
-template <int GROUPS>
-void wait_copy_groups() {
-  auto& groups = copies_of_threads[threadIdx.x];
-  for (; groups.size() > GROUPS + 1; groups.pop_front())
-    for (const Copy& copy : groups.front()) {
-      uint32_t words[4];
-      std::memcpy(words, copy.from, 16);  // the address must be valid, even where zeros are written
-      if (!copy.exists) std::fill_n(words, 4, 0);
-      put(copy.to, words);
-    }
-}
+void close_copy_group();
+void wait_copy_groups(int left);
+template <int GROUPS> void wait_copy_groups() { wait_copy_groups(GROUPS); }
 
 // ---- copy_handover.cuh ----
 
@@ -180,37 +149,13 @@ void mma_sync(Accumulator& d, const fragment<matrix_a, 16, 16, 16, T, row_major>
 
 // ---- mma_sync.cuh ----
 
-inline void load_matrix_transposed(unsigned (&tiles)[4], unsigned shared) {
-  const int lane = threadIdx.x % 32, row = lane % 4 * 2, column = lane / 4;
-  const unsigned* rows = exchange(shared);
-  for (int i = 0; i < 4; ++i) {
-    const unsigned low = shared_word<uint16_t>(rows[8 * i + row] + 2 * column);
-    const unsigned high = shared_word<uint16_t>(rows[8 * i + row + 1] + 2 * column);
-    tiles[i] = low | high << 16;
-  }
-  exchange(0);
-}
+void load_matrix_transposed(unsigned (&tiles)[4], unsigned shared);
 
+void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const float (&c)[4], bool bfloat16);
 template <bool BFLOAT16>
 void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float c0, float c1, float c2,
                   float c3) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  float rows[2][16], columns[2][16];
-  const auto take = [&](float (&to)[16], const unsigned* words, int first_lane, int first_k) {
-    for (int i = 0; i < 4; ++i)
-      for (int half = 0; half < 2; ++half)
-        to[first_k + 2 * i + half] = element(static_cast<uint16_t>(words[first_lane + i] >> 16 * half), BFLOAT16);
-  };
-  for (int i = 0; i < 4; ++i) take(rows[i % 2], exchange(a[i]), 4 * g, i / 2 * 8);
-  for (int i = 0; i < 2; ++i) {
-    const unsigned* words = exchange(i ? b1 : b0);
-    for (int column = 0; column < 2; ++column) take(columns[column], words, 4 * (2 * t + column), i * 8);
-  }
-  const float c[4] = {c0, c1, c2, c3};
-  for (int i = 0; i < 4; ++i) {
-    d[i] = c[i];
-    for (int k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
-  }
+  multiply_add(d, a, b0, b1, {c0, c1, c2, c3}, BFLOAT16);
 }
 template <bool BFLOAT16>
 void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

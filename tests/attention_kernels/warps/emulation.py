@@ -7,7 +7,6 @@ lines: where shared memory is declared, and the one instruction of strides.cuh.
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.session import c_value
 from evotune.execute.executor import CaseJob
 from tests.attention_kernels.hopper.emulation import (
-    COMPILER,
     KERNELS,
     Array,
     Memory,
     Ran,
+    compiled,
     in_child,
 )
 
@@ -63,11 +62,7 @@ def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None)
     for name in REPLACED:
         (folder / name).write_text("#pragma once\nusing Element = unsigned short;\n")
     (folder / "kernel.cu").write_text((folder / Path(job.compile.source).name).read_text())
-    library = folder / "kernel.so"
-    command = [*COMPILER, "-O1", "-shared", f"-I{HERE}", f"-I{folder}"]
-    options = job.compile.macros
-    subprocess.run([*command, *options, str(HERE / "harness.cpp"), "-o", str(library)], check=True)
-    return library
+    return compiled(folder, HERE / "launching.hpp", [f"-I{folder}", *job.compile.macros])
 
 
 def run(library: Path, job: CaseJob, inputs: dict[str, Array], seed: int) -> Ran:

@@ -19,9 +19,8 @@ void run(const Launch& launch, void** values, void (*kernel)(Parameters...)) {
   for (block_z = 0; block_z < unsigned(launch.grid[2]); ++block_z)
     for (block_y = 0; block_y < unsigned(launch.grid[1]); ++block_y)
       for (first_block.x = 0; first_block.x < grid_size.x; ++first_block.x) {
-        blocks.assign(1, Block());
-        blocks[0].shared_bytes.assign(launch.shared_bytes, launch.left_over);
-        copies_of_threads.assign(block_threads, std::deque<CopyGroup>(1));
+        start_blocks(1, launch.shared_bytes, launch.left_over);
+        start_copies(block_threads);
         run_cluster(1, block_threads, launch.seed + ++number, [&] {
           [&]<std::size_t... I>(std::index_sequence<I...>) {
             kernel(*static_cast<Parameters*>(values[I])...);
