@@ -327,8 +327,7 @@ class PagedAttention(RaggedAttention):
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
         if sizes["queries"] > sizes["longest"]:
             raise WrongSymbol(
-                f"queries ({sizes['queries']}) must not exceed longest ({sizes['longest']}): each "
-                "query is one of the keys",
+                f"queries ({sizes['queries']}) must not exceed longest ({sizes['longest']})",
                 "queries",
             )
         most_pages = -(-sizes["longest"] // sizes["page_size"])

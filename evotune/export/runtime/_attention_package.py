@@ -67,8 +67,8 @@ def plain_attention(
 
 def casts(device_type: str) -> bool:
     """Whether autocast is on."""
-    # PyTorch 2.11 cannot trace torch.amp.is_autocast_available, which would name other devices too.
-    return device_type in {"cpu", "cuda"} and torch.is_autocast_enabled(device_type)
+    # PyTorch 2.11 cannot trace torch.amp.is_autocast_available, which knows all devices without it.
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 def cast_for_autocast(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
