@@ -1,4 +1,4 @@
-"""What README.md promises is short, and the space and commands of the first pages are valid."""
+"""README.md is short, and the space and commands of the first pages are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention can be asked for beside scale, mask and layout, as symbols of a case.
+"""The features of attention beside scale, mask and layout, as symbols of a case.
 
     alignment      top_left (row i's own key is i, as in SDPA) or bottom_right (i + seq_len_k -
                    seq_len_q, as chunks of a prefill and speculated tokens need it). Causal masks,

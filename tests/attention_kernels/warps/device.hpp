@@ -1,4 +1,4 @@
-// What 3_mma.cu, 2_wmma.cu and 1_scalar.cu use beside ../hopper/device.hpp, after the PTX ISA.
+// The instructions of 3_mma.cu, 2_wmma.cu and 1_scalar.cu that ../hopper/device.hpp lacks, after the PTX ISA.
 //
 //   shared memory  a pointer to the block's own.
 //   copies         cp.async is done by the wait that covers it, no earlier; until then there is NaN in its place. The
