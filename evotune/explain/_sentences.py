@@ -23,7 +23,7 @@ def held_text(limiter: Limiter) -> str:
     said = {
         "": "No part of the device is known to hold it."
         if limiter.evidence
-        else "It is not known yet what holds it.",
+        else "It is not known yet what limits its speed.",
         "spills": f"It is held by spills: they are {share} of the instructions.",
         "launch": f"It is held by launching: empty launches take {share} of the time.",
         "grid": f"It is held by its grid: {share} of the multiprocessors' time is idle.",

@@ -266,7 +266,7 @@ def test_rates_have_three_digits_and_a_prefix(value: float, unit: str, text: str
         ("launch", 0.5, "It is held by launching: empty launches take 50% of the time."),
         ("spills", 0.1, "It is held by spills: they are 10% of the instructions."),
         ("bank conflicts", 0.2, "It is held by bank conflicts: they take about 20% of the time."),
-        ("", None, "It is not known yet what holds it."),
+        ("", None, "It is not known yet what limits its speed."),
     ],
 )
 def test_a_share_is_said_with_its_meaning(name: str, share: float | None, sentence: str) -> None:

@@ -93,7 +93,7 @@ def test_a_case_that_got_slower_and_a_skipped_check_are_named(tmp_path: Path) ->
     )
     sure = said(opening(tmp_path, [ok(1.5)], confirmations={0: won})["Is it sure?"])
     assert "surely slower than the baseline at odd (held out)." in sure
-    assert "1 could not be made here" in sure
+    assert "1 skipped, evotune verify says why" in sure
 
 
 def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:
