@@ -101,7 +101,7 @@ def _exported(runs: tuple[str, ...], folder: Path, name: str | None, runs_dir: P
 def _served_text(found: Exported) -> str:
     regions = f"{found.served} regions of cases"
     if not found.whole_domain:
-        return regions
+        return f"{regions}; {found.name}.info()['served'] lists their sizes"
     surely = f"surely faster in {regions}" if found.served else "surely faster in no timed case"
     return f"all cases that the kernels were checked on; {surely}"
 
