@@ -24,6 +24,20 @@ def run_command(name: str, run: str | Path, *words: object) -> str:
     return command_line(name, folder.name, *words, *(("--runs-dir", where) if where else ()))
 
 
+def python_command(*words: object) -> str:
+    """`python WORD …` for the Python that runs evotune, which another environment's is not."""
+    python = "python" if _program() == "evotune" else shlex.quote(sys.executable)
+    return f"{python} {shlex.join(map(str, words))}"
+
+
+def install_command(folder: str | Path) -> str:
+    """The line that installs the exported package in `folder` where evotune itself is installed."""
+    path = str(folder)
+    path = path if Path(path).is_absolute() else f"./{path}"  # a bare name is one of the index
+    words = ("pip", "install", "--no-deps", path)
+    return shlex.join(words) if _program() == "evotune" else python_command("-m", *words)
+
+
 def _runs_dir(folder: Path) -> str:
     """The shortest name of the folder from the working folder; "" where it is the default."""
     if folder == RUNS_DIR.absolute():

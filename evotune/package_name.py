@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from evotune.command_line import run_command
+from evotune.command_line import install_command, run_command
 from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z0-9])?")
@@ -70,6 +70,6 @@ def package_commands(run_path: str, space: str, problem: str) -> PackageCommands
     folder = f"{name}_package"
     return PackageCommands(
         export=run_command("export", run_path, "-o", folder, *named),
-        install=f"pip install --no-deps ./{folder}",
+        install=install_command(folder),
         use=use(name, "attention" if problem == "attention" else ""),
     )

@@ -15,6 +15,7 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.command_line import install_command
 from evotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def export(
         print_tables(terminal, [text_table(("", str(found.folder)), rows)], "-")
     if found.slower_because:
         terminal.note(f"note: {found.slower_because}")
-    terminal.note(f"install: pip install --no-deps {_as_argument(found.folder)}")
+    terminal.note(f"install: {install_command(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
 
@@ -100,16 +101,9 @@ def _exported(runs: tuple[str, ...], folder: Path, name: str | None, runs_dir: P
 def _served_text(found: Exported) -> str:
     regions = f"{found.served} regions of cases"
     if not found.whole_domain:
-        return regions
+        return f"{regions}; {found.name}.info()['served'] lists their sizes"
     surely = f"surely faster in {regions}" if found.served else "surely faster in no timed case"
     return f"all cases that the kernels were checked on; {surely}"
-
-
-def _as_argument(folder: Path) -> str:
-    """The folder as pip takes it: a bare name would mean a package of the index."""
-    import shlex
-
-    return shlex.quote(str(folder) if folder.is_absolute() else f"./{folder}")
 
 
 def _record(found: Exported) -> dict[str, object]:

@@ -68,7 +68,7 @@ class PlainProgress:
         self._say(confirmation(trial, outcome))
 
     def finished(self, reason: str, elapsed_s: float) -> None:
-        self._say(f"ended: {reason} ({wording.duration_text(elapsed_s)})")
+        self._say(f"ended: {wording.ended_text(reason)} ({wording.duration_text(elapsed_s)})")
 
     def _say(self, line: str) -> None:
         self._line_at_s = self._clock()
@@ -107,7 +107,7 @@ class LiveProgress:
             self._write(confirmation(trial, outcome))
 
     def finished(self, reason: str, elapsed_s: float) -> None:
-        self._standing.phase = f"ended: {reason}"
+        self._standing.phase = f"ended: {wording.ended_text(reason)}"
         self._standing.ended_s = elapsed_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

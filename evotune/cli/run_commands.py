@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal
-from evotune.command_line import run_command
+from evotune.command_line import python_command, run_command
 
 if TYPE_CHECKING:
     from evotune.engine.starting import RunResult
@@ -215,7 +214,7 @@ def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None
     problem = str(data.meta.get("problem", {}).get("name", ""))
     found = package_commands(str(result.run.path), data.space, problem)
     terminal.note(f"export: {found.export}")
-    terminal.note(f"use: {found.install}; python -c {shlex.quote(found.use)}")
+    terminal.note(f"use: {found.install}; {python_command('-c', found.use)}")
 
 
 def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:

@@ -138,6 +138,8 @@ def _parts(found: list[Verified]) -> Iterator[Table | str]:
             regions = domain_table(item.outcome.domain)
             yield f"domain: {domain_text(item.outcome.domain)}"
             yield text_table(regions.columns, regions.rows, regions.numeric)
+        if item.outcome.checks:  # the tables above fill more than a screen
+            yield f"{trial}: {checks_text(item.outcome)}"
 
 
 CHECK_COLUMNS = (*("case", "inputs", "status", "max error", "limit", "RMS error", "limit"),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.trial import Configuration, Value
 
+_SAID_EVERY_S = 30.0
 _EXPLAINED_EFFECTS = 3  # of which the changed candidate's evidence is gathered
 _PAIRED = 3  # a paired measurement takes about so many times the search's own
 
@@ -94,11 +96,15 @@ class Gathering:
             f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
             f"{about}; --no-effects leaves them out"
         )
-        for _ in ablate_run(self.run, subject.trial.number, subject.configuration, pairs):
-            pass
+        said_s = time.monotonic()
+        rows = ablate_run(self.run, subject.trial.number, subject.configuration, pairs)
+        for done, _ in enumerate(rows):  # the first row is the trial against itself
+            if time.monotonic() - said_s >= _SAID_EVERY_S:
+                said_s = time.monotonic()
+                self.note(f"{done} of {changes} changes measured")
         ablation = ablation_of(read_run(self.run), subject) or {}
-        rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
-        for row in sorted(rows, key=lambda row: float(row["ratio"]))[:_EXPLAINED_EFFECTS]:
+        found = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
+        for row in sorted(found, key=lambda row: float(row["ratio"]))[:_EXPLAINED_EFFECTS]:
             changed = {**subject.configuration, row["parameter"]: row["after"], **row["also"]}
             name = f"{row['parameter']}={wording.value_text(row['after'])}"
             self._trial(self.run, self.access, changed, name)

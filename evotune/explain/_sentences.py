@@ -23,14 +23,14 @@ def held_text(limiter: Limiter) -> str:
     said = {
         "": "No part of the device is known to hold it."
         if limiter.evidence
-        else "It is not known yet what holds it.",
-        "spills": f"It is held by spills: they are {share} of the instructions.",
-        "launch": f"It is held by launching: empty launches take {share} of the time.",
-        "grid": f"It is held by its grid: {share} of the multiprocessors' time is idle.",
-        "bank conflicts": f"It is held by bank conflicts: they take about {share} of the time.",
-        "latency": f"It is held by latency: {share} of a warp's waits are {waits}."
+        else "It is not known yet what limits its speed.",
+        "spills": f"It is limited by spills: they are {share} of the instructions.",
+        "launch": f"It is limited by launching: empty launches take {share} of the time.",
+        "grid": f"It is limited by its grid: {share} of the multiprocessors' time is idle.",
+        "bank conflicts": f"It is limited by bank conflicts: they take about {share} of the time.",
+        "latency": f"It is limited by latency: {share} of a warp's waits are {waits}."
         if reason and share
-        else "It is held by latency: no unit has much work, and few warps hide the waits.",
+        else "It is limited by latency: no unit has much work, and few warps hide the waits.",
     }
     return said[name] if name in said else _held_by_units(limiter, share)
 
@@ -40,10 +40,11 @@ def _held_by_units(limiter: Limiter, share: str) -> str:
     units = name.split(" + ")
     if len(units) > 1:
         named = ", ".join(units[:-1]) + f" and {units[-1]}"
-        return f"It is held by {named} together: each is busy for more than half of the time."
+        return f"It is limited by {named} together: each is busy for more than half of the time."
     if limiter.evidence and limiter.evidence[0].kind == "model":
-        return f"It is held by {name}: the problem's own work fills it for {share} of the time."
-    return f"It is held by {name}, busy for {share} of the time."
+        needs = f"the problem's own work alone needs it for {share} of the time"
+        return f"It is limited by {name}: {needs}."
+    return f"It is limited by {name}, busy for {share} of the time."
 
 
 def sure_gains(effects: Sequence[Effect]) -> list[Effect]:

@@ -278,7 +278,7 @@ def _with_pairs(
                 Case(_counted_only(case.roofline, there), there, case.attributes)
             ).name
             own = wording.configuration_text({pair.other: pair.other_value})
-            because = f"with {own} it is held by {name}" if name else ""
+            because = f"with {own} it is limited by {name}" if name else ""
         found.append(msgspec.structs.replace(pair, because=because) if because else pair)
     return msgspec.structs.replace(over, pairs=tuple(found))
 

@@ -32,7 +32,7 @@ def explained_html(runs: Sequence[RunData]) -> str:
 def explained_markdown(data: RunData) -> str:
     """The page of a run, with a paragraph on its champion's limiter."""
     found = _explained(data)
-    return markdown.page(data, found.headline if found is not None else "")
+    return markdown.page(data, found.headline if found is not None else "", _for_page(found))
 
 
 def _explained(data: RunData) -> Explanation | None:

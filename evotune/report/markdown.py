@@ -9,6 +9,7 @@ from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report._table import TextTable, leaderboard_table
+from evotune.report.answers import Explained, answers
 from evotune.report.data import RunData
 from evotune.report.devices import MEANING as MEANING_OF_DEVICES
 from evotune.report.devices import devices_table
@@ -28,15 +29,17 @@ _SHOWN_REASONS = 10
 _COMPILER_CHARACTERS = 160  # its text with all flags fills several lines; the JSON report has it
 
 
-def page(data: RunData, why: str = "") -> str:
+def page(data: RunData, why: str = "", explained: Explained | None = None) -> str:
     """Facts, baselines, the leaderboard's head, outcomes and reasons of failures. `why`: what holds
-    the champion, in sentences; "" for none."""
+    the champion, in sentences; "" for none.
+    `explained`: for the answers to a reader's questions."""
     board = rank(data)
     summary = summarize(data, board)
     blocks = [
         f"# {markdown_text(data.space or 'run')}: run {markdown_text(data.id)}",
         headline(summary),
         *([markdown_text(why)] if why else []),
+        *_answers(data, board, summary, explained),
         _facts(data, summary),
         *_baselines(data),
         *_devices(data),
@@ -48,6 +51,20 @@ def page(data: RunData, why: str = "") -> str:
         *_times(summary),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _answers(
+    data: RunData, board: Leaderboard, summary: RunSummary, explained: Explained | None
+) -> Iterator[str]:
+    """A paragraph for each question, and its commands as a list."""
+    leader = board.rows[0] if board.rows else None
+    for answer in answers(data, summary, leader, explained):
+        said = markdown_text(" ".join(answer.sentences))
+        yield f"**{answer.question}** {said}".rstrip()
+        if answer.commands:
+            yield "\n".join(
+                f"- {markdown_code(line)} {markdown_text(why)}" for line, why in answer.commands
+            )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool]) -> str:

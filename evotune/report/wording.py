@@ -214,14 +214,21 @@ def state_text(state: str) -> str:
         return {"killed": "killed (resumable)", "interrupted": "interrupted (resumable)"}.get(
             kind, kind
         )
-    reasons = {
-        "trials": "trial budget spent",
-        "minutes": "time budget spent",
-        "compiles": "compile budget spent",
-        "speedup": "target speedup reached",
-        "no_improvement": "no improvement for too long",
-    }
-    return f"finished ({reasons.get(why, 'every configuration tried' if why else 'done')})"
+    return f"finished ({_ENDS.get(why, 'every configuration tried' if why else 'done')})"
+
+
+def ended_text(reason: str) -> str:
+    """Why a search ended, in words."""
+    return _ENDS.get(reason, reason)
+
+
+_ENDS = {
+    "trials": "trial budget spent",
+    "minutes": "time budget spent",
+    "compiles": "compile budget spent",
+    "speedup": "target speedup reached",
+    "no_improvement": "no improvement for too long",
+}
 
 
 # --- Rows of a stored ablation --------------------------------------------------------------------

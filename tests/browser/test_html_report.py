@@ -180,7 +180,7 @@ def test_an_explanation_has_its_pictures_at_every_width_and_in_both_themes(
     assert labels[0].startswith("Roofline. trial 19: 53.7 TFLOP/s (10.0 µs) at ")
     assert all(labels)
     why = browser.evaluate("document.querySelector('.hero dl.answers').textContent")
-    assert "it is held by latency: 71% of a warp's waits are for global or local memory" in why
+    assert "it is limited by latency: 71% of a warp's waits are for global or local memory" in why
 
 
 def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes(

@@ -88,7 +88,7 @@ def test_the_screen_holds_the_last_panel_and_no_line_of_an_earlier_one(
         "confirmed trial 1: 1.250x [1.238, 1.262]",
         "space on CPU: evolution, seed 3",
     ]
-    assert lines[3] == "ended: trials (12 s)"
+    assert lines[3] == "ended: trial budget spent (12 s)"
     assert lines[-1].startswith("time in")
     assert "space on CPU: evolution, seed 3" in screen, "all of it is on the screen"
     assert len(lines[2:]) < ROWS

@@ -204,10 +204,10 @@ def test_elapsed_counts_all_sessions_and_ends_at_what_reports_will_say() -> None
     assert "confirming (1 min 42 s)" in render(standing)
     live.finished("trials", 103.0)
     clock.now_s += 9.0
-    assert "ended: trials (1 min 43 s)" in render(standing)
+    assert "ended: trial budget spent (1 min 43 s)" in render(standing)
     lines: list[str] = []
     PlainProgress(lines.append, Clock()).finished("trials", 103.0)
-    assert lines == ["ended: trials (1 min 43 s)"]
+    assert lines == ["ended: trial budget spent (1 min 43 s)"]
 
 
 def test_the_live_panel_can_be_drawn_before_anything_is_known() -> None:

@@ -103,7 +103,7 @@ def test_the_last_line_of_progress_and_all_reports_agree_on_the_time(
 ) -> None:
     for words in (("run", slow_space, "--trials", 20), ("resume", "latest", "--trials", 40)):
         said = invoke(*words).stderr
-        (ended,) = re.findall(r"^ended: trials \((.*)\)$", said, re.M)
+        (ended,) = re.findall(r"^ended: trial budget spent \((.*)\)$", said, re.M)
         assert re.search(rf"^elapsed +{ended}$", invoke("status", "latest").stdout, re.M)
         assert f"| elapsed | {ended} |" in invoke("report", "latest").stdout
         assert f'["elapsed","{ended}"]' in invoke("report", "latest", "--format", "html").stdout

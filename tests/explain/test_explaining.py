@@ -161,7 +161,7 @@ def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) ->
     measured = next(p for p in found.over_space.pairs if p.basis == "paired")
     assert measured.together == pytest.approx(1 / ratios[one[0]])
     assert measured.alone == pytest.approx(ratios[other[0]] / 0.49)
-    assert measured.because.endswith("it is held by bank conflicts")
+    assert measured.because.endswith("it is limited by bank conflicts")
     assert all(not e.also for e in found.effects if e.basis == "paired")
 
 
@@ -421,7 +421,7 @@ def test_reports_hold_the_explanation(tmp_path: Path) -> None:
     page = run.report(tmp_path / "report.html").read_text()
     assert '"limiter":"latency: long_scoreboard"' in page
     assert "function explainSection" in page
-    held = "It is held by latency: 71% of a warp's waits are for global or local memory."
+    held = "It is limited by latency: 71% of a warp's waits are for global or local memory."
     assert held in run.report(tmp_path / "r.md").read_text()
     nothing = make_run(tmp_path / "nothing", [])
     assert '"explanation":null' in Run(nothing).report(tmp_path / "nothing.html").read_text()

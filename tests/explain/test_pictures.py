@@ -258,15 +258,27 @@ def test_rates_have_three_digits_and_a_prefix(value: float, unit: str, text: str
 @pytest.mark.parametrize(
     ("name", "share", "sentence"),
     [
-        ("tensor cores", 0.75, "It is held by tensor cores, busy for 75% of the time."),
-        ("MUFU + L2", 0.6, "It is held by MUFU and L2 together: each is busy for more than half"),
-        ("latency: barrier", 0.4, "It is held by latency: 40% of a warp's waits are at a barrier."),
-        ("latency", None, "It is held by latency: no unit has much work"),
-        ("grid", 0.5, "It is held by its grid: 50% of the multiprocessors' time is idle."),
-        ("launch", 0.5, "It is held by launching: empty launches take 50% of the time."),
-        ("spills", 0.1, "It is held by spills: they are 10% of the instructions."),
-        ("bank conflicts", 0.2, "It is held by bank conflicts: they take about 20% of the time."),
-        ("", None, "It is not known yet what holds it."),
+        ("tensor cores", 0.75, "It is limited by tensor cores, busy for 75% of the time."),
+        (
+            "MUFU + L2",
+            0.6,
+            "It is limited by MUFU and L2 together: each is busy for more than half",
+        ),
+        (
+            "latency: barrier",
+            0.4,
+            "It is limited by latency: 40% of a warp's waits are at a barrier.",
+        ),
+        ("latency", None, "It is limited by latency: no unit has much work"),
+        ("grid", 0.5, "It is limited by its grid: 50% of the multiprocessors' time is idle."),
+        ("launch", 0.5, "It is limited by launching: empty launches take 50% of the time."),
+        ("spills", 0.1, "It is limited by spills: they are 10% of the instructions."),
+        (
+            "bank conflicts",
+            0.2,
+            "It is limited by bank conflicts: they take about 20% of the time.",
+        ),
+        ("", None, "It is not known yet what limits its speed."),
     ],
 )
 def test_a_share_is_said_with_its_meaning(name: str, share: float | None, sentence: str) -> None:
@@ -277,13 +289,13 @@ def test_a_share_is_said_with_its_meaning(name: str, share: float | None, senten
 def test_a_share_by_the_model_is_the_problems_own_work() -> None:
     fact = Fact(text="", kind="model")
     limiter = Limiter(name="DRAM", share=0.8, rule="", evidence=(fact,))
-    assert held_text(limiter).endswith("the problem's own work fills it for 80% of the time.")
+    assert held_text(limiter).endswith("the problem's own work alone needs it for 80% of the time.")
 
 
 def test_the_opening_has_the_limiter_its_evidence_and_sure_gains(counted: Explanation) -> None:
     held, evidence, gains = winner_sentences(counted)
     assert (
-        held == f"On {CASE} it is held by latency: 71% of a warp's waits are for global or "
+        held == f"On {CASE} it is limited by latency: 71% of a warp's waits are for global or "
         "local memory."
     )
     assert evidence.startswith("A warp waits 3.5 cycles between two instructions: 2.5 ")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from evotune.report import markdown
 from evotune.report.data import RunData
 from evotune.report.html import Explained
 from evotune.report.html._payload import run_payload
@@ -93,7 +94,16 @@ def test_a_case_that_got_slower_and_a_skipped_check_are_named(tmp_path: Path) ->
     )
     sure = said(opening(tmp_path, [ok(1.5)], confirmations={0: won})["Is it sure?"])
     assert "surely slower than the baseline at odd (held out)." in sure
-    assert "1 could not be made here" in sure
+    assert "1 skipped, evotune verify says why" in sure
+
+
+def test_a_page_without_a_browser_has_the_same_answers(tmp_path: Path) -> None:
+    data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4, 1.35, 1.45)}))
+    page = markdown.page(data)
+    places = [page.index(f"**{answer['question']}**") for answer in run_payload(data)["answers"]]
+    assert places == sorted(places)
+    assert "**Is it sure?** Yes: the results are right" in page
+    assert "- `pip install --no-deps ./attention_cpu_package` installs it" in page
 
 
 def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:

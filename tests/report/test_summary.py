@@ -66,7 +66,7 @@ def test_other_work_on_the_machine_is_named_in_every_report(tmp_path: Path) -> N
 @pytest.mark.parametrize("meta", [{}, {"beside": {}}])
 def test_a_run_beside_nothing_has_no_such_line(tmp_path: Path, meta: dict[str, Json]) -> None:
     data = RunData.load(make_run(tmp_path, [ok(2.0)], meta=meta))
-    assert "beside" not in text_of("md", data)
+    assert "| beside |" not in text_of("md", data)
     assert json.loads(text_of("json", data))["run"]["beside"] == {}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from evotune.report.html._answers import Explained
+from evotune.report.answers import Explained
 from evotune.report.html._page import html_page
 
 __all__ = ["MOST_TRIALS", "Explained", "html_page"]

@@ -15,8 +15,8 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
+from evotune.report.answers import Explained
 from evotune.report.data import RunData
-from evotune.report.html._answers import Explained
 from evotune.report.html._payload import run_payload
 from evotune.report.html.pictures import picture_style
 from evotune.report.records import finite

@@ -16,13 +16,13 @@ from evotune.command_line import run_command
 from evotune.measure.agreement import agreement
 from evotune.objectives import worst_check
 from evotune.report import wording
+from evotune.report.answers import Explained, answers
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Evidence, weigh
 from evotune.report.devices import MEANING, devices_table
 from evotune.report.domain import MEANING as DOMAIN
 from evotune.report.domain import domain_table, domain_text
 from evotune.report.front import pareto_front
-from evotune.report.html._answers import Explained, answers
 from evotune.report.html._findings import ablation, against_default
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.markdown import sentence

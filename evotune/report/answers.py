@@ -16,7 +16,7 @@ from evotune.report.wording import printable
 from evotune.trial import Json, Measurement
 
 _WHY, _NEXT = "Why?", "What next?"
-_MEASURES = "measures what holds it and what each of its values is worth"
+_MEASURES = "measures what limits its speed and what each of its values is worth"
 _SHOWN_CHANGES = 4
 _SHOWN_EFFECTS = 3
 _RESUMABLE = ("interrupted", "killed")
@@ -142,7 +142,7 @@ def _confirmation(leader: Row) -> str:
     skipped = statuses.count("skipped")
     text = f"It was timed again in {where}, on {unseen} that the search never saw, and passed "
     text += counted(statuses.count("passed"), "check")
-    return f"{text}; {skipped} could not be made here." if skipped else f"{text}."
+    return f"{text}; {skipped} skipped, evotune verify says why." if skipped else f"{text}."
 
 
 def _cases(measured: Sequence[Measurement]) -> str:
