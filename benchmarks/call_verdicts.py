@@ -113,7 +113,7 @@ class Judge:
         """The verdict on what SDPA gave the operator for tensors that may lie otherwise than the
         caller's, so that another of its kernels, or one at all, computed it; "" for a wrong one."""
         if isinstance(found.value, torch.Tensor) and not found.value.numel():
-            return EMPTY if known.error is not None else ""
+            return EMPTY if known.error is not None and limits.has_shape(found.value) else ""
         if found.gradients or limits.verdict(found.value) != SERVED:
             return ""
         return OTHER_BITS if known.error is None else INSTEAD
@@ -334,6 +334,11 @@ class Limit:
         if found == SERVED:
             self._right.append(out)
         return found
+
+    def has_shape(self, out: torch.Tensor) -> bool:
+        """Whether the output has q's shape; vmap puts another dimension before it."""
+        wanted = self._call.tensors[0].shape
+        return out.shape[out.ndim - len(wanted) :] == wanted
 
     def _held(self, out: torch.Tensor, dtype: torch.dtype) -> str:
         if self._reference is None:

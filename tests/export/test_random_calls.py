@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +79,30 @@ def none_without_elements(q: Any, k: Any, v: Any, *others: Any, **named: Any) ->
     if plain and torch.backends.cuda.flash_sdp_enabled() and 0 in (*q.shape, *k.shape, *v.shape):
         return None
     return torch._C._nn.scaled_dot_product_attention(q, k, v, *others, **named)
+
+
+def test_results_of_the_operator_that_sdpa_does_not_give_are_held_to_the_reference(
+    benchmark_module: Benchmarks,
+) -> None:
+    script = benchmark_module("call_verdicts")
+
+    def verdict(value: torch.Tensor, error: Exception | None = None, rows: int = 8) -> str:
+        limits = script.Limit(SimpleNamespace(tensors=given(rows), options={}, context="plain"))
+        known, found = script.Result(error=error), script.Result(value)
+        return str(script.Judge._by_the_reference(known, found, limits))
+
+    right, error = none_without_elements(*given(8)), RuntimeError("not aligned")
+    assert verdict(right) == script.OTHER_BITS
+    assert verdict(right, error) == script.INSTEAD
+    assert verdict(1.01 * right) == verdict(1.01 * right, error) == ""
+    empty = given(0)[0]
+    assert verdict(empty, error, rows=0) == script.EMPTY
+    assert verdict(empty, rows=0) == verdict(empty[:, :1], error, rows=0) == ""
+
+
+def given(rows: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, rows, 16, generator=generator) for _ in range(3)]
 
 
 @pytest.mark.parametrize("package_gives_none", [False, True])
