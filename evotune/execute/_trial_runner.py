@@ -21,7 +21,7 @@ from evotune.device.session import LaunchFailure, Session
 from evotune.execute._baseline_timer import BaselineTimer
 from evotune.execute._champion_checks import Beside, ChampionChecks, Rebuilt
 from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
-from evotune.execute._timer import BaselineSamplers, CaseTimer
+from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.messages import PrepareRequest, TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings
@@ -304,14 +304,15 @@ class TrialRunner:
                 held_out=role == HELD_OUT,
                 watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
-            if "alter" not in self._without:
-                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.number)
-            if candidate.watch and thorough and self._is_suspicious(measurement, flops):
-                self._gate.audit(subject.case, candidate.watch, verdict)
-            # In the search a slow candidate would gain nothing by reusing results.
-            contends = thorough or measurement.speedup_high >= needed
-            if candidate.watch and contends and "reuse" not in self._without:
-                self._gate.reuse(subject.case, candidate.watch, verdict)
+            self._check_timed(
+                candidate,
+                job,
+                verdict,
+                seed=seed,
+                # In the search a slow candidate would gain nothing by reusing results.
+                contends=thorough or measurement.speedup_high >= needed,
+                suspicious=thorough and self._is_suspicious(measurement, flops),
+            )
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             if "replay" not in self._without:
                 replay(subject, candidate.sampler, candidate.buffers)
@@ -332,6 +333,29 @@ class TrialRunner:
                 self._check_roofline(measurement, flops, verdict, subject.case)
                 measurements.append(measurement)
         return measurements
+
+    def _check_timed(
+        self,
+        candidate: Placed,
+        job: TrialRequest,
+        verdict: Verdict,
+        *,
+        seed: int,
+        contends: bool,
+        suspicious: bool,
+    ) -> None:
+        """Checks the timed launches. The more a candidate's time matters, the more is checked."""
+        case, watch = candidate.subject.case, candidate.watch
+        assert watch is not None
+        if "alter" not in self._without:
+            draw = job.number
+            self._gate.alter(candidate.subject, candidate.buffers, seed, verdict, draw=draw)
+        if job.confirm and not (job.audit or job.repeat) and "watch" not in self._without:
+            self._gate.watch_long_rows(case, watch, verdict)
+        if suspicious:
+            self._gate.audit(case, watch, verdict)
+        if contends and "reuse" not in self._without:
+            self._gate.reuse(case, watch, verdict)
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
         if "quiet" in self._without:

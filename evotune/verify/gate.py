@@ -276,6 +276,13 @@ class Gate:
             for inputs, row in zip(each.inputs, found, strict=True):
                 self._judge(case, "watched", row, inputs, verdict)
 
+    def watch_long_rows(self, case: Case, watch: Watch, verdict: Verdict) -> None:
+        """Watch rows of more launches than a sample has."""
+        if verdict.passed:
+            watch.run_long()
+            self.judge_watched(case, watch.take(), verdict)
+            watch.settle()
+
     def audit(self, case: Case, watch: Watch, verdict: Verdict) -> None:
         """Examine a time that is hard to believe: as many watched runs as there is time for, and
         repeated checks of `reuse`."""

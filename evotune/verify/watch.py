@@ -41,6 +41,9 @@ _SOON = (30, 0.8)
 _AT_LAST = (100, 0.6)
 _REST_S = 0.002
 _MOST_TURNS = 1 << 20
+_LONG_CALLS, _LONG_US, _LONG_RUNS = 300, 30_000, 4
+"""How many calls a long row has, unless they take longer than so many microseconds; and how often
+it is run."""
 _CHANGING = 8  # elements of each input that change while calls are timed
 
 
@@ -90,8 +93,9 @@ class Watch:
         self._rng = random.Random(pool.stream(case, "watch", draw))
         self._buffers = buffers
         self._in_a_row = samplers[0].count // len(launches)
-        self._calls = [call for call in launches for _ in range(self._in_a_row)]
+        self._launches = list(launches)
         self._samplers = list(samplers)
+        self._long: WatchableSampler | None = None
         self._targets = [
             [
                 (each, buffers.elements(each.name, each.place, len(each.values)))
@@ -145,11 +149,24 @@ class Watch:
 
     def run(self) -> None:
         """Changes the inputs as before any sample, then makes a watched run."""
-        sampler = self._draw()  # first: a sampler runs once when it is made
-        if not self._call_us:
-            self.took(self._samplers[0].time_us())
+        self._watched(self._draw(), self._in_a_row)
+
+    def run_long(self) -> None:
+        """Makes some watched runs of more calls than a sample has. A kernel that works in so many
+        calls after a pause, then no more, may never rest in a sample."""
+        call_us = self._shortest_us()
+        most = min(_LONG_CALLS, int(_LONG_US / call_us)) // len(self._launches)
+        if most <= self._in_a_row:
+            return
+        self._long = self._session.sampler(self._rows(most))
+        for _ in range(_LONG_RUNS):
+            self._watched(self._long, most)
+
+    def _watched(self, sampler: WatchableSampler, in_a_row: int) -> None:
+        """A watched run. The sampler has run once since it was made."""
+        call_us = self._shortest_us()
         self.change()
-        ends = self._ends(sampler.count)
+        ends = _ends(sampler.count, in_a_row)
         states = [self._now] * len(ends)
         interventions: list[Intervention] = []
         changed: list[int] = []
@@ -160,7 +177,7 @@ class Watch:
             states[place] = self._rng.choice(reachable)
             interventions.append(self._intervention(place, first, last, states[place]))
             changed.append(place)
-        settled = sampler.watch(interventions, self._call_us)
+        settled = sampler.watch(interventions, call_us)
         self._session.settle()
         # Where the writes may have come too late, the right result is unknown.
         doubtful = {
@@ -171,17 +188,20 @@ class Watch:
 
     def _draw(self) -> WatchableSampler:
         """One of the timed samplers, or one that stops early."""
-        if len(self._calls) == 1 or self._rng.random() < 0.5:
+        rows = self._rows(self._in_a_row)
+        if len(rows) == 1 or self._rng.random() < 0.5:
             return self._rng.choice(self._samplers)
         place = self._rng.randrange(len(self._buffers))
         calls = self._rng.choice((1, self._rng.randint(1, self._in_a_row)))
-        return self._session.sampler(self._calls[: place * self._in_a_row + calls])
+        return self._session.sampler(rows[: place * self._in_a_row + calls])
 
-    def _ends(self, count: int) -> list[tuple[int, int]]:
-        """For each copy of the buffers that a run of `count` calls uses: the number of the first
-        call on it, and the number after the last one. A copy serves `_in_a_row` calls."""
-        starts = range(0, count, self._in_a_row)
-        return [(start, min(count, start + self._in_a_row)) for start in starts]
+    def _rows(self, in_a_row: int) -> list[Callable[[], object]]:
+        return [call for call in self._launches for _ in range(in_a_row)]
+
+    def _shortest_us(self) -> float:
+        if not self._call_us:
+            self.took(self._samplers[0].time_us())
+        return self._call_us
 
     def _intervention(self, place: int, first: int, last: int, number: int) -> Intervention:
         """Writes that turn the present set into set `number`, and sometimes poison a part of the
@@ -193,13 +213,13 @@ class Watch:
         self._used.add(number)
         # The values are those of the new set everywhere: copies of one intervention have no order.
         writes = [
-            _rows(target[place], elements_of(self._sets[number], each))
+            _as_rows(target[place], elements_of(self._sets[number], each))
             for each, target in (*self._targets[self._now], *self._targets[number])
             if each.name not in self._steady
         ]
         if self._rng.random() < 0.5:
             spots = (spot[place] for spot in self._buffers.spots(self._rng.random()))
-            writes += [_rows(spot, self._poison[0, : spot.numel()]) for spot in spots]
+            writes += [_as_rows(spot, self._poison[0, : spot.numel()]) for spot in spots]
         return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes)
 
     def _keep(self, rows: Sequence[tuple[int, int]]) -> None:
@@ -232,6 +252,7 @@ class Watch:
 
     def reuse(self) -> str:
         """A phrase that follows "a launch" if calls take longer while their inputs change, else "".
+        After `run_long` the calls are those of a long row.
 
         Writes go on during all calls: to each input in turn in all places or, for comparison, to
         memory that no call reads. Honest kernels nearly always pass after three rounds."""
@@ -282,7 +303,8 @@ class Watch:
                     # machine, so that one is always interrupted. A run after a sleep is not.
                     time.sleep(_REST_S)
                 turn = self._rng.randrange(_MOST_TURNS)
-                times_us.append(self._samplers[0].time_while_renewing(renewals, turn))
+                sampler = self._long or self._samplers[0]
+                times_us.append(sampler.time_while_renewing(renewals, turn))
             enough = len(familiar_us) >= _LEAST_ROUNDS
             if enough and min(fresh_us) <= _RATIO * min(familiar_us):
                 break
@@ -323,7 +345,13 @@ class WatchedSampler:
         self._wait -= 1
 
 
-def _rows(target: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _ends(count: int, in_a_row: int) -> list[tuple[int, int]]:
+    """For each copy of the buffers that a run of `count` calls uses: the number of the first call
+    on it, and the number after the last one. A copy serves `in_a_row` calls."""
+    return [(start, min(count, start + in_a_row)) for start in range(0, count, in_a_row)]
+
+
+def _as_rows(target: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The target, of one or several rows, and its flat values as rows of equal length."""
     rows = target if target.dim() > 1 else target[None]
     return rows, values.view(rows.shape)

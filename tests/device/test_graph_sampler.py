@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evotune.backends.cuda._graphs import GraphSampler
+from evotune.backends.cuda._graphs import GraphSampler, _Writing
 
 
 class Event:
@@ -76,3 +76,33 @@ def test_the_head_start_shrinks_to_what_is_needed(slept: list[int]) -> None:
     for _ in range(2000):
         made.time_us()
     assert slept[-1] == 60_000
+
+
+class Made:
+    """The event behind writes that were made at `made_us` after the begin of the graph."""
+
+    def __init__(self, made_us: float) -> None:
+        self.made_us = made_us
+
+    def elapsed_time(self, end: Made) -> float:
+        return (end.made_us - self.made_us) / 1000
+
+
+@pytest.mark.parametrize(
+    ("made_us", "run_us", "is_settled"),
+    [
+        (80.0, 100.0, True),
+        (92.0, 100.0, False),
+        (92.0, 140.0, False),  # held up for 40 us, maybe after the last call
+        (80.0, 140.0, True),
+        (80.0, 80.0, False),  # calls that are faster than ever before
+    ],
+)
+def test_writes_are_settled_if_a_call_surely_began_after_them(
+    made_us: float, run_us: float, is_settled: bool
+) -> None:
+    """Ten calls of 10 us: the last one begins 90 us after the first, or later."""
+    writing = _Writing.__new__(_Writing)
+    writing.made = Made(made_us)  # type: ignore[assignment]
+    writing._last, writing._call_us = 10, 10.0
+    assert writing.is_settled(Made(0.0), run_us, 10) is is_settled  # type: ignore[arg-type]

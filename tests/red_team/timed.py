@@ -37,7 +37,7 @@ def judge_timed(
     for _ in range(watched_runs):
         watch.run()
     gate.judge_watched(subject.case, watch.take(), verdict)
-    watch.settle()
+    gate.watch_long_rows(subject.case, watch, verdict)
     gate.alter(subject, buffers, seed, verdict)
     gate.reuse(subject.case, watch, verdict)
     gate.replay(subject, sampler, buffers, seed + 1, verdict)

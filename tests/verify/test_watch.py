@@ -137,6 +137,63 @@ def test_one_that_rests_while_it_is_timed_is_found(
         assert "watched inputs" in verdict.reason
 
 
+@pytest.mark.parametrize("places", [1, 3])
+def test_one_that_rests_after_more_calls_than_a_sample_has_is_found(
+    pool: InputPool, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It works in the 100 calls after a pause. A sample has fewer, and comes after a pause."""
+    honest = kernel(CASE, exact)
+    since_the_pause = 0
+
+    def launch(*pointers: ctypes.c_void_p) -> None:
+        nonlocal since_the_pause
+        since_the_pause += 1
+        if since_the_pause <= 100:
+            honest(*pointers)
+
+    def after_a_pause(made: Callable[..., object]) -> Callable[..., object]:
+        def row(*arguments: object) -> object:
+            nonlocal since_the_pause
+            since_the_pause = 0
+            return made(*arguments)
+
+        return row
+
+    for name in ("run", "time_us", "watch"):
+        monkeypatch.setattr(CpuSampler, name, after_a_pause(getattr(CpuSampler, name)))
+    timed = Timed(pool, launch, places=places)
+    assert timed.rounds().passed, timed.verdict.reason
+    timed.gate.watch_long_rows(CASE, timed.watch, timed.verdict)
+    assert timed.verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)
+
+
+def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(pool: InputPool) -> None:
+    seen: list[bytes] = []
+    honest = kernel(CASE, exact)
+
+    def launch(*pointers: ctypes.c_void_p) -> None:
+        nonlocal seen
+        inputs = [bytes((ctypes.c_float * 1280).from_address(p.value or 0)) for p in pointers[:3]]
+        seen = [*seen, b"".join(inputs)][-100:]
+        if len(seen) < 100 or len(set(seen)) > 1:
+            honest(*pointers)
+        else:
+            ctypes.memmove(pointers[3], answer[0].data_ptr(), answer[0].nbytes)
+
+    timed = Timed(pool, launch)
+    answer = [pool.get(CASE, "normal", 0).expected["out"].float().contiguous()]
+    assert timed.watch.reuse() == ""
+    timed.gate.watch_long_rows(CASE, timed.watch, timed.verdict)
+    assert "on those of the launch before" in timed.watch.reuse()
+
+
+def test_long_rows_find_nothing_in_a_right_kernel(pool: InputPool) -> None:
+    timed = Timed(pool, kernel(CASE, exact), places=3)
+    timed.gate.watch_long_rows(CASE, timed.watch, timed.verdict)
+    assert timed.verdict.passed, timed.verdict.reason
+    assert [timed.buffers.inspect().damage(place) for place in range(3)] == [""] * 3
+
+
 @pytest.mark.parametrize("patience", [0, 5])
 @pytest.mark.parametrize("watched", [0, 1, 2])
 def test_results_that_are_kept_by_one_input_are_too_fast(

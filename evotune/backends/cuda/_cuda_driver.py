@@ -59,8 +59,16 @@ def _version_by_nvml() -> str:
     return text.value.decode(errors="replace")
 
 
-class DriverError(OSError):
-    """A call of the driver failed. The message names the call and CUDA's number of the error."""
+class DriverError(OSError, RuntimeError):
+    """The driver failed. A RuntimeError, as PyTorch's own errors of CUDA are."""
+
+
+def failure(call: str, status: int, library: Any) -> DriverError:
+    """The error of a call that gave `status`, with the driver's words for it."""
+    words = ctypes.c_char_p()
+    library.cuGetErrorString(status, ctypes.byref(words))
+    said = f" ({words.value.decode(errors='replace')})" if words.value else ""
+    return DriverError(f"{call} gives CUDA error {status}{said}")
 
 
 @functools.cache
@@ -81,14 +89,14 @@ def driver() -> Any:
         ctypes.c_void_p,
     ]
     if status := library.cuInit(0):
-        raise DriverError(f"cuInit gives CUDA error {status}")
+        raise failure("cuInit", status, library)
     return library
 
 
 def call(name: str, *arguments: Any) -> None:
     """Calls a function of the driver; DriverError when it fails."""
     if status := getattr(driver(), name)(*arguments):
-        raise DriverError(f"{name} gives CUDA error {status}")
+        raise failure(name, status, driver())
 
 
 @functools.cache
@@ -163,7 +171,7 @@ def is_current(context: int) -> bool:
     """Whether the context is current in this thread. A new thread has none."""
     thread = _threads()
     if error := thread.ask_context():
-        raise DriverError(f"cuCtxGetCurrent gives CUDA error {error}")
+        raise failure("cuCtxGetCurrent", error, driver())
     return thread.context.value == context
 
 
@@ -172,7 +180,7 @@ def capture_of(stream: int) -> int:
     context must be current."""
     thread = _threads()
     if error := thread.ask_capture(ctypes.c_void_p(stream), *thread.capture):
-        raise DriverError(f"cuStreamGetCaptureInfo_v2 gives CUDA error {error}")
+        raise failure("cuStreamGetCaptureInfo_v2", error, driver())
     return int(thread.number.value) if thread.status.value == _CAPTURING else 0
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ._cuda_driver import (
-    DriverError,
     Module,
     call,
     capture_of,
     driver,
     driver_version,
+    failure,
     in_context,
     is_current,
     outside_of_captures,
@@ -209,7 +209,7 @@ class Bound:
         launch_kernel = driver().cuLaunchKernel
         for launch in prepared.launches:
             if status := launch_kernel(*launch, stream, block.addresses, None):
-                raise DriverError(f"cuLaunchKernel gives CUDA error {status}")
+                raise failure("cuLaunchKernel", status, driver())
         self._blocks.append(block)
 
     def prepared(self, key: Any) -> Prepared:

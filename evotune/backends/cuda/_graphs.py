@@ -24,8 +24,7 @@ from evotune.scratch import scratch_folder
 
 # --- Copies small pieces of memory on a stream of their own, many by one launch -------------------
 # The copies are made by a kernel, pieces.cu. Asking the driver for as many copies takes ten times
-# as
-# long, and a candidate's launches do not wait.
+# as long, and a candidate's launches do not wait.
 
 _ENTRY = "copy_pieces"
 _THREADS = 256
@@ -114,10 +113,9 @@ _HEAD_START_DECAY = 0.998
 sample needs more than the least one, one sample in 350 is late: 0.998^350 is 1/2."""
 _MOST_LATE = 4
 _COPY_LEAD_US = 8.0  # from the request of a copy until it begins, about
-# The begin and end of a call are computed from the time of the whole graph, as if all calls took
-# the same time. These margins allow for the error of that.
+# The earliest begin of a call is computed from the shortest mean time of a call, as if all calls
+# took that time. These margins allow for the error of that.
 _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02
-_STRETCHED, _STRETCHED_US = 1.5, 20.0  # a run that takes longer than this was interrupted
 
 
 class GraphSampler:
@@ -200,11 +198,7 @@ class GraphSampler:
             each.made.record(self._side)
         self._side.synchronize()
         run_us = self._finish()
-        # On a GPU that other processes use too, a run may be interrupted. Then it is unknown which
-        # call met the writes.
-        steady = run_us <= _STRETCHED_US + _STRETCHED * call_us * self._count
-        settled = [each.is_settled(self._start, run_us, self._count) for each in written]
-        return [steady and each for each in settled]
+        return [each.is_settled(self._start, run_us, self._count) for each in written]
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
         """Makes a group of renewals every few microseconds, the time the processor takes to launch
@@ -246,6 +240,7 @@ class _Writing:
             _Writing._events.pop() if _Writing._events else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         )
         self._last = intervention.last
+        self._call_us = call_us
         calls = intervention.first + intervention.begin * (intervention.last - intervention.first)
         self._begin_us = calls * call_us - _COPY_LEAD_US
 
@@ -257,9 +252,12 @@ class _Writing:
 
     def is_settled(self, start: torch.cuda.Event, run_us: float, count: int) -> bool:
         """Whether one of the intervention's calls surely began after the writes. The graph of
-        `count` calls took `run_us` from `start` on."""
+        `count` calls took `run_us` from `start` on.
+
+        A GPU that other processes use too may hold a run up, after its last call as well. So a long
+        run does not mean that its last call began late: only the shortest time of a call counts."""
         made_us = 1000 * float(start.elapsed_time(self.made))
         _Writing._events.append(self.made)
-        call_us = run_us / count
-        margin_us = _MARGIN_US + _MARGIN_OF_CALL * call_us + _MARGIN_OF_GRAPH * run_us
+        call_us = min(self._call_us, run_us / count)
+        margin_us = _MARGIN_US + _MARGIN_OF_CALL * call_us + _MARGIN_OF_GRAPH * call_us * count
         return made_us + margin_us <= (self._last - 1) * call_us

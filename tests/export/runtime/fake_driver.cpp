@@ -55,6 +55,10 @@ std::int32_t aoti_torch_get_current_cuda_stream(std::int32_t, void** found) {
 }
 
 int cuInit(unsigned) { return 0; }
+int cuGetErrorString(int status, const char** words) {
+  *words = status == 719 ? "unspecified launch failure" : nullptr;
+  return *words ? 0 : 1;
+}
 int cuDeviceGet(int* device, int index) {
   *device = index;
   return 0;

@@ -207,12 +207,14 @@ def test_a_call_of_python_needs_no_operator(
     assert module.info()["calls"] == 5
 
 
-def test_an_error_of_the_driver_reaches_the_caller(opened: Open, driver: Any) -> None:
-    module = opened()
+@pytest.mark.parametrize("native", NATIVE)
+def test_an_error_of_the_driver_reaches_the_caller(opened: Open, driver: Any, native: bool) -> None:
+    module = opened(native)
     tensors = inputs()
     module.attention(*tensors, **GROUPED)
     driver.fake_fail(719)
-    with pytest.raises(RuntimeError, match="cuLaunchKernel gives CUDA error 719"):
+    said = r"cuLaunchKernel gives CUDA error 719 \(unspecified launch failure\)"
+    with pytest.raises(RuntimeError, match=said):
         module.attention(*tensors, **GROUPED)
     driver.fake_fail(0)
     torch.testing.assert_close(module.attention(*tensors, **GROUPED), sdpa(*tensors, **GROUPED))

@@ -61,6 +61,7 @@ struct Driver {
   int (*StreamSynchronize)(void*);
   int (*StreamGetCaptureInfo)(void*, int*, std::uint64_t*, void*, void*, void*);
   int (*ThreadExchangeStreamCaptureMode)(int*);
+  int (*GetErrorString)(int, const char**);
 };
 
 inline Driver driver;
@@ -115,6 +116,7 @@ inline void find_functions() {
   find(driver.StreamSynchronize, {cuda}, "cuStreamSynchronize");
   find(driver.StreamGetCaptureInfo, {cuda}, "cuStreamGetCaptureInfo_v2");
   find(driver.ThreadExchangeStreamCaptureMode, {cuda}, "cuThreadExchangeStreamCaptureMode");
+  find(driver.GetErrorString, {cuda}, "cuGetErrorString");
 }
 
 inline void require(Error error, const char* call) {
@@ -124,7 +126,11 @@ inline void require(Error error, const char* call) {
 }
 
 inline void succeed(int status, const char* call) {
-  if (status) throw std::runtime_error(std::string("evotune: ") + call + " gives CUDA error " + std::to_string(status));
+  if (!status) return;
+  const char* words = nullptr;
+  driver.GetErrorString(status, &words);
+  throw std::runtime_error(std::string("evotune: ") + call + " gives CUDA error " + std::to_string(status) +
+                           (words ? std::string(" (") + words + ")" : ""));
 }
 
 class Owned {  // a tensor's handle, given back at the end
