@@ -25,5 +25,6 @@ def test_random_configurations_pass_the_gate(page_size: int, dtype: str, tmp_pat
     space["problem"] |= problem
     trials = random_trials(space, tmp_path, _TRIALS)
     assert len(trials) == _TRIALS
-    assert not failures(trials, ("ok", "resource_limit"))
+    # An edge shape of more rows may need more shared memory than a block can have.
+    assert not failures(trials, ("ok", "resource_limit", "rejected"))
     assert sum(t["confirmed"] for t in trials) == 1

@@ -113,9 +113,10 @@ _HEAD_START_DECAY = 0.998
 sample needs more than the least one, one sample in 350 is late: 0.998^350 is 1/2."""
 _MOST_LATE = 4
 _COPY_LEAD_US = 8.0  # from the request of a copy until it begins, about
-# The earliest begin of a call is computed from the shortest mean time of a call, as if all calls
-# took that time. These margins allow for the error of that.
+# The begin of a call is computed as if all calls took the same time. These margins allow for the
+# error of that.
 _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02
+_HELD_UP, _HELD_UP_US = 1.1, 5.0  # a run that takes longer than this was held up
 
 
 class GraphSampler:
@@ -254,10 +255,13 @@ class _Writing:
         """Whether one of the intervention's calls surely began after the writes. The graph of
         `count` calls took `run_us` from `start` on.
 
-        A GPU that other processes use too may hold a run up, after its last call as well. So a long
-        run does not mean that its last call began late: only the shortest time of a call counts."""
+        A GPU that other processes use too may hold a run up, after its last call as well. So a run
+        that was held up does not mean that its last call began late: the shortest time of a call
+        counts then. Copies alone slow all calls down, by less."""
         made_us = 1000 * float(start.elapsed_time(self.made))
         _Writing._events.append(self.made)
-        call_us = min(self._call_us, run_us / count)
+        call_us = run_us / count
+        if run_us > _HELD_UP_US + _HELD_UP * self._call_us * count:
+            call_us = self._call_us
         margin_us = _MARGIN_US + _MARGIN_OF_CALL * call_us + _MARGIN_OF_GRAPH * call_us * count
         return made_us + margin_us <= (self._last - 1) * call_us
