@@ -23,6 +23,7 @@ from evotune.measure.processes import MOST, fitness_by_process, widened
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
 
+_PART = "ablation_part"  # the fact in a run's store: an ablation that has not ended
 _NEIGHBOURS = 2  # of each gene: the nearest below and above, where there are two
 
 
@@ -41,6 +42,15 @@ class Change:
     after: Value | None
     why: str
     also: Mapping[str, Value]
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "parameter": self.parameter,
+            "before": self.before,
+            "after": self.after,
+            "also": dict(self.also),
+            "why": self.why,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +73,8 @@ class AblationRow:
     resources: Mapping[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        change = self.change
         return {
-            "parameter": change.parameter,
-            "before": change.before,
-            "after": change.after,
-            "also": dict(change.also),
-            "why": change.why,
+            **self.change.to_json(),
             "outcome": self.outcome,
             "reason": self.reason,
             "ratio": self.ratio,
@@ -80,54 +85,98 @@ class AblationRow:
         }
 
 
+@dataclass(slots=True)
+class Progress:
+    """The first rows of an ablation. `fitnesses` and `binary` are of the champion against itself:
+    the fitness in each process, and the hash of its machine code."""
+
+    rows: list[AblationRow] = field(default_factory=list)
+    fitnesses: list[float] = field(default_factory=list)
+    binary: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        rows: list[Json] = [row.to_json() for row in self.rows]
+        return {"rows": rows, "fitnesses": [*self.fitnesses], "binary": self.binary}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Json], changes: Sequence[Change]) -> Progress:
+        """The stored rows, up to the first one that is not of these changes."""
+        rows = []
+        for row, change in zip(stored["rows"], changes, strict=False):
+            if any(row[name] != value for name, value in change.to_json().items()):
+                break
+            rest = {name: value for name, value in row.items() if name not in change.to_json()}
+            rows.append(AblationRow(change, **rest))
+        return cls(rows, stored["fitnesses"], stored["binary"]) if rows else cls()
+
+
 def ablate_run(
     run: RunFolder, number: int, champion: Configuration, more: Sequence[Change] = ()
 ) -> Iterator[AblationRow]:
     """Measures every change of trial `number` and, after the last, stores the rows in the run.
-    `more`: further changes of it.
+    `more`: further changes of it. After an interruption the rows that were measured are not
+    measured again.
 
     RunLocked while another process works on the run.
     """
     with run.locked():
         reopened = ReopenedRun.load(run)
         champion = reopened.configuration(champion)
-        rows: list[AblationRow] = []
         changes = changes_of(reopened, champion)
         known = {change.configuration for change in changes}
         changes += [change for change in more if change.configuration not in known]
-        for row in measured_rows(reopened, number, champion, changes):
-            rows.append(row)
+        about = {"trial": number, "configuration": champion.to_json()}
+        progress = _interrupted(run, about, changes)
+        for row in measured_rows(reopened, number, champion, changes, progress):
+            _store(run, {_PART: {**about, **progress.to_json()}})
             yield row
-        record = {
-            "trial": number,
-            "configuration": champion.to_json(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "rows": [row.to_json() for row in rows],
-        }
-        with RunStore.open_for_writing(run.store) as store:
-            store.set_meta("ablation", record)
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        rows: list[Json] = [row.to_json() for row in progress.rows]
+        _store(run, {"ablation": {**about, "date": date, "rows": rows}, _PART: None})
+
+
+def _interrupted(run: RunFolder, about: Mapping[str, Json], changes: Sequence[Change]) -> Progress:
+    with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
+        stored = store.meta(_PART)
+        if not stored or any(stored[name] != value for name, value in about.items()):
+            return Progress()
+        return Progress.from_json(stored, changes)
+
+
+def _store(run: RunFolder, facts: Mapping[str, Json]) -> None:
+    with RunStore.open_for_writing(run.store) as store:
+        store.set_facts(facts)
 
 
 def measured_rows(
-    reopened: ReopenedRun, number: int, champion: Configuration, changes: Sequence[Change]
+    reopened: ReopenedRun,
+    number: int,
+    champion: Configuration,
+    changes: Sequence[Change],
+    progress: Progress | None = None,
 ) -> Iterator[AblationRow]:
-    """Measures each change of trial `number`; the first one is the champion itself."""
-    own_code = ""
-    fitnesses: list[float] = []
+    """Measures each change of trial `number`; the first one is the champion itself. The rows that
+    `progress` has are not measured; it gets the others."""
+    progress = progress or Progress()
+    yield from tuple(progress.rows)
+    if len(progress.rows) == len(changes):
+        return
     with reopened.executor() as executor:
         rival = reopened.rival_jobs(champion)
-        for place, change in enumerate(changes):
+        for change in changes[len(progress.rows) :]:
             proposal = reopened.planner.proposal(number, change.configuration)
             proposal = against(proposal, rival)
             outcome = outcome_of(executor, proposal)
-            if place == 0:  # the champion against itself
+            if not progress.rows:  # the champion against itself
                 time_again = functools.partial(outcome_of, executor)
                 outcome = repeated(time_again, proposal, outcome, processes=MOST)
-                fitnesses = fitness_by_process(outcome)
-            elif outcome.ok and len(fitnesses) > 1:
-                outcome = widened(outcome, fitnesses)
-            own_code = own_code or outcome.binary
-            yield _row(change, outcome, same_code=outcome.binary == own_code)
+                progress.fitnesses = fitness_by_process(outcome)
+            elif outcome.ok and len(progress.fitnesses) > 1:
+                outcome = widened(outcome, progress.fitnesses)
+            progress.binary = progress.binary or outcome.binary
+            row = _row(change, outcome, same_code=outcome.binary == progress.binary)
+            progress.rows.append(row)
+            yield row
 
 
 def unchanged(champion: Configuration) -> Change:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,9 +13,12 @@ from execute.faulty import run_of, space_text
 from report.runs import make_run, recorded
 
 from evotune.cli.main import application
+from evotune.engine import ablation as ablation_module
 from evotune.engine.folder import RunFolder, find_run
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
+from evotune.store import RunStore
+from evotune.trial import Outcome
 from tests.engine.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
@@ -81,6 +85,43 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
         "UNUSED 4 to 8",
         "FAULT none to wrong_scale",
     }
+
+
+def _part(run: RunFolder) -> Any:
+    with RunStore.open_for_reading(run.store) as store:
+        return store.meta("ablation_part")
+
+
+def test_an_interrupted_ablation_goes_on_where_it_ended(
+    ablate: Ablate, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    measure = ablation_module.outcome_of
+
+    def outcome_of(executor: Any, proposal: Any) -> Outcome:
+        fault, unused = (proposal.configuration[name] for name in ("FAULT", "UNUSED"))
+        asked.append(f"{fault} {unused}")
+        if asked.count("wrong_scale 4") == 1 and asked[-1] == "wrong_scale 4":
+            raise KeyboardInterrupt
+        return measure(executor, proposal)
+
+    monkeypatch.setattr(ablation_module, "outcome_of", outcome_of)
+    with brief_confirmations(processes=2):
+        interrupted = ablate("--format", "json")
+        rows = _part(run)["rows"]
+        so_far = len(asked)
+        done = ablate("--format", "json")
+    assert interrupted.exit_code != 0
+    assert [(row["parameter"], row["after"]) for row in rows] == [
+        ("", None),
+        ("FAULT", "compile_error"),
+    ]
+    assert done.exit_code == 0, done.stderr
+    assert asked[so_far:] == ["wrong_scale 4", "none 8", "none 1"]
+    found = json.loads(done.stdout)
+    assert found[:2] == rows
+    assert len(found) == 5
+    assert _part(run) is None
 
 
 def test_an_explanation_rests_on_the_rows_that_are_kept(ablate: Ablate, run: RunFolder) -> None:
