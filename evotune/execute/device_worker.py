@@ -20,7 +20,7 @@ from evotune.device.channel import BlockingChannel
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Session
 from evotune.errors import ProblemMistake
-from evotune.execute.entry import lasting_imports, open_channel
+from evotune.execute.entry import adopt_orphans, lasting_imports, open_channel
 from evotune.execute.executor import BaselineReport
 from evotune.execute.messages import (
     DEVICE_WORKER,
@@ -55,6 +55,7 @@ def open_session(profile: DeviceProfile) -> Session:
 
 def main() -> None:
     with open_channel(DEVICE_WORKER, owns_processes=False) as channel:
+        adopt_orphans()  # a candidate's process must not hide by the death of its parent
         # PyTorch takes seconds to import. `open_channel` comes first, so that this process dies
         # with its parent meanwhile; a spare worker has imported it by the time it is needed.
         with lasting_imports():

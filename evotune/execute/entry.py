@@ -24,6 +24,7 @@ CANNOT_READ = 3
 """The exit status of a worker that cannot read a message; its log's last line says why."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LARGEST_FILE_BYTES = 1 << 30
 
 
@@ -80,6 +81,14 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGKILL) 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         raise SystemExit(0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of the processes that outlive their own parent, if they descend
+    from it: so it sees each process that native code here has started. Does nothing except on
+    Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _limit_damage() -> None:
