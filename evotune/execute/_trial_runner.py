@@ -31,6 +31,7 @@ from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import checked_domain, worth_keeping
 from evotune.verify.pool import InputPool
 from evotune.verify.random_tests import run_random_tests
+from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
 
@@ -304,15 +305,12 @@ class TrialRunner:
                 held_out=role == HELD_OUT,
                 watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
-            self._check_timed(
-                candidate,
-                job,
-                verdict,
-                seed=seed,
-                # In the search a slow candidate would gain nothing by reusing results.
-                contends=thorough or measurement.speedup_high >= needed,
-                suspicious=thorough and self._is_suspicious(measurement, flops),
-            )
+            if "alter" not in self._without:
+                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.number)
+            # In the search a slow candidate would gain nothing by reusing results.
+            contends = thorough or measurement.speedup_high >= needed
+            suspicious = thorough and self._is_suspicious(measurement, flops)
+            self._check_timed(candidate, job, verdict, contends=contends, suspicious=suspicious)
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             if "replay" not in self._without:
                 replay(subject, candidate.sampler, candidate.buffers)
@@ -340,22 +338,17 @@ class TrialRunner:
         job: TrialRequest,
         verdict: Verdict,
         *,
-        seed: int,
         contends: bool,
         suspicious: bool,
     ) -> None:
-        """Checks the timed launches. The more a candidate's time matters, the more is checked."""
         case, watch = candidate.subject.case, candidate.watch
         assert watch is not None
-        if "alter" not in self._without:
-            draw = job.number
-            self._gate.alter(candidate.subject, candidate.buffers, seed, verdict, draw=draw)
         if job.confirm and not (job.audit or job.repeat) and "watch" not in self._without:
-            self._gate.watch_long_rows(case, watch, verdict)
+            watch_long_rows(self._gate, case, watch, verdict)
         if suspicious:
-            self._gate.audit(case, watch, verdict)
+            audit(self._gate, case, watch, verdict)
         if contends and "reuse" not in self._without:
-            self._gate.reuse(case, watch, verdict)
+            reuse(case, watch, verdict)
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
         if "quiet" in self._without:

@@ -24,13 +24,12 @@ from evotune.verify._launch_evidence import Evidence, Findings, gather, read
 from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, not_finite, worst_element
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet
-from evotune.verify.watch import Watch, Watched
+from evotune.verify.watch import Watched
 
 _TOGETHER_BYTES = 64 << 20  # of inputs and outputs; a larger set is examined alone
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
 _AT_START = (512, 2048)
 """A champion's first launches, so many at least and at most, are all checked first of all."""
-_AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
 _TIMED = " while it was timed"
 
@@ -275,39 +274,6 @@ class Gate:
         for each, found in zip(watched, read([each.evidence for each in watched]), strict=True):
             for inputs, row in zip(each.inputs, found, strict=True):
                 self._judge(case, "watched", row, inputs, verdict)
-
-    def watch_long_rows(self, case: Case, watch: Watch, verdict: Verdict) -> None:
-        """Watch rows of more launches than a sample has."""
-        if verdict.passed:
-            watch.run_long()
-            self.judge_watched(case, watch.take(), verdict)
-            watch.settle()
-
-    def audit(self, case: Case, watch: Watch, verdict: Verdict) -> None:
-        """Examine a time that is hard to believe: as many watched runs as there is time for, and
-        repeated checks of `reuse`."""
-        deadline = time.monotonic() + _AUDIT_S
-        runs = 0
-        while verdict.passed and runs < _AUDITED_RUNS and time.monotonic() < deadline:
-            watch.run()
-            runs += 1
-            if watch.is_full or runs % _READ_AFTER == 0:
-                self.judge_watched(case, watch.take(), verdict)
-        self.judge_watched(case, watch.take(), verdict)
-        watch.settle()
-        for _ in range(_REUSE_ASKED):
-            self.reuse(case, watch, verdict)
-        if verdict.passed:
-            detail = f"{runs} more runs of the timed launches were watched"
-            verdict.checks.append(Check(case.label, "audited", "passed", detail=detail))
-
-    def reuse(self, case: Case, watch: Watch, verdict: Verdict) -> None:
-        """Check whether launches take longer while their inputs change. Needed only for times that
-        matter."""
-        reused = watch.reuse() if verdict.passed else ""
-        if reused:
-            check = Check(case.label, "changing", "failed", detail=f"a launch {reused}")
-            verdict.fail(OutcomeKind.TOO_FAST, check)
 
     def _bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
         return self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))

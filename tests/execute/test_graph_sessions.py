@@ -23,15 +23,14 @@ from evotune.backends.cuda.cuda_session import classify
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Fault, Sampler
-from evotune.execute import _scoring, _timer
+from evotune.execute import _scoring, _timer, _trial_runner
 from evotune.execute._baseline_timer import FailedBaseline
 from evotune.execute._trial_runner import TrialRunner
 from evotune.execute.executor import HELD_OUT, TIMED, BaselineTiming
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings, measure_paired
 from evotune.trial import Check, Measurement, Outcome, OutcomeKind
-from evotune.verify import gate as gate_module
-from evotune.verify.gate import Gate
+from evotune.verify import timed_checks
 
 CASES = (make_case(33, causal=True), make_case(20, causal=False))
 PROFILE = DeviceProfile("GPU", "cpu", "", {})
@@ -173,7 +172,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
     """A champion's time is reported even if it does not lead. A slow candidate of the search does
     not matter."""
     asked: list[str] = []
-    monkeypatch.setattr(Gate, "reuse", lambda gate, case, *rest: asked.append(case.label))
+    monkeypatch.setattr(_trial_runner, "reuse", lambda case, *rest: asked.append(case.label))
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     assert run(session, confirm=confirm, contender=math.log(1e9)).ok
     both = [case.label for case in CASES]
@@ -185,7 +184,7 @@ def test_a_champion_that_is_hard_to_believe_is_audited(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_scoring, "_SUSPICIOUS_SPEEDUP", 0.0)
-    monkeypatch.setattr(gate_module, "_AUDITED_RUNS", 5)
+    monkeypatch.setattr(timed_checks, "_AUDITED_RUNS", 5)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     outcome = run(session, confirm=confirm)
     assert outcome.ok, outcome.reason

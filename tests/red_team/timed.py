@@ -5,6 +5,7 @@ from __future__ import annotations
 from evotune.device.session import Session
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.verify.timed_checks import reuse, watch_long_rows
 from evotune.verify.watch import Watch
 
 
@@ -37,8 +38,8 @@ def judge_timed(
     for _ in range(watched_runs):
         watch.run()
     gate.judge_watched(subject.case, watch.take(), verdict)
-    gate.watch_long_rows(subject.case, watch, verdict)
+    watch_long_rows(gate, subject.case, watch, verdict)
     gate.alter(subject, buffers, seed, verdict)
-    gate.reuse(subject.case, watch, verdict)
+    reuse(subject.case, watch, verdict)
     gate.replay(subject, sampler, buffers, seed + 1, verdict)
     assert not session.left_running(sampler.run), (subject.case.label, seed)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from evotune.backends.cpu import _cpu_sampler
 from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.session import Intervention, Renewal
@@ -21,6 +22,7 @@ from evotune.trial import OutcomeKind, Value
 from evotune.verify import watch as watch_module
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 from evotune.verify.watch import Watch, WatchedSampler
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
@@ -137,7 +139,15 @@ def test_one_that_rests_while_it_is_timed_is_found(
         assert "watched inputs" in verdict.reason
 
 
+@pytest.fixture
+def _rows_of_300(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long rows end for no limit of time: the kernels in Python are slow."""
+    monkeypatch.setattr(watch_module, "_LONG_US", 10**9)
+    monkeypatch.setattr(_cpu_sampler, "_LONGEST_RENEWING_NS", 10**12)
+
+
 @pytest.mark.parametrize("places", [1, 3])
+@pytest.mark.usefixtures("_rows_of_300")
 def test_one_that_rests_after_more_calls_than_a_sample_has_is_found(
     pool: InputPool, places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,10 +173,11 @@ def test_one_that_rests_after_more_calls_than_a_sample_has_is_found(
         monkeypatch.setattr(CpuSampler, name, after_a_pause(getattr(CpuSampler, name)))
     timed = Timed(pool, launch, places=places)
     assert timed.rounds().passed, timed.verdict.reason
-    timed.gate.watch_long_rows(CASE, timed.watch, timed.verdict)
+    watch_long_rows(timed.gate, CASE, timed.watch, timed.verdict)
     assert timed.verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)
 
 
+@pytest.mark.usefixtures("_rows_of_300")
 def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(pool: InputPool) -> None:
     seen: list[bytes] = []
     honest = kernel(CASE, exact)
@@ -183,13 +194,13 @@ def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(pool: In
     timed = Timed(pool, launch)
     answer = [pool.get(CASE, "normal", 0).expected["out"].float().contiguous()]
     assert timed.watch.reuse() == ""
-    timed.gate.watch_long_rows(CASE, timed.watch, timed.verdict)
+    watch_long_rows(timed.gate, CASE, timed.watch, timed.verdict)
     assert "on those of the launch before" in timed.watch.reuse()
 
 
 def test_long_rows_find_nothing_in_a_right_kernel(pool: InputPool) -> None:
     timed = Timed(pool, kernel(CASE, exact), places=3)
-    timed.gate.watch_long_rows(CASE, timed.watch, timed.verdict)
+    watch_long_rows(timed.gate, CASE, timed.watch, timed.verdict)
     assert timed.verdict.passed, timed.verdict.reason
     assert [timed.buffers.inspect().damage(place) for place in range(3)] == [""] * 3
 
@@ -213,7 +224,7 @@ def test_results_that_are_kept_by_one_input_are_too_fast(
         return exact(q, k, v, causal)
 
     timed = Timed(pool, kernel(CASE, watching))
-    timed.gate.reuse(CASE, timed.watch, timed.verdict)
+    reuse(CASE, timed.watch, timed.verdict)
     assert timed.verdict.kind is OutcomeKind.TOO_FAST
     assert "us on those of the launch before" in timed.verdict.reason
 
@@ -221,12 +232,12 @@ def test_results_that_are_kept_by_one_input_are_too_fast(
 def test_the_deepest_audit_finds_a_kernel_that_rests_seldom(pool: InputPool) -> None:
     """It rests in every eleventh launch, whatever it reads."""
     right = Timed(pool, kernel(CASE, exact))
-    right.gate.audit(CASE, right.watch, right.verdict)
+    audit(right.gate, CASE, right.watch, right.verdict)
     assert right.verdict.passed, right.verdict.reason
     last = right.verdict.checks[-1]
     assert (last.inputs, last.status) == ("audited", "passed")
     seldom = Timed(pool, _resting(lambda number, q: number % 11 == 3))
-    seldom.gate.audit(CASE, seldom.watch, seldom.verdict)
+    audit(seldom.gate, CASE, seldom.watch, seldom.verdict)
     assert "watched inputs" in seldom.verdict.reason
 
 
