@@ -341,6 +341,7 @@ class TrialRunner:
         contends: bool,
         suspicious: bool,
     ) -> None:
+        """The longer checks of timed launches: the more the time matters, the more of them."""
         case, watch = candidate.subject.case, candidate.watch
         assert watch is not None
         if job.confirm and not (job.audit or job.repeat) and "watch" not in self._without:
