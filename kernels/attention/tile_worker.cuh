@@ -420,6 +420,8 @@ struct Worker {
       for (; step < blocks; ++step) attend<true>(step);
 #endif
     wait_copy_groups<0>();
+    if constexpr (!Q_IN_REGS)  // without a block there was no barrier yet: another thread's Q could arrive on top of `out`
+      if (blocks == 0) __syncthreads();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll

@@ -143,7 +143,9 @@ def test_mma_finds_the_rows_of_views(
     ("right", "wrong"),
     [
         ("PACK_GQA ? of_batch : of_batch / problem.group", "of_batch"),
-        _later("of_batch * problem.group + row % problem.group", "of_batch * problem.group"),
+        _later(
+            "head_at(batch, of_batch * problem.group + row % problem.group)", "head_at(batch, 0)"
+        ),
         _later("strides.further(out, row)", "out + row * HEAD_DIM"),
     ],
 )

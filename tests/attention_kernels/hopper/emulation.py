@@ -11,6 +11,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def compiled(folder: Path, header: Path, options: Sequence[str]) -> Path:
     included, model = once / f"{header.parent.name}.hpp", once / "model.o"
     _make(once / f"{included.name}.gch", "-x", "c++-header", str(header))
     _make(model, "-O1", "-c", str(MODEL))
-    library = folder / "kernel.so"
+    library = Path(tempfile.mkdtemp(dir=folder)) / "kernel.so"  # a folder may get several kernels
     parts = (str(header.parent / "harness.cpp"), str(model))
     _make(library, "-shared", "-include", str(included), f"-I{header.parent}", *options, *parts)
     return library

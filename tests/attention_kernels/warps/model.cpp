@@ -64,14 +64,24 @@ void run_cluster(int blocks, int block_threads, unsigned seed, std::function<voi
   // In some schedules the engines are as late as they can be, in some schedules one of several blocks is.
   const bool lazy = seed % 2 == 1;
   const int slow = blocks > 1 && seed / 2 % 2 == 0 ? static_cast<int>(seed / 4 % blocks) : -1;
+  // Now and then a warp rests for some passes, or else all warps would go from wait to wait in step.
+  const int warps = (threads + 31) / 32;
+  int resting = -1, passes_left = 0;
   bool others_moved = true;
   for (;;) {
     bool alive = false, moved = false, slow_moved = false;
+    if (passes_left-- == 0) {
+      resting = warps > 1 ? static_cast<int>(here.random() % warps) : -1;
+      passes_left = static_cast<int>(here.random() % 16);
+    }
     const unsigned start = here.random() % threads;
     for (int i = 0; i < threads; ++i) {
-      Fiber& fiber = *here.fibers[(start + i) % threads];
+      const int number = static_cast<int>(start + i) % threads;
+      Fiber& fiber = *here.fibers[number];
       alive |= !fiber.done;
-      if (fiber.rank == slow)
+      if (number / 32 == resting)
+        continue;
+      else if (fiber.rank == slow)
         slow_moved |= !others_moved && step_fiber(fiber);
       else
         moved |= step_fiber(fiber);
@@ -80,6 +90,10 @@ void run_cluster(int blocks, int block_threads, unsigned seed, std::function<voi
           if (here.random() % 2 == 0) moved |= step_engine(key.first, engine);
     }
     if (!alive) break;
+    if (!moved && !slow_moved && resting >= 0) {  // the others wait for the warp that rests
+      resting = -1;
+      continue;
+    }
     if (!moved && !slow_moved)
       for (auto& [key, engine] : here.engines) moved |= step_engine(key.first, engine);
     if (!moved && !slow_moved && !others_moved) fail("deadlock");
