@@ -19,7 +19,7 @@ from ._missed import Misses
 from ._named_calls import NamedCalls, optional_of, options_of
 from ._named_kernels import NamedKernels
 from ._operators import AttentionOperator
-from ._package_facts import device_facts, version_facts
+from ._package_facts import Facts, device_facts, version_facts
 from ._padded_models import PaddedModels
 from ._problem_checking import check_problem
 from ._problem_package import ProblemKernels
@@ -90,11 +90,11 @@ class AttentionPackage:
         """Makes the package's name a value of `attn_implementation` in transformers."""
         register(self._name.rpartition(".")[2], serving(self._calls.attempt, self._feature_calls))
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Facts:
         """Facts about the package on this machine: the device that it is for and whether it is
         here, the launcher, loaded files, served regions, calls served, and misses by kind."""
         native = self._operator.decisions
-        return {
+        facts = {
             "package": self._name,
             "operator": f"torch.ops.{self._operator.namespace}.{ATTENTION}",
             **device_facts(self._contents, self._loaded),
@@ -106,6 +106,7 @@ class AttentionPackage:
             "calls": self._kernels.calls() + (native.calls() if native else 0),
             "misses": self._misses.by_kind(),
         }
+        return Facts(facts)
 
     def check(self) -> Result:
         """Compares every case that was timed and is served with SDPA and float64 on this machine,
@@ -153,9 +154,9 @@ class _NamedPackage:
             "write_misses": self._misses.write,
         }
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Facts:
         """Facts about the package on this machine, as those of a package for attention."""
-        return {
+        facts = {
             "package": self._name,
             "operator": f"torch.ops.{self._calls.namespace}.{self._kernels.call_name}",
             **device_facts(self._contents, self._loaded),
@@ -165,6 +166,7 @@ class _NamedPackage:
             "calls": self._kernels.calls,
             "misses": self._misses.by_kind(),
         }
+        return Facts(facts)
 
 
 class ProblemPackage(_NamedPackage):

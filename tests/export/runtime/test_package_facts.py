@@ -1,0 +1,22 @@
+"""`info()` printed: a line or a few for each fact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+
+from tests.export.runtime.packages import CASE, region
+
+
+def test_printed_facts_are_short_lines_and_the_values_stay_whole(
+    opened: Callable[..., ModuleType],
+) -> None:
+    served = [region(**{**CASE, "batch": number}) for number in range(1, 31)]
+    info = opened(served=served).info()
+    lines = repr(info).splitlines()
+    assert {name for name in info if any(line.startswith(name) for line in lines)} == set(info)
+    assert max(map(len, lines)) <= 132
+    assert len(lines) < 60
+    assert "and 19 more" in lines[[line.split()[0] for line in lines].index("score_mods") - 1]
+    assert len(json.loads(json.dumps(info))["served"]) == 30
