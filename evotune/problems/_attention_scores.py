@@ -144,7 +144,8 @@ class Scores:
         weight = torch.zeros_like(top)
         sink = self.sink(scores.dtype)
         if sink is not None:
-            weight, top = torch.exp(sink - lse), torch.maximum(top, sink)
+            weight = torch.exp(sink - lse.masked_fill(lse == float("-inf"), 0.0))
+            top = torch.maximum(top, sink)
         return top.masked_fill(top == float("-inf"), 0.0).abs_(), weight
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TypeAlias
+from typing import NamedTuple
 
 from evotune.errors import SpaceError
 from evotune.problems.problem import WrongSymbol
@@ -26,8 +26,16 @@ _ARITHMETIC = ("+", "-", "*")
 _COMPARE = ("<", "<=", ">", ">=", "==", "!=")
 _LOGIC = {"and": " && ", "or": " || "}
 _MOST = 1 << 31
-Text: TypeAlias = "tuple[str, str]"
-"""C++ text, and its type: int, float or bool."""
+_LENGTHS = 1 << 24  # a head, row or column is assumed to be below this
+
+
+class Text(NamedTuple):
+    """C++ text, and its type: int, float or bool. `most`: the largest magnitude of an int. Where
+    that needs 64 bits, the text is a long long, since PyTorch's integers have 64 bits as well."""
+
+    text: str
+    kind: str
+    most: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,16 +61,20 @@ def _written(node: Node, whole: str) -> Text:
     if isinstance(node, Literal):
         value = node.value
         if isinstance(value, bool):
-            return ("true" if value else "false"), "bool"
+            return Text("true" if value else "false", "bool")
         if isinstance(value, str) or not math.isfinite(value) or abs(value) >= _MOST:
             raise wrong(f"expected a number below 2**31, found {value!r}")
-        return (f"{value}", "int") if isinstance(value, int) else (f"{value!r}f", "float")
+        if isinstance(value, int):
+            return Text(f"{value}", "int", abs(value))
+        return Text(f"{value!r}f", "float")
     if isinstance(node, Name):
         if node.name not in NAMES:
             raise wrong(f"unknown name '{node.name}'; known: {', '.join(NAMES)}")
-        return f"({node.name})", "float" if node.name == "score" else "int"
+        if node.name == "score":
+            return Text("(score)", "float")
+        return Text(f"({node.name})", "int", _LENGTHS)
     parts = [_written(each, whole) for each in node.operands]
-    kinds = {kind for _, kind in parts}
+    kinds = {part.kind for part in parts}
     if node.operator in ("//", "%"):
         divisor = node.operands[1]
         if kinds != {"int"} or not (isinstance(divisor, Literal) and int(divisor.value) > 0):
@@ -74,45 +86,50 @@ def _written(node: Node, whole: str) -> Text:
         raise wrong(f"{node.operator} is not allowed in a {_KEY}")
     if "bool" in kinds and node.operator not in ("if", "not", *_LOGIC):
         raise wrong(f"{node.operator} takes numbers, found a condition")
+    if found.most >= 1 << 63:
+        raise wrong(f"the integers of {node.operator} may need more than 64 bits")
     return found
 
 
 def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR0911
-    floats = any(kind == "float" for _, kind in parts)
+    floats = any(part.kind == "float" for part in parts)
     kind = "float" if floats else "int"
-    a, *rest = [_as_float(each) if floats else each[0] for each in parts]
+    a, *rest = [_as_float(each) if floats else each.text for each in parts]
     b = rest[0] if rest else ""
+    most = max(part.most for part in parts)
     if operator == "neg":
-        return f"(-{a})", kind
+        return Text(f"(-{a})", kind, most)
     if operator == "abs":
-        return f"({a} < 0 ? -{a} : {a})", kind
+        return Text(f"({a} < 0 ? -{a} : {a})", kind, most)
     if operator == "not":
-        return f"(!{a})", "bool"
+        return Text(f"(!{a})", "bool")
     if operator in _ARITHMETIC:
-        return f"({a} {operator} {b})", kind
+        most = (math.prod if operator == "*" else sum)(part.most for part in parts)
+        wide = kind == "int" and most >= 1 << 31
+        return Text(f"({f'static_cast<long long>({a})' if wide else a} {operator} {b})", kind, most)
     if operator in _COMPARE:
-        return f"({a} {operator} {b})", "bool"
+        return Text(f"({a} {operator} {b})", "bool")
     if operator in _LOGIC:
-        return f"({_LOGIC[operator].join(text for text, _ in parts)})", "bool"
+        return Text(f"({_LOGIC[operator].join(part.text for part in parts)})", "bool")
     if operator == "/":
-        return f"({_as_float(parts[0])} / {_as_float(parts[1])})", "float"
+        return Text(f"({_as_float(parts[0])} / {_as_float(parts[1])})", "float")
     rest_of = f"(({a} % {b} + {b}) % {b})"  # of a division that rounds down, as the language's does
     if operator == "%":
-        return rest_of, "int"
+        return Text(rest_of, "int", parts[1].most)
     if operator == "//":
-        return f"(({a} - {rest_of}) / {b})", "int"
+        return Text(f"(({a} - {rest_of}) / {b})", "int", most)
     if operator in ("min", "max"):
         sign = "<" if operator == "min" else ">"
-        return functools.reduce(lambda x, y: f"({x} {sign} {y} ? {x} : {y})", [a, *rest]), kind
+        least = functools.reduce(lambda x, y: f"({x} {sign} {y} ? {x} : {y})", [a, *rest])
+        return Text(least, kind, most)
     if operator == "if":
         condition, *branches = parts
-        floats = any(each == "float" for _, each in branches)
-        first, second = (_as_float(each) if floats else each[0] for each in branches)
-        of = "float" if floats else branches[0][1]
-        return f"({condition[0]} ? {first} : {second})", of
+        floats = any(each.kind == "float" for each in branches)
+        first, second = (_as_float(each) if floats else each.text for each in branches)
+        of = "float" if floats else branches[0].kind
+        return Text(f"({condition.text} ? {first} : {second})", of, most)
     return None
 
 
 def _as_float(part: Text) -> str:
-    text, kind = part
-    return text if kind == "float" else f"static_cast<float>({text})"
+    return part.text if part.kind == "float" else f"static_cast<float>({part.text})"

@@ -125,9 +125,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int block_keys = features.end_key(last_own, seq_len_k);
   const int row_first = features.first_key(own), row_keys = features.end_key(own, seq_len_k);
   float maximum = kLowest, sum = 0.0f, output[kLaneColumns] = {};
-  if (SINKS) {  // a key that comes first and has no value; one lane's part of the sum has it
-    maximum = 1.44269504088896341f * features.sinks[head % heads];
-    sum = lane == 0 ? 1.0f : 0.0f;
+  if (SINKS) {  // a key that comes first and has no value; one lane's part of the sum has it. -inf: no sink
+    const float sink = 1.44269504088896341f * features.sinks[head % heads];
+    maximum = fmaxf(kLowest, sink);
+    sum = lane == 0 ? exp2f(sink - maximum) : 0.0f;
   }
 
   for (int first = block_first; first < block_keys; first += BLOCK_N) {

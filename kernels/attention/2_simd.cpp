@@ -334,9 +334,10 @@ struct Task {
       else
         pack_transposed<STEP_M, QK_COLS>(from, here, problem.scale, to);
     }
-    // A sink is a key that comes first and has no value.
-    std::fill_n(scratch.maximum, BLOCK_M, SINKS ? kLog2e * problem.features.sinks[head % problem.heads] : kLowest);
-    std::fill_n(scratch.sum, BLOCK_M, SINKS ? 1.0f : 0.0f);
+    // A sink is a key that comes first and has no value; -inf is no sink.
+    const float sink = SINKS ? kLog2e * problem.features.sinks[head % problem.heads] : -kInfinity;
+    std::fill_n(scratch.maximum, BLOCK_M, std::max(kLowest, sink));
+    std::fill_n(scratch.sum, BLOCK_M, sink > kLowest ? 1.0f : 0.0f);
     std::fill_n(scratch.o, BLOCK_M * VALUE_DIM, 0.0f);
   }
 

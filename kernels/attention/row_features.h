@@ -9,7 +9,7 @@
 //   HAS_SOFTCAP   scores become softcap * tanh(score / softcap), after the scale and before all else
 //   ALIBI         scores become score - alibi_slopes[head] * |own key - key|
 //   SCORE_MOD     a macro (score, head, row, column) that is the score from there on; a space names `score_mod`
-//   SINKS         sinks[head] is a logit that joins each row's sum of exponentials, and has no value
+//   SINKS         sinks[head] is a logit that joins each row's sum of exponentials, and has no value; -inf is none
 //   LSE           lse (batch, heads, seq_len_q), contiguous, gets the logarithm of that sum; -inf where it is 0
 //
 // Types  alibi_slopes, sinks (heads) and lse in float32. A row that sees no key is a row of zeros.

@@ -27,6 +27,9 @@ FORMULAS = [
     "score + (row - column) // 3 - (row - column) % 5",
     "2 if true or score > 1 else head",
     "row - column if score < 0.5 else score * score",
+    "score - 0.000001 * abs(row * row - column * column)",
+    "column * 100000 // 3 % 1000 + score",
+    "score + (row * column) % 7",
 ]
 
 
@@ -56,7 +59,8 @@ def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: in
     rng = random.Random(number)
     for _ in range(300):
         score = ctypes.c_float(rng.choice((rng.gauss(0, 3), rng.gauss(0, 200), 0.0))).value
-        head, row, column = rng.randrange(9), rng.randrange(200), rng.randrange(200)
+        length = rng.choice((200, 70_000))
+        head, row, column = rng.randrange(9), rng.randrange(length), rng.randrange(length)
         exact = torch.zeros((), dtype=torch.float64)
         names = {"score": (torch.tensor(score, dtype=torch.float64), exact)}
         for name, value in (("head", head), ("row", row), ("column", column)):
@@ -88,6 +92,7 @@ def test_an_error_reaches_through_branches_that_may_go_either_way() -> None:
         ("row // 0", "//|division by zero"),
         ("score + 10000000000", "expected a number below"),
         ("score + (row < column)", r"\+ takes numbers"),
+        ("score + row * row * row", r"integers of \* may need more than 64 bits"),
         ("", "found nothing"),
     ],
 )
