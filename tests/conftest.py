@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -21,6 +22,11 @@ from evotune.user_code import trust
 # PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a
 # suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell has the commands behind `&` ignore SIGINT. Runs that the tests start would inherit that, and
+# keep it, and never end by the SIGINT that a test sends.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: how long an example takes depends on how busy the machine is.
 settings.register_profile("evotune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
