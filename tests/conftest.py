@@ -23,8 +23,8 @@ from evotune.user_code import trust
 # suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A shell has the commands behind `&` ignore SIGINT. Runs that the tests start would inherit that, and
-# keep it, and never end by the SIGINT that a test sends.
+# A shell has the commands behind `&` ignore SIGINT. Runs that the tests start would inherit that,
+# and never end by the SIGINT that a test sends.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

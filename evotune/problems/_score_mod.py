@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from evotune.errors import SpaceError
@@ -18,6 +19,7 @@ from evotune.problems.problem import WrongSymbol
 from evotune.space.language.expression import parse_expression
 from evotune.space.language.nodes import Literal, Name, Node
 from evotune.space.reading.yaml_source import Position
+from evotune.trial import Value
 
 NAMES = ("score", "head", "row", "column")
 MACRO = f"SCORE_MOD({', '.join(NAMES)})"
@@ -59,14 +61,7 @@ def _written(node: Node, whole: str) -> Text:
         return WrongSymbol(f"{_KEY} {whole!r}: {why}", _KEY)
 
     if isinstance(node, Literal):
-        value = node.value
-        if isinstance(value, bool):
-            return Text("true" if value else "false", "bool")
-        if isinstance(value, str) or not math.isfinite(value) or abs(value) >= _MOST:
-            raise wrong(f"expected a number below 2**31, found {value!r}")
-        if isinstance(value, int):
-            return Text(f"{value}", "int", abs(value))
-        return Text(f"{value!r}f", "float")
+        return _number(node.value, wrong)
     if isinstance(node, Name):
         if node.name not in NAMES:
             raise wrong(f"unknown name '{node.name}'; known: {', '.join(NAMES)}")
@@ -89,6 +84,16 @@ def _written(node: Node, whole: str) -> Text:
     if found.most >= 1 << 63:
         raise wrong(f"the integers of {node.operator} may need more than 64 bits")
     return found
+
+
+def _number(value: Value, wrong: Callable[[str], WrongSymbol]) -> Text:
+    if isinstance(value, bool):
+        return Text("true" if value else "false", "bool")
+    if isinstance(value, str) or not math.isfinite(value) or abs(value) >= _MOST:
+        raise wrong(f"expected a number below 2**31, found {value!r}")
+    if isinstance(value, int):
+        return Text(f"{value}", "int", abs(value))
+    return Text(f"{value!r}f", "float")
 
 
 def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR0911
