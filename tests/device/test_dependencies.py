@@ -141,23 +141,25 @@ def test_headers_of_the_compiler_and_own_ones_are_fine(tmp_path: Path, name: str
     assert _compiled(_job(root, text + KERNEL, name), tmp_path) == ""
 
 
+@pytest.mark.parametrize("name", ["more", "clang"])
 def test_folders_of_headers_from_the_environment_are_part_of_what_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """A folder of clang's headers does not make g++ clang."""
     from evotune.backends.cpu import cpp_compiler as cpu
     from evotune.device import dependencies
 
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "extra.h").write_text("")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "extra.h").write_text("")
     job = _job(tmp_path / "root", f"#include <extra.h>\n{KERNEL}")
     before = CpuCompiler().version()
     assert "extra.h" in _compiled(job, tmp_path)
     for cached in (cpu._compiler_version, dependencies.header_folders):
         cached.cache_clear()
-    monkeypatch.setenv("CPATH", str(tmp_path / "more"))
+    monkeypatch.setenv("CPATH", str(tmp_path / name))
     try:
         assert _compiled(job, tmp_path) == ""
-        assert CpuCompiler().version() == f"{before} CPATH={tmp_path / 'more'}"
+        assert CpuCompiler().version() == f"{before} CPATH={tmp_path / name}"
     finally:
         for cached in (cpu._compiler_version, dependencies.header_folders):
             cached.cache_clear()

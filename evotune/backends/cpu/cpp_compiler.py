@@ -85,7 +85,7 @@ class CpuCompiler:
         time ran out) and the log."""
         built = output.with_suffix(".o")
         command = [self._path, *FLAGS, *job.options, *LISTING]
-        if "clang" in self.version():
+        if "clang" in _first_line(self._path):
             command.append("-fno-integrated-as")  # clang's own assembler lists no files it reads
         command += job.macros
         source = str(Path(job.root) / job.source)
@@ -156,16 +156,21 @@ def find_compiler() -> str:
 def _compiler_version(path: str) -> str:
     """All that a build depends on: the first line of --version, the flags, the processor's features
     (the meaning of -march=native here) and environment variables with more header folders."""
+    headers = (f"{name}={os.environ[name]}" for name in SEARCH_VARIABLES if os.environ.get(name))
+    return " ".join((_first_line(path), *FLAGS, *LINK_FLAGS, *sorted(cpu_flags()), *headers))
+
+
+@functools.cache
+def _first_line(path: str) -> str:
+    """The first line of --version, with the compiler's name."""
     try:
-        version = subprocess.run(
+        return subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=30, check=True
         ).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
         raise EnvironmentProblem(
             f"the C++ compiler {path} does not run ({error}); set CXX to one that does"
         ) from error
-    headers = (f"{name}={os.environ[name]}" for name in SEARCH_VARIABLES if os.environ.get(name))
-    return " ".join((version, *FLAGS, *LINK_FLAGS, *sorted(cpu_flags()), *headers))
 
 
 # --- Reads the log of a C++ compiler and turns a failure into an outcome --------------------------
