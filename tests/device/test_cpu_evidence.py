@@ -28,6 +28,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.channel import encode
 from evotune.device.evidence import CPU_CLASSES, Ceilings, EvidenceRequest
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
+from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.problems.problem import TensorSpec
 
 SOURCE = """\
@@ -108,6 +109,12 @@ def perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+ANSWERS = """\
+with open(control) as told, open(acknowledge, "w") as answer:
+    for word in ("enable", "disable"):
+        assert told.readline().strip() == word
+        print("ack", file=answer, flush=True)
+"""
 PERF = f"""#!{sys.executable}
 import subprocess, sys
 from pathlib import Path
@@ -118,23 +125,20 @@ if words == ["--version"]:
 table = Path(words[words.index("-o") + 1])
 control, acknowledge = words[words.index("--control") + 1].removeprefix("fifo:").split(",")
 program = subprocess.Popen(words[words.index("--") + 1:])
-with open(control) as told, open(acknowledge, "w") as answer:
-    for word in ("enable", "disable"):
-        assert told.readline().strip() == word
-        print("ack", file=answer, flush=True)
+{ANSWERS}
 program.wait()
 table.write_text(Path(__file__).with_name("counts").read_text())
 """
 
 
-def stand_in(folder: Path, counts: str) -> None:
+def stand_in(folder: Path, counts: str, perf: str = PERF) -> None:
     (folder / "counts").write_text(counts)
-    (folder / "perf").write_text(PERF)
+    (folder / "perf").write_text(perf)
     (folder / "perf").chmod(0o755)
 
 
-def case(binary: Path) -> bytes:
-    return encode(SanitizedCase(str(binary), PLAN, TENSORS))
+def case(binary: Path, *more: TensorSpec) -> bytes:
+    return encode(SanitizedCase(str(binary), PLAN, (*TENSORS, *more)))
 
 
 def test_counters_are_those_of_one_call(
@@ -172,6 +176,14 @@ def test_a_refusing_perf_gives_a_reason(table: str, errors: str, words: str) -> 
     assert words in _perf_counters.reason(table, errors)
 
 
+def test_a_program_that_fails_gives_its_own_reason(binary: Path, perf: Path) -> None:
+    """Its events are `<not counted>` too, since it never asks perf to count."""
+    stand_in(perf, "<not counted>,,instructions,0,0.00,,\n", perf=PERF.replace(ANSWERS, ""))
+    lengths = TensorSpec("lengths", (3,), "int64", is_index=True)
+    with pytest.raises(NotCounted, match=r"^perf: only the problem knows the values of lengths"):
+        _perf_counters.counters("kernel", case(binary, lengths), CEILINGS)
+
+
 def test_without_perf_the_reason_says_how_to_get_it(perf: Path) -> None:
     with pytest.raises(NotCounted, match="perf was not found; fix: install"):
         _perf_counters.counters("kernel", b"", CEILINGS)
@@ -188,6 +200,20 @@ def test_a_counted_kernel_computes_on_buffers_of_its_own(binary: Path) -> None:
     assert buffers["x"].ctypes.data % 64 == 0
     assert x.std() == pytest.approx(1, abs=0.1)
     np.testing.assert_allclose(out, 3 * x + 1, atol=1e-6)
+
+
+def test_a_counted_kernel_may_have_tensors_of_every_type(binary: Path) -> None:
+    tensors = tuple(TensorSpec(dtype, (3, 5), dtype) for dtype in ELEMENT_BYTES)
+    lengths = TensorSpec("lengths", (3,), "int64", is_index=True)
+    told = {"lengths": np.array([7, 8, 9]).tobytes()}
+    call = counted_run.kernel_call(
+        SanitizedCase(str(binary), PLAN, (*TENSORS, *tensors, lengths), told)
+    )
+    buffers = call.keeps  # type: ignore[attr-defined]
+    assert {dtype: buffers[dtype].nbytes / 15 for dtype in ELEMENT_BYTES} == ELEMENT_BYTES
+    assert all(buffers[dtype].any() for dtype in ELEMENT_BYTES)
+    assert buffers["int32"].view(np.int32).max() < 8
+    assert buffers["lengths"].view(np.int64).tolist() == [7, 8, 9]
 
 
 @is_x86

@@ -18,8 +18,8 @@ from evotune.backends.cuda._sanitizer import (
     read_findings,
     sanitizing,
 )
-from evotune.backends.cuda.sanitized_launch import normal_values
 from evotune.device.launch import LaunchPlan
+from evotune.device.normal_values import normal_values
 from evotune.problems.problem import TensorSpec
 from evotune.trial import Check, OutcomeKind
 

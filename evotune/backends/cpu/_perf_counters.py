@@ -75,7 +75,9 @@ def counters(kind: str, job: bytes, ceilings: Ceilings) -> Counters:
         text = table.read_text() if table.exists() else ""
     told = [line for line in done.stdout.splitlines() if line.startswith("{")]
     counts = read_counts(text)
-    if _INSTRUCTIONS not in counts or not told:
+    if not told:  # the program failed, and its events look like forbidden ones
+        raise NotCounted(reason("", done.stderr))
+    if _INSTRUCTIONS not in counts:
         raise NotCounted(reason(text, done.stderr))
     call = json.loads(told[-1])
     return _of_one_call(counts, call["calls"], call["time_us"], source, ceilings)

@@ -25,8 +25,10 @@ from evotune.backends.backend import SanitizedCase
 from evotune.backends.cpu import cpu_profile
 from evotune.device.channel import UnreadableMessage, decode
 from evotune.device.evidence import BaselineRequest
+from evotune.device.normal_values import normal_values
 from evotune.device.session import c_value
 from evotune.errors import EvotuneError
+from evotune.problems.element_types import ELEMENT_BYTES
 
 LIMIT_S = 90.0
 KERNEL, BASELINE = "kernel", "baseline"
@@ -35,18 +37,21 @@ _BASELINE: Decoder[BaselineRequest] = Decoder(BaselineRequest)
 _CALLS_BEFORE = 3
 _COUNTED_S = 0.3
 _ALIGNMENT = 64
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def kernel_call(case: SanitizedCase) -> Callable[[], object]:
-    """A function that calls the case's kernel on buffers of its own. Inputs are normal values."""
+    """A function that calls the case's kernel on buffers of its own. Inputs are normal values.
+    Exits where the case lacks lengths or places: others are other work, or lie out of bounds."""
     function = getattr(ctypes.CDLL(case.binary), case.plan.entry)
     buffers: dict[str, np.ndarray] = {}
     for spec in case.tensors:
-        buffers[spec.name] = _aligned(spec.span * _BYTES[spec.dtype])
-        if not spec.is_output:
-            values = np.random.default_rng(spec.span).standard_normal(spec.span, dtype=np.float32)
-            buffers[spec.name][:] = _as_bytes(values, spec.dtype)
+        buffers[spec.name] = _aligned(spec.span * ELEMENT_BYTES[spec.dtype])
+        if spec.is_index and spec.name not in case.indices:
+            sys.exit(f"only the problem knows the values of {spec.name}, lengths or places")
+        if spec.is_index:
+            buffers[spec.name][:] = np.frombuffer(case.indices[spec.name], np.uint8)
+        elif not spec.is_output:
+            buffers[spec.name][:] = normal_values(spec.span, spec.dtype).view(np.uint8)
     for workspace in case.plan.workspaces:
         buffers[workspace.name] = _aligned(workspace.bytes)
     arguments = [
@@ -68,13 +73,6 @@ def _aligned(size: int) -> np.ndarray:
     memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
-
-
-def _as_bytes(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The values as the bytes of a dtype; bfloat16, which NumPy lacks, is cut off."""
-    if dtype == "bfloat16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return values.astype(dtype).view(np.uint8)
 
 
 def baseline_call(request: BaselineRequest) -> Callable[[], object]:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from evotune.backends.backend import SanitizedCase
 from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
 from evotune.device.channel import UnreadableMessage, decode
-from evotune.problems.element_types import ELEMENT_BYTES, FLOAT8, INTEGERS
+from evotune.device.normal_values import normal_values
+from evotune.problems.element_types import ELEMENT_BYTES
 
 _POISON_BYTE = 0xFF
 
@@ -86,21 +86,6 @@ def buffers(runtime: Any, case: SanitizedCase, *, poison: bool) -> Iterator[dict
     yield pointers
     for pointer in pointers.values():
         runtime.free(pointer)
-
-
-def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
-    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off. Integers are
-    small; floats of 8 bits are any of 0.03 to 8."""
-    generator = np.random.default_rng(count)
-    if dtype in FLOAT8:
-        first, end = (0x10, 0x51) if dtype == "float8_e4m3" else (0x28, 0x49)
-        return generator.integers(first, end, count, dtype=np.uint8)
-    if dtype in INTEGERS:
-        return generator.integers(0, 8, count).astype(dtype)
-    values = generator.standard_normal(count, dtype=np.float32)
-    if dtype == "bfloat16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(dtype)
 
 
 if __name__ == "__main__":
