@@ -108,11 +108,15 @@ class Launcher:
 
 @functools.cache
 def _processor_refusal(name: str, arch: str) -> str:
-    found = _cpuinfo("model name") or platform.processor() or platform.machine()
+    found = _cpuinfo("model name")
+    if not found and (part := _cpuinfo("CPU part")):
+        found = f"CPU implementer {_cpuinfo('CPU implementer')} part {part}"
+    found = found or platform.processor() or platform.machine()
     if found != name:
         return f"this is {found}, the kernels are for {name}"
-    flags = _cpuinfo("flags").split()
-    level = "avx512" if "avx512f" in flags else "avx2" if "avx2" in flags else "simd128"
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    levels = {"sve": "sve", "avx512f": "avx512", "avx2": "avx2"}
+    level = next((levels[flag] for flag in levels if flag in flags), "simd128")
     here = f"{platform.machine()}-{level}"
     if arch not in ("", here):
         return f"this machine is {here}, the kernels are for {arch}"

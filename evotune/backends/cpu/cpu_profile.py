@@ -27,7 +27,8 @@ def profile() -> DeviceProfile:
         "l2_bytes": _cache_bytes(2, 512 << 10),
         "l3_bytes": _cache_bytes(3, 8 << 20),
     }
-    level = {64: "avx512", 32: "avx2", 16: "simd128"}[simd_bytes]
+    widths = {64: "avx512", 32: "avx2", 16: "simd128"}
+    level = "sve" if "sve" in flags else widths[simd_bytes]
     return DeviceProfile(
         name=_cpu_name(),
         backend="cpu",
@@ -41,9 +42,14 @@ def _flops_per_cycle(flags: frozenset[str], simd_bytes: int) -> int:
     """The most that one core can do, in the narrowest type that a problem may have."""
     if {"amx_bf16", "amx_fp16"} & flags:
         return 2048  # one 16x16x32 tile product every 16 cycles
-    two_units = 2 * 2 * simd_bytes // 4
-    narrow = {"avx512_bf16", "avx512_fp16", "asimdhp", "bf16"} & flags
-    return 2 * two_units if narrow else two_units
+    unit_bytes = 2 * simd_bytes
+    if "asimd" in flags:  # ARM: four units of 128 bits, or two of SVE's 512 bits at the most
+        unit_bytes = 128 if "sve" in flags else 64
+    in_float32 = 2 * unit_bytes // 4
+    if "bf16" in flags:  # ARM's products of small matrices
+        return 4 * in_float32
+    narrow = {"avx512_bf16", "avx512_fp16", "asimdhp"} & flags
+    return 2 * in_float32 if narrow else in_float32
 
 
 def cpuinfo(field: str) -> str:
@@ -60,11 +66,16 @@ def cpuinfo(field: str) -> str:
 
 def cpu_flags() -> frozenset[str]:
     """Names of the instruction sets that the processor has."""
-    return frozenset(cpuinfo("flags").split())
+    return frozenset((cpuinfo("flags") or cpuinfo("Features")).split())  # x86 or ARM
 
 
 def _cpu_name() -> str:
-    return cpuinfo("model name") or platform.processor() or platform.machine()
+    """The name, by numbers where /proc/cpuinfo has only those (ARM). The launcher of exported
+    packages has the same code."""
+    name = cpuinfo("model name")
+    if not name and (part := cpuinfo("CPU part")):
+        name = f"CPU implementer {cpuinfo('CPU implementer')} part {part}"
+    return name or platform.processor() or platform.machine()
 
 
 def _cache_bytes(level: int, fallback: int) -> int:
