@@ -130,6 +130,8 @@ class SearchLoop:
             # Proposals up to `told + lookahead` were asked by then.
             self._told = self._asked = snapshot[0]
             self._best = self._store.best(before=self._told)
+            self._improved = self._best.number + 1 if self._best is not None else 0
+            self._compiles = self._store.count_compiled(before=self._told)
         self._stored = {trial.number: trial for trial in self._store.trials(first=self._told)}
 
     def _take_up(self, state: Json) -> bool:

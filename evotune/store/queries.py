@@ -165,6 +165,11 @@ class StoreQueries:
         )
         return self.trial_of(*rows[0]) if rows else None
 
+    def count_compiled(self, before: int) -> int:
+        """The number of trials below `before` that reached a compiler."""
+        query = "SELECT count(*) FROM outcomes WHERE number < ? AND instr(stage_s, '\"compile\":')"
+        return int(self._read(query, (before,))[0][0])
+
     def history_digest(self) -> str:
         """SHA-256 over (number, configuration) of every stored trial, in order."""
         digest = hashlib.sha256()

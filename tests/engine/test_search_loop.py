@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from evotune.device.recorded import read_recorded_space
+from evotune.engine import search_loop
 from evotune.engine.observer import SilentObserver
 from evotune.engine.search_loop import SearchLoop
 from evotune.execute.executor import Proposal
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Outcome, Trial
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .runs import RECORDING
 
@@ -171,3 +172,31 @@ def test_counts_only_trials_that_reached_a_compiler(tmp_path: Path) -> None:
     """A recording compiles nothing, so it never uses up that budget."""
     trials, _, reason = run_loop(tmp_path / "store.sqlite", 1, name="random", compiles=5)
     assert (reason, len(trials)) == ("trials", 120)
+
+
+@pytest.mark.parametrize("budget", [{"no_improvement": 25}, {"compiles": 35}])
+def test_a_resume_from_a_snapshot_ends_where_an_unbroken_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: dict[str, Json]
+) -> None:
+    monkeypatch.setattr(search_loop, "_SNAPSHOT_EVERY", 20)
+    searched, _, _ = run_loop(tmp_path / "searched.sqlite", 1, name="random")
+    numbers = {trial.configuration: trial.number for trial in searched}
+
+    def best_is_30_and_every_second_is_compiled(configuration: Configuration) -> Outcome:
+        number = numbers[configuration]
+        stage = "compile" if number % 2 else "plan"
+        return Outcome(OutcomeKind.OK, fitness=float(number == 30), stage_s={stage: 0.1})
+
+    def run(name: str, trials: int) -> tuple[str, list[Trial]]:
+        executor = ShufflingExecutor(best_is_30_and_every_second_is_compiled, 1)
+        found, _, reason = run_loop(
+            tmp_path / name, 1, name="random", trials=trials, executor=executor, **budget
+        )
+        return reason, found
+
+    assert run("resumed.sqlite", 50)[0] == "trials"
+    with RunStore.open_for_reading(tmp_path / "resumed.sqlite") as store:
+        assert (store.snapshot(at_most=50 - 7) or (0,))[0] == 40
+    resumed = run("resumed.sqlite", 120)
+    assert resumed[0] in budget
+    assert resumed == run("unbroken.sqlite", 120)
