@@ -151,9 +151,12 @@ class SearchLoop:
             self._tell()
 
     def _ask(self) -> None:
-        while self._asked <= self._told + self._lookahead and not self._end_of_asking():
+        while self._asked <= self._told + self._lookahead:
             number = self._asked
             known = self._stored.pop(number, None)
+            # A stored trial was asked for before, when fewer may have been told.
+            if known is None and self._end_of_asking():
+                return
             if known is not None:
                 configuration: Configuration | None = known.configuration
                 self._arrived[number] = known.outcome
