@@ -81,12 +81,12 @@ class RunWork:
             self._observer.started(self._info())
             try:
                 executor = self._kind.open_executor()
-                reason = self._search(executor)
-                if reason != "interrupted" and self._kind.confirms:
+                ended = self._search(executor)
+                if ended != "interrupted" and self._kind.confirms:
                     executor.drop()
                     self._confirm(executor)
-                if self._signals.requested:
-                    reason = "interrupted"
+                if not self._signals.requested:
+                    reason = ended
             except KeyboardInterrupt:
                 reason = "interrupted"
             except StoreError:  # nothing more is written into a damaged store

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from evotune.engine import search_loop
-from evotune.engine.folder import RunFolder
+from evotune.engine._recorded_run import RecordedRun
+from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import resume_run
-from evotune.errors import RunLocked, UsageError
+from evotune.errors import EnvironmentProblem, RunLocked, UsageError
 from evotune.store import RunStore
 
 from .runs import (
@@ -124,6 +125,26 @@ def test_a_snapshot_of_the_search_equals_the_full_fold(
         assert (store.snapshot(at_most=244) or (0,))[0] == 200
     resume_run(run, SilentObserver(), trials=320)
     assert history(run) == history(whole)
+
+
+@pytest.mark.parametrize("error", [EnvironmentProblem("no worker starts"), OSError("no space")])
+def test_a_run_whose_confirmations_fail_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RecordedRun, "confirms", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedRun, "confirmed", fails)
+        with pytest.raises(type(error)):
+            run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=30)
+    (run,) = list_runs(tmp_path / "runs")
+    with RunStore.open_for_reading(run.store) as store:
+        assert (store.meta("state"), store.count()) == ("interrupted", 30)
+    assert resume_run(run, SilentObserver()).reason == "trials"
+    with RunStore.open_for_reading(run.store) as store:
+        assert store.meta("state") == "finished:trials"
 
 
 def test_a_run_that_is_being_worked_on_is_locked(tmp_path: Path) -> None:
