@@ -58,6 +58,16 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def signals_are_heeded() -> Iterator[None]:
+    """Heeds signals that are ignored behind `&` or nohup: child processes would inherit that."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(autouse=True)
 def _agreed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agrees to the tests' kernels and problems, which lie in folders outside the working folder.

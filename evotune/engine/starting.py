@@ -270,7 +270,7 @@ def resume_run(
                 f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
                 "use --allow-mixed to go on all the same"
             )
-        with measuring_alone(() if elsewhere else setup.devices):
+        with measuring_alone(() if elsewhere else setup.devices), interruptible():
             store.set_facts({"settings": options.to_json(), "state": "running"})
             return _finish(run, store, setup, options, observer, elsewhere, strategy)
 

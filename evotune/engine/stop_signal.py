@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once.
 
 `interruptible` is for work that must clean up after itself when it is stopped.
+A signal that the process ignores stays ignored: a shell has the commands behind `&` ignore SIGINT.
 Python lets only the main thread handle signals. Work in another thread leaves them to the program.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 
@@ -22,11 +23,10 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
         self.tidy = False
-        self._previous: dict[signal.Signals, object] = {}
+        self._handling = _handling(self._handle, signal.SIGINT, signal.SIGTERM)
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM) if _may_handle() else ():
-            self._previous[number] = signal.signal(number, self._handle)
+        self._handling.__enter__()
         return self
 
     def __exit__(
@@ -35,8 +35,7 @@ class StopSignal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handling.__exit__(kind, error, traceback)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.requested or not self.tidy:
@@ -44,27 +43,27 @@ class StopSignal:
         self.requested = True
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Within it Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is cleaned up.
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """Within it Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is cleaned
+    up."""
+    return _handling(_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    A signal that the process ignored before stays ignored.
-    """
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _may_handle() else ()
-    previous = {number: signal.getsignal(number) for number in wanted}
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+
+@contextlib.contextmanager
+def _handling(
+    handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
+) -> Iterator[None]:
+    main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.getsignal(number) for number in numbers if main}
+    # Python could not give a handler of another language back: None stands for one.
+    ours = {n: old for n, old in previous.items() if old not in (signal.SIG_IGN, None)}
     try:
+        for number in ours:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in previous.items():
-            if handler is not None:  # a handler that was not set from Python
-                signal.signal(number, handler)
-
-
-def _may_handle() -> bool:
-    return threading.current_thread() is threading.main_thread()
+        for number, old in ours.items():
+            signal.signal(number, old)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

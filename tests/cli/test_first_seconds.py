@@ -21,6 +21,7 @@ from .conftest import ROOT, Invoke, start
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
 INTERRUPTED = 130
 _STEPS = 8
+pytestmark = pytest.mark.usefixtures("signals_are_heeded")
 
 
 def _arguments(command: str) -> tuple[str, ...]:
@@ -37,16 +38,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "space.yaml").write_text("name: tiny\nrecorded: {file: recording.json.gz}\n")
     make_run(tmp_path / "runs", [ok(1.0 + n / 100) for n in range(40)])
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _signals_are_heeded() -> Iterator[None]:
-    """Heeds signals that are ignored behind `&` or nohup: child processes would inherit that."""
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

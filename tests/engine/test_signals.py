@@ -1,7 +1,10 @@
-"""The first Ctrl-C or SIGTERM ends a run tidily, the second at once; both can be resumed."""
+"""The first Ctrl-C or SIGTERM ends a run tidily, the second at once; both can be resumed. Signals
+that somebody else handles, or that are ignored, are left alone."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -12,9 +15,12 @@ import pytest
 from execute.faulty import descendants, space_text, wait_until_gone
 
 from evotune.engine.folder import list_runs
+from evotune.engine.stop_signal import StopSignal, interruptible
 from evotune.store import RunStore
 
-from .runs import evotune
+from .runs import evotune, recorded_space, run_here, start_killable, stored
+
+pytestmark = pytest.mark.usefixtures("signals_are_heeded")
 
 _PATIENCE_S = 200.0  # for a busy machine; the compiler and its time-out take far longer
 _COMPILER = """#!/bin/bash
@@ -112,3 +118,49 @@ def test_how_soon_signals_end_a_run(tmp_path: Path, keep_result: Callable[..., N
         first_to_end_s_longest=round(first_s, 2),
         second_to_end_s_longest=round(second_s, 2),
     )
+
+
+@pytest.fixture(params=["run", "other work"])
+def handling(request: pytest.FixtureRequest) -> contextlib.AbstractContextManager[object]:
+    if request.param != "run":
+        return interruptible()
+    stop = StopSignal()
+    stop.tidy = True
+    return stop
+
+
+def test_a_signal_that_is_ignored_stays_ignored(
+    handling: contextlib.AbstractContextManager[object],
+) -> None:
+    """A shell lets the commands that a script starts with `&` ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with handling as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not getattr(stop, "requested", False)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_signal_that_another_language_handles_is_left_to_it(
+    handling: contextlib.AbstractContextManager[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python could not give it back."""
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda number: None)
+        handling.__enter__()
+    now = signal.getsignal(signal.SIGINT)
+    handling.__exit__(None, None, None)
+    assert now is before
+
+
+def test_a_closed_terminal_interrupts_a_resumed_run_too(tmp_path: Path) -> None:
+    space = recorded_space(tmp_path / "space", delay_ms=10.0)
+    run = run_here(space, tmp_path / "runs", trials=20)
+    process = start_killable("resume", run.path, "--trials", "2000")
+    while stored(run) < 25:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(_PATIENCE_S) == 130
+    with RunStore.open_for_reading(run.store) as store:
+        assert store.meta("state") == "interrupted"
