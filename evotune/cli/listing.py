@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> None:
-    """Prints a row for each run, the oldest first. A damaged run has a row too."""
+    """Prints a row for each run, in the order of `list_runs`. A damaged run has a row too."""
     found = list(_summaries(runs_dir))
     if style == "json":
         from evotune.report.records import to_json

@@ -30,6 +30,9 @@ _SCRIPT = """\
 cd "$(dirname "$0")/.." && exec {python} -P -m evotune verify . --config {configuration}
 """
 
+_STARTED = re.compile(r"\d{8}-\d{6}-\d{6}-")
+"""The beginning of a new run's name: the time of its start, in UTC."""
+
 
 class RunFolder:
     """Paths inside one run's folder."""
@@ -117,7 +120,8 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def find_run(text: str, runs_dir: Path) -> RunFolder:
-    """The run that an id, a unique part of its beginning, or a path names; `latest` too."""
+    """The run that an id, a unique part of its beginning, or a path names; `latest` too: the last
+    one of `list_runs`."""
     path = Path(text)
     if (path / "store.sqlite").is_file():
         return RunFolder(path)
@@ -138,8 +142,10 @@ def find_run(text: str, runs_dir: Path) -> RunFolder:
 
 
 def list_runs(runs_dir: Path) -> list[RunFolder]:
-    """All runs of a folder, oldest first."""
-    return [RunFolder(path.parent) for path in sorted(runs_dir.glob("*/store.sqlite"))]
+    """All runs of a folder: those that somebody renamed, then the others, oldest first."""
+    paths = [path.parent for path in runs_dir.glob("*/store.sqlite")]
+    paths.sort(key=lambda path: (_STARTED.match(path.name) is not None, path.name))
+    return [RunFolder(path) for path in paths]
 
 
 def quarantine(folder: Path, trial: Trial) -> None:

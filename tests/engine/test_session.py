@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ from .test_cpu_run import NOTHING_DONE, SPACE
 def test_latest_is_the_run_that_was_started_last(tmp_path: Path) -> None:
     names = [create_folder(tmp_path, name).id for name in ("zzz", "aaa", "mmm")]
     assert names == sorted(names)
+
+
+def test_latest_is_no_run_that_somebody_renamed(tmp_path: Path) -> None:
+    new = create_folder(tmp_path, "new")
+    RunStore.create(new.store).close()
+    for name in ("yesterday", "20250101", "3rd", "Best"):
+        shutil.copytree(new.path, tmp_path / name)
+    assert find_run("latest", tmp_path).path == new.path
+    assert [run.id for run in list_runs(tmp_path)][-1] == new.id
+    assert find_run("yesterday", tmp_path).id == "yesterday"
 
 
 def test_a_run_that_was_killed_before_it_had_a_store_says_so(tmp_path: Path) -> None:
