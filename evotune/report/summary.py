@@ -144,5 +144,5 @@ def more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
     if reason == "interrupted":
         return []
     if reason in ("trials", "minutes"):
-        return [f"--{reason}", f"{2 * settings[reason]:g}"]
+        return [f"--{reason}", f"{2 * settings[reason]:.15g}"]  # 1e+06 is no number of trials
     return None

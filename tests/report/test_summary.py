@@ -10,7 +10,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
 from evotune.report.records import to_json
-from evotune.report.summary import StageTime, summarize
+from evotune.report.summary import StageTime, more_budget, summarize
 from evotune.report.wording import markdown_text
 from evotune.trial import Json, OutcomeKind
 
@@ -129,3 +129,17 @@ def test_stages_read_in_milliseconds_while_they_are_short(seconds: float, text: 
 )
 def test_states_are_put_into_words(state: str, text: str) -> None:
     assert wording.state_text(state) == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "now", "more"),
+    [
+        ("trials", 500_000, "1000000"),
+        ("trials", 600_001, "1200002"),
+        ("minutes", 0.1, "0.2"),
+        ("minutes", 20.0, "40"),
+        ("minutes", 500_000.5, "1000001"),
+    ],
+)
+def test_twice_the_budget_is_a_number_that_resume_takes(reason: str, now: float, more: str) -> None:
+    assert more_budget(reason, {reason: now}) == [f"--{reason}", more]
