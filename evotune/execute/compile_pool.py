@@ -47,7 +47,7 @@ class CompilePool:
         self._cache = cache
         self._scratch = folder / "scratch"
         shutil.rmtree(self._scratch, ignore_errors=True)  # a killed run leaves its folder behind
-        self._scratch.mkdir(parents=True)
+        self._scratch.mkdir(parents=True, exist_ok=True)  # its compilers may still write there
         self._timeout_s = timeout_s
         self._limit = processes or len(os.sched_getaffinity(0))
         self._idle: list[Worker] = []

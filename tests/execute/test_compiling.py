@@ -267,3 +267,16 @@ def test_a_result_that_waited_while_this_process_was_stopped_is_no_time_out(
         assert "this kernel does not compile" in result.reason
     finally:
         pool.close()
+
+
+def test_a_killed_run_s_folder_that_cannot_be_removed_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilers that are about to die may still write into it."""
+    left = tmp_path / "logs" / "scratch" / "left"
+    left.mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        pool = Pool(tmp_path, monkeypatch)
+    assert left.exists()
+    pool.close()
