@@ -224,9 +224,12 @@ class RunStore(StoreQueries):
         if not (self._unsynced and self._sync_is_due()):
             return
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            query = "PRAGMA wal_checkpoint(PASSIVE)"
+            busy, pages, moved = self._connection.execute(query).fetchone()
         except sqlite3.Error as error:
             raise damaged(self.path, error) from error
+        if busy or moved < pages:  # a reader holds on to older pages: maybe nothing was synced
+            self.set_facts({})  # a commit that is due syncs the whole log
         self._unsynced = False
         self._synced_s = time.monotonic()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -383,6 +385,61 @@ def test_in_a_quiet_moment_everything_moves_into_the_main_file(
         monkeypatch.setattr("evotune.store._sqlite._SYNC_EVERY_S", 0.0)
         store.sync()
         assert _count_in_copy_without_wal(path, tmp_path / "late.sqlite") == 1
+
+
+_NAMES_SYNCED_FILES = """
+#include <stdio.h>
+#include <unistd.h>
+static int named(int fd) {
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) > 0) dprintf(1, "%s\\n", path);
+    return 0;
+}
+extern "C" int fsync(int fd) { return named(fd); }
+extern "C" int fdatasync(int fd) { return named(fd); }
+"""
+_SYNCS_BESIDE_A_READER = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from evotune.store import RunStore, _sqlite
+from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+
+def append_and_sync(number):
+    _sqlite._SYNC_EVERY_S = 1e9
+    store.append(Trial(number, Configuration({"A": number}), Outcome(OutcomeKind.NAN)), 0.0)
+    _sqlite._SYNC_EVERY_S = 0.0
+    os.write(1, b"append\\n")
+    store.sync()
+
+path = Path(sys.argv[1])
+with RunStore.create(path) as store, RunStore.open_for_reading(path) as reader:
+    append_and_sync(0)
+    for number in (1, 3):
+        with reader.at_one_moment():
+            reader.count()
+            append_and_sync(number)
+            append_and_sync(number + 1)
+    os.write(1, b"append\\n")
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_quiet_moment_syncs_the_log_though_a_reader_holds_on_to_older_pages(path: Path) -> None:
+    library = path.with_name("names_synced_files.so")
+    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=_NAMES_SYNCED_FILES, text=True, check=True, timeout=300)
+    found = subprocess.run(
+        [sys.executable, "-c", _SYNCS_BESIDE_A_READER, str(path), str(ROOT)],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    _, *synced, _ = found.stdout.split("append\n")
+    assert [f"{path}-wal" in files.splitlines() for files in synced] == [True] * 5
 
 
 def _count_in_copy_without_wal(path: Path, copy: Path) -> int:
