@@ -166,8 +166,8 @@ class ClusterExecutor:
             self._failed(proposal, losses, future.exception())
         elif self._client.status == "running":  # Dask lost the task with its worker
             self._send(proposal, losses)
-        else:
-            self._running[key] = sent
+        else:  # Dask cancels all tasks when it loses the connection to the scheduler
+            self._stranded.append((proposal, losses))
 
     def _failed(self, proposal: Proposal, losses: int, error: BaseException) -> None:
         if type(error).__name__ != "KilledWorker":
@@ -193,17 +193,19 @@ class ClusterExecutor:
         return [address for address in workers_of(self._client) if address not in self._refused]
 
     def _check_workers(self) -> None:
-        """Sends trials elsewhere when all workers that may take them have gone.
+        """Sends trials elsewhere when all workers that may take them have gone, and those that
+        could not be sent before.
 
         Once a worker has refused, each trial names the workers that may take it, and Dask would
         wait for these for ever. EnvironmentProblem when no worker has been usable for a while.
         """
         now = time.monotonic()
-        if not self._refused or now - self._looked_s < 1.0 or self._client.status != "running":
+        waits = self._refused or self._stranded
+        if not waits or now - self._looked_s < 1.0 or self._client.status != "running":
             return
         self._looked_s = now
         usable = set(self._usable())
-        if usable:
+        if usable or not self._refused:
             self._usable_s = now
         elif now - self._usable_s > _WORKERS_GONE_S:
             reason = next(iter(self._refused.values()))
