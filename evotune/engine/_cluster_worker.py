@@ -115,7 +115,7 @@ class _RunHere:
 
     def __init__(self, told: ClusterRun) -> None:
         self.id = told.part
-        self.broken = False
+        self._error: Exception | None = None
         self._exit = contextlib.ExitStack()
         self._folder = self._exit.enter_context(scratch_folder())
         self._waiting: dict[tuple[int, bool, bool], Future[Outcome]] = {}
@@ -140,6 +140,11 @@ class _RunHere:
             raise
         self.local.name_devices = True
         self.local.fixed_sampling = told.fixed_sampling
+
+    @property
+    def broken(self) -> bool:
+        """Whether no trial can be run any more."""
+        return self._error is not None
 
     def _check_model(self, told: ClusterRun) -> None:
         mine = self.setup.profile
@@ -170,6 +175,8 @@ class _RunHere:
         planner = self.setup.planner
         key = (told.number, told.confirm, told.repeat)
         with self._lock:
+            if self._error is not None:
+                raise self._error
             if self._background is None:
                 self.local.baselines = told.run.baselines
                 self._background = BackgroundExecutor(self.local)
@@ -195,14 +202,18 @@ class _RunHere:
                         for key in known:
                             self._waiting.pop(key).set_result(outcome)
         except Exception as error:  # noqa: BLE001 (every trial that waits is told)
-            self.broken = True
-            with self._lock:
-                for waiting in self._waiting.values():
-                    waiting.set_exception(error)
-                self._waiting.clear()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Every trial that waits, and every later one, ends with the error."""
+        with self._lock:
+            self._error = error
+            for waiting in self._waiting.values():
+                waiting.set_exception(error)
+            self._waiting.clear()
 
     def close(self) -> None:
-        self.broken = True
+        self._fail(EnvironmentProblem("this part of the run has ended"))
         (self._background or self.local).close()
         self._exit.close()
 

@@ -1,0 +1,131 @@
+"""A cluster worker's part in a run, whose executor never finishes a trial."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from evotune.device.channel import decode, encode
+from evotune.device.profile import DeviceProfile
+from evotune.engine import _cluster_worker
+from evotune.errors import EvotuneError
+from evotune.execute.executor import Proposal
+from evotune.execute.messages import FROM_CLUSTER_WORKER, ClusterTrial, FromClusterWorker, Refused
+from evotune.trial import Configuration, Outcome
+
+from .cluster_tasks import RUN
+
+EMPTY = msgspec.structs.replace(RUN, files={})
+
+
+class Stuck:
+    """A local executor whose trials never finish."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Proposal] = []
+        self.closed = False
+
+    def submit(self, proposal: Proposal) -> None:
+        self.submitted.append(proposal)
+
+    def set_contender(self, fitness: float) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        time.sleep(0.01)
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def executors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stuck]]:
+    """Every executor that the worker opened."""
+    opened: list[Stuck] = []
+
+    def propose(number: int, configuration: Configuration, *, confirm: bool) -> Proposal:
+        return Proposal(number, configuration, confirm=confirm)
+
+    setup = SimpleNamespace(
+        profile=DeviceProfile("cpu", "cpu", "", {}), planner=SimpleNamespace(proposal=propose)
+    )
+    monkeypatch.setattr(_cluster_worker, "load_kernel_setup", lambda *_, **__: setup)
+
+    def open_one(*_: object, **__: object) -> Stuck:
+        opened.append(Stuck())
+        return opened[-1]
+
+    monkeypatch.setattr(_cluster_worker, "open_kernel_executor", open_one)
+    monkeypatch.setattr(_cluster_worker, "_own_address", lambda: "tcp://here")
+    monkeypatch.setattr(_cluster_worker, "_here", None)
+    yield opened
+    if _cluster_worker._here is not None:
+        _cluster_worker._here.close()
+
+
+def trial(part: str, number: int) -> ClusterTrial:
+    return ClusterTrial(
+        run=msgspec.structs.replace(EMPTY, part=part),
+        number=number,
+        configuration={},
+        confirm=False,
+        repeat=False,
+        contender=0.0,
+    )
+
+
+class Asked(threading.Thread):
+    """A thread of the worker that runs one trial."""
+
+    def __init__(self, part: str, number: int) -> None:
+        super().__init__(daemon=True)
+        self._message = encode(trial(part, number))
+        self.answer: FromClusterWorker | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.answer = decode(FROM_CLUSTER_WORKER, _cluster_worker.answer(self._message))
+
+
+def wait_for_trials(executors: list[Stuck], counts: list[int]) -> None:
+    deadline = time.monotonic() + 10.0
+    while [len(each.submitted) for each in executors] != counts:
+        assert time.monotonic() < deadline, f"not {counts} trials"
+        time.sleep(0.005)
+
+
+def test_trials_of_a_part_that_has_ended_free_their_threads(executors: list[Stuck]) -> None:
+    old = [Asked("old", 0), Asked("old", 1)]
+    wait_for_trials(executors, [2])
+    Asked("new", 0)
+    wait_for_trials(executors, [2, 1])
+    assert executors[0].closed
+    for each in old:
+        each.join(5.0)
+        assert isinstance(each.answer, Refused)
+        assert "has ended" in each.answer.reason
+
+
+def test_a_trial_that_comes_to_a_closed_part_does_not_wait(executors: list[Stuck]) -> None:
+    closed = _cluster_worker._open(trial("old", 0).run)
+    closed.close()
+    refused: list[EvotuneError] = []
+
+    def late() -> None:
+        try:
+            closed.trial(trial("old", 0))
+        except EvotuneError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=late, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    assert ["has ended" in str(error) for error in refused] == [True]
+    assert executors[0].submitted == []
