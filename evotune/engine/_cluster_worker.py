@@ -74,7 +74,7 @@ def _answer(told: ToClusterWorker) -> FromClusterWorker:
             return here.time_baselines()
         if isinstance(told, Calibrate):
             return here.calibrate(told.run.baselines)
-        return ClusterTrialDone(here.trial(told))
+        return ClusterTrialDone(here.trial(told), _own_address())
     except EvotuneError as error:
         return Refused(str(error), _own_address())
 

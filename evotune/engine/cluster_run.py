@@ -88,7 +88,7 @@ class Cluster:
             secret=setup.secret,
             cases=setup.problem_spec.cases,
         )
-        return ClusterRunWorkers(self, told)
+        return ClusterRunWorkers(self, told, [device.name for device in setup.devices])
 
     def ask(
         self, message: ToClusterWorker, workers: Sequence[str] | None = None
@@ -98,11 +98,12 @@ class Cluster:
 
 
 class ClusterRunWorkers:
-    """The cluster's workers, for one run."""
+    """The cluster's workers, for one run. `models`: those of its devices, in order."""
 
-    def __init__(self, cluster: Cluster, told: ClusterRun) -> None:
+    def __init__(self, cluster: Cluster, told: ClusterRun, models: Sequence[str]) -> None:
         self._cluster = cluster
         self._told = told
+        self._models = models
 
     def time_baselines(self) -> BaselineReport:
         """By the first worker that can. EnvironmentProblem when none can."""
@@ -125,7 +126,9 @@ class ClusterRunWorkers:
         answers = self._cluster.ask(Calibrate(told))
         _refuse_if_all_refuse(answers)
         calibrated = [each for each in answers.values() if isinstance(each, Calibrated)]
-        executor = ClusterExecutor(self._cluster.client, _cluster_worker.answer, told, twins=twins)
+        executor = ClusterExecutor(
+            self._cluster.client, _cluster_worker.answer, told, twins=twins, models=self._models
+        )
         return executor, [device for each in calibrated for device in each.devices]
 
 

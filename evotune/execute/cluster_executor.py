@@ -39,7 +39,7 @@ after several workers have died."""
 _FETCH_S = 5.0
 _ANSWER_S = 900.0  # as long as baselines may take
 _SCHEDULER_GONE_S = 30.0
-_WORKERS_GONE_S = 60.0  # after some workers refused and no others are left
+_WORKERS_GONE_S = 60.0  # no worker may take some trial: the others refused or have another model
 
 Task = Callable[[bytes], bytes]
 """Runs on a worker: takes a message to a cluster worker, gives its answer."""
@@ -58,7 +58,9 @@ class _Sent:
 class ClusterExecutor:
     """See `evotune.execute.executor.Executor`.
 
-    `task` runs the trials of `run` on the workers. `twins`: as for the local executor.
+    - `task` runs the trials of `run` on the workers.
+    - `twins`: as for the local executor.
+    - `models`: the model of each device that a proposal may name.
     """
 
     def __init__(
@@ -68,16 +70,19 @@ class ClusterExecutor:
         run: ClusterRun,
         *,
         twins: Twins,
+        models: Sequence[str] = (),
     ) -> None:
         self._client = client
         self._task = task
         self._run = run
         self._twins = twins
+        self._models = models
+        self._model_of: dict[str, str] = {}  # by the address of a worker that has measured
         self._contender = float("-inf")
         self._refused: dict[str, str] = {}
         self._running: dict[str, _Sent] = {}  # by the future's key
         self._stranded: list[tuple[Proposal, int]] = []
-        self._looked_s = self._usable_s = time.monotonic()
+        self._looked_s = self._placed_s = time.monotonic()
         self._finished: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._done: list[tuple[int, Outcome]] = []
         self._reached_s = time.monotonic()
@@ -118,7 +123,7 @@ class ClusterExecutor:
         self.drop()
 
     def _send(self, proposal: Proposal, losses: int) -> None:
-        workers = self._usable() if self._refused else None
+        workers = self._may_take(proposal)
         if workers is not None and not workers:
             self._stranded.append((proposal, losses))
             return
@@ -159,7 +164,7 @@ class ClusterExecutor:
                 self._refused[answer.worker] = answer.reason
                 self._send(proposal, losses)
             elif isinstance(answer, ClusterTrialDone):
-                self._finish(proposal, answer.outcome)
+                self._answered(proposal, losses, answer)
             else:
                 raise _cannot_read(f"a trial was answered with {type(answer).__name__}")
         elif future.status == "error":
@@ -178,6 +183,15 @@ class ClusterExecutor:
             reason = f"{losses + 1} times, several of the cluster's workers died with it"
             self._finish(proposal, Outcome(OutcomeKind.WORKER_LOST, reason=reason))
 
+    def _answered(self, proposal: Proposal, losses: int, answer: ClusterTrialDone) -> None:
+        model = answer.outcome.device_model
+        if model:
+            self._model_of[answer.worker] = model
+        if model and proposal.device is not None and model != self._models[proposal.device]:
+            self._send(proposal, losses)  # the worker's model was not known before
+        else:
+            self._finish(proposal, answer.outcome)
+
     def _finish(self, proposal: Proposal, outcome: Outcome) -> None:
         searched = not (proposal.confirm or proposal.repeat)
         if searched and outcome.binary and outcome.duplicate_of is None:
@@ -188,6 +202,15 @@ class ClusterExecutor:
                 self._twins.remember(proposal.number, outcome)
         self._done.append((proposal.number, outcome))
 
+    def _may_take(self, proposal: Proposal) -> Sequence[str] | None:
+        """The workers that may take it; None: all. Champions of one model meet on one worker: the
+        first that has this model, or else the first whose model is not known yet."""
+        if proposal.device is None:
+            return self._usable() if self._refused else None
+        model = self._models[proposal.device]
+        fit = [each for each in self._usable() if self._model_of.get(each, model) == model]
+        return sorted(fit, key=lambda each: each not in self._model_of)[:1]
+
     def _usable(self) -> list[str]:
         """Addresses of the workers that are there and did not refuse."""
         return [address for address in workers_of(self._client) if address not in self._refused]
@@ -196,29 +219,31 @@ class ClusterExecutor:
         """Sends trials elsewhere when all workers that may take them have gone, and those that
         could not be sent before.
 
-        Once a worker has refused, each trial names the workers that may take it, and Dask would
-        wait for these for ever. EnvironmentProblem when no worker has been usable for a while.
+        Once a worker has refused, each trial names the workers that may take it, as a champion
+        does, and Dask would wait for these for ever. EnvironmentProblem when there has been no
+        worker for some trial for a while.
         """
         now = time.monotonic()
-        waits = self._refused or self._stranded
-        if not waits or now - self._looked_s < 1.0 or self._client.status != "running":
+        if now - self._looked_s < 1.0 or self._client.status != "running":
             return
         self._looked_s = now
-        usable = set(self._usable())
-        if usable or not self._refused:
-            self._usable_s = now
-        elif now - self._usable_s > _WORKERS_GONE_S:
-            reason = next(iter(self._refused.values()))
-            raise EnvironmentProblem(f"no worker of the cluster can work for this run: {reason}")
-        for key, sent in list(self._running.items()):
-            if sent.workers is not None and not usable.intersection(sent.workers):
-                del self._running[key]
-                self._client.cancel([sent.future], force=True)
-                self._stranded.append((sent.proposal, sent.losses))
-        if usable:
-            stranded, self._stranded = self._stranded, []
-            for proposal, losses in stranded:
-                self._send(proposal, losses)
+        if any(sent.workers is not None for sent in self._running.values()):
+            usable = set(self._usable())
+            for key, sent in list(self._running.items()):
+                if sent.workers is not None and not usable.intersection(sent.workers):
+                    del self._running[key]
+                    self._client.cancel([sent.future], force=True)
+                    self._stranded.append((sent.proposal, sent.losses))
+        stranded, self._stranded = self._stranded, []
+        for proposal, losses in stranded:
+            self._send(proposal, losses)
+        if not self._stranded:
+            self._placed_s = now
+        elif now - self._placed_s > _WORKERS_GONE_S:
+            reasons = [*self._refused.values(), "those of a champion's GPU model have gone"]
+            raise EnvironmentProblem(
+                f"no worker of the cluster can work for this run: {reasons[0]}"
+            )
 
     def _check_scheduler(self) -> None:
         now = time.monotonic()

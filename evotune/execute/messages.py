@@ -303,7 +303,10 @@ class Calibrated(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClusterTrialDone(msgspec.Struct, frozen=True, tag=True):
+    """The outcome, and the address of the worker that has it."""
+
     outcome: Outcome
+    worker: str
 
 
 ToClusterWorker: TypeAlias = DescribeDevice | TimeBaselines | Calibrate | ClusterTrial

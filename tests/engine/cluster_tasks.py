@@ -47,4 +47,4 @@ def trial(message: bytes, *, journal: str, takes_s: float, refuse: str) -> bytes
     with open(journal, "a") as file:
         file.write(f"{told.number}\n")
     outcome = _recordings[0].outcome(Configuration(told.configuration))
-    return encode(ClusterTrialDone(outcome))
+    return encode(ClusterTrialDone(outcome, get_worker().address))

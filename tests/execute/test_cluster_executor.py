@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from evotune.device.channel import decode, encode
 from evotune.engine._cluster_worker import answer
+from evotune.errors import EnvironmentProblem
+from evotune.execute import cluster_executor
 from evotune.execute.cluster_executor import ClusterExecutor
 from evotune.execute.executor import Proposal
 from evotune.execute.in_flight import Twins
@@ -77,7 +81,7 @@ class Client:
 
 
 def done(fitness: float = 0.5) -> bytes:
-    return encode(ClusterTrialDone(Outcome(OutcomeKind.OK, fitness=fitness)))
+    return encode(ClusterTrialDone(Outcome(OutcomeKind.OK, fitness=fitness), "tcp://here"))
 
 
 def test_trials_that_a_lost_connection_cancelled_are_sent_again() -> None:
@@ -95,3 +99,68 @@ def test_trials_that_a_lost_connection_cancelled_are_sent_again() -> None:
     ((number, outcome),) = executor.poll(5.0)
     assert (number, outcome.fitness) == (3, 0.5)
     assert executor.poll(0.0) == []
+
+
+def champion(device: int, *, repeat: bool = False) -> Proposal:
+    return Proposal(7, Configuration({}), confirm=not repeat, repeat=repeat, device=device)
+
+
+def measured(worker: str, model: str) -> bytes:
+    outcome = Outcome(OutcomeKind.OK, fitness=0.5, resources={"device": {"model": model}})
+    return encode(ClusterTrialDone(outcome, worker))
+
+
+def searched(client: Client, executor: ClusterExecutor, models: dict[str, str]) -> None:
+    """A trial of the search on each of the workers."""
+    for number, (worker, model) in enumerate(models.items()):
+        executor.submit(Proposal(number, Configuration({})))
+        assert client.tasks[-1].workers is None
+        client.tasks[-1].end("finished", measured(worker, model))
+    assert len(executor.poll(5.0)) == len(models)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_champion_meets_one_worker_of_its_model(repeat: bool) -> None:
+    client = Client("tcp://a", "tcp://b", "tcp://c")
+    executor = ClusterExecutor(client, answer, RUN, twins=Twins(), models=["L4", "H200", "H200"])
+    searched(client, executor, {"tcp://c": "H200", "tcp://a": "L4", "tcp://b": "H200"})
+    executor.submit(champion(1, repeat=repeat))
+    assert client.tasks[-1].workers == ["tcp://b"]
+    executor.submit(champion(0, repeat=repeat))
+    assert client.tasks[-1].workers == ["tcp://a"]
+
+
+def test_a_champion_that_met_another_model_is_confirmed_elsewhere() -> None:
+    client = Client("tcp://a", "tcp://b")
+    executor = ClusterExecutor(client, answer, RUN, twins=Twins(), models=["H200", "L4"])
+    executor.submit(champion(0))
+    assert client.tasks[-1].workers == ["tcp://a"]
+    client.tasks[-1].end("finished", measured("tcp://a", "L4"))
+    assert executor.poll(0.1) == []
+    assert client.tasks[-1].workers == ["tcp://b"]
+    client.tasks[-1].end("finished", measured("tcp://b", "H200"))
+    ((number, outcome),) = executor.poll(5.0)
+    assert (number, outcome.device_model) == (7, "H200")
+
+
+def test_a_champion_whose_worker_dies_goes_to_another_of_its_model() -> None:
+    client = Client("tcp://a", "tcp://b", "tcp://c")
+    executor = ClusterExecutor(client, answer, RUN, twins=Twins(), models=["L4", "H200", "H200"])
+    searched(client, executor, {"tcp://a": "H200", "tcp://b": "L4", "tcp://c": "H200"})
+    executor.submit(champion(1))
+    assert client.tasks[-1].workers == ["tcp://a"]
+    client.workers.remove("tcp://a")
+    assert executor.poll(1.5) == []
+    assert client.tasks[-1].workers == ["tcp://c"]
+
+
+def test_a_champion_without_a_worker_of_its_model_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_WORKERS_GONE_S", 0.5)
+    client = Client("tcp://a")
+    executor = ClusterExecutor(client, answer, RUN, twins=Twins(), models=["H200", "L4"])
+    searched(client, executor, {"tcp://a": "L4"})
+    executor.submit(champion(0))
+    with pytest.raises(EnvironmentProblem, match="for this run: those of a champion's GPU model"):
+        executor.poll(5.0)

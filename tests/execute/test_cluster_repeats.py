@@ -44,7 +44,7 @@ class Done:
         self.key = key
 
     def result(self, timeout: float) -> bytes:
-        return encode(ClusterTrialDone(TIMED_AGAIN))
+        return encode(ClusterTrialDone(TIMED_AGAIN, "tcp://here"))
 
     def add_done_callback(self, call: Any) -> None:
         call(self)
