@@ -197,7 +197,8 @@ class ClusterExecutor:
         if searched and outcome.binary and outcome.duplicate_of is None:
             twin = self._twins.find(outcome.binary)
             if twin is not None:  # another worker measured it; one outcome stands for the code
-                outcome = msgspec.structs.replace(twin[1], duplicate_of=twin[0], stage_s={})
+                spent_s = outcome.stage_s
+                outcome = msgspec.structs.replace(twin[1], duplicate_of=twin[0], stage_s=spent_s)
             elif speaks_for_its_code(outcome):
                 self._twins.remember(proposal.number, outcome)
         self._done.append((proposal.number, outcome))

@@ -32,7 +32,8 @@ RUN = ClusterRun(
     secret="",
 )
 SEARCHED = Outcome(OutcomeKind.OK, fitness=0.9, binary="b" * 64)
-TIMED_AGAIN = Outcome(OutcomeKind.OK, fitness=0.5, binary="b" * 64)
+STAGE_S = {"compile": 2.0, "measure": 1.0}
+TIMED_AGAIN = Outcome(OutcomeKind.OK, fitness=0.5, binary="b" * 64, stage_s=STAGE_S)
 
 
 class Done:
@@ -80,3 +81,4 @@ def test_its_worker_is_told_and_its_figures_are_its_own(repeat: bool) -> None:
     assert isinstance(told, ClusterTrial)
     assert (number, told.repeat) == (3, repeat)
     assert outcome.fitness == (TIMED_AGAIN if repeat else SEARCHED).fitness
+    assert outcome.stage_s == STAGE_S, "the time was spent, whichever outcome stands"
