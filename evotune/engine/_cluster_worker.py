@@ -94,20 +94,35 @@ def _own_address() -> str:
     return str(get_worker().address)
 
 
+_PART_ENDED = "this part of the run has ended"
 _lock = threading.Lock()
 _here: _RunHere | None = None
+_ended: set[str] = set()
+"""Parts of runs. A task that was cancelled too late must not open its part again."""
 
 
 def _open(run: ClusterRun) -> _RunHere:
     """This worker's part in the run; its part in another run, or a broken one, is closed."""
     global _here  # noqa: PLW0603 (a Dask worker is a process, and tasks are functions)
     with _lock:
+        if run.part in _ended:
+            raise EnvironmentProblem(_PART_ENDED)
         if _here is not None and (_here.id != run.part or _here.broken):
             _here.close()
             _here = None
         if _here is None:
             _here = _RunHere(run)
         return _here
+
+
+def end_part(part: str) -> None:
+    """Gives this worker's device back when a part of a run has ended."""
+    global _here  # noqa: PLW0603 (as above)
+    with _lock:
+        _ended.add(part)
+        if _here is not None and _here.id == part:
+            _here.close()
+            _here = None
 
 
 class _RunHere:
@@ -213,7 +228,7 @@ class _RunHere:
             self._waiting.clear()
 
     def close(self) -> None:
-        self._fail(EnvironmentProblem("this part of the run has ended"))
+        self._fail(EnvironmentProblem(_PART_ENDED))
         (self._background or self.local).close()
         self._exit.close()
 

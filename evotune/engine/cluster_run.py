@@ -40,6 +40,7 @@ from evotune.version import __version__
 
 _CONNECT_S = 15
 _WORKER_S = 60
+_END_S = 5
 _ADDRESS = re.compile(r"(?:tcp|tls|ws|wss)://\S+:[0-9]+")
 _LOCAL = re.compile(r"local:([1-9][0-9]{0,2})")
 _BESIDE_COMPILERS = 4  # trials in flight on a worker beyond one for each core
@@ -54,11 +55,12 @@ class ClusterRequest:
 
 
 class Cluster:
-    """Connected, with at least one worker."""
+    """Connected, with at least one worker. `part`: the part of a run that the connection is for."""
 
     def __init__(self, client: Any, *, allow_mixed: bool) -> None:
         self.client = client
         self.allow_mixed = allow_mixed
+        self.part = uuid.uuid4().hex
 
     def devices(self, backend: str) -> list[DeviceProfile]:
         """The device of each worker that can measure. EnvironmentProblem when none can."""
@@ -77,7 +79,7 @@ class Cluster:
     ) -> ClusterRunWorkers:
         """The cluster's workers, for a run whose files lie in its folder."""
         told = ClusterRun(
-            part=uuid.uuid4().hex,
+            part=self.part,
             files=_cluster_worker.pack(run),
             space_file=setup.space_file,
             backend=setup.profile.backend,
@@ -95,6 +97,15 @@ class Cluster:
     ) -> dict[str, FromClusterWorker]:
         """The answers by worker. Asks all workers if none are named."""
         return ask_each(self.client, _cluster_worker.answer, message, workers)
+
+    def end_part(self) -> None:
+        """Has the workers give their devices back, as far as they can be reached."""
+        if self.client.status == "running":
+            with contextlib.suppress(OSError):  # TimeoutError is one
+                # `run` goes beside the tasks: trials may hold all threads of a worker.
+                self.client.run(
+                    _cluster_worker.end_part, self.part, on_error="ignore", callback_timeout=_END_S
+                )
 
 
 class ClusterRunWorkers:
@@ -198,7 +209,9 @@ def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
                 f"no worker joined {request.address} within {_WORKER_S} s; fix: start some "
                 "(`dask worker`)"
             ) from error
-        yield Cluster(client, allow_mixed=request.allow_mixed)
+        cluster = Cluster(client, allow_mixed=request.allow_mixed)
+        stack.callback(cluster.end_part)
+        yield cluster
 
 
 def _local_cluster(distributed: Any, count: int) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from evotune.device.channel import decode, encode
 from evotune.device.profile import DeviceProfile
 from evotune.engine import _cluster_worker
+from evotune.engine.cluster_run import ClusterRequest, connected
 from evotune.errors import EvotuneError
 from evotune.execute.executor import Proposal
 from evotune.execute.messages import FROM_CLUSTER_WORKER, ClusterTrial, FromClusterWorker, Refused
@@ -129,3 +130,35 @@ def test_a_trial_that_comes_to_a_closed_part_does_not_wait(executors: list[Stuck
     thread.join(5.0)
     assert ["has ended" in str(error) for error in refused] == [True]
     assert executors[0].submitted == []
+
+
+def test_the_end_of_a_part_gives_the_device_back_for_good(executors: list[Stuck]) -> None:
+    waiting = Asked("ending", 0)
+    wait_for_trials(executors, [1])
+    _cluster_worker.end_part("another")
+    assert not executors[0].closed
+    _cluster_worker.end_part("ending")
+    assert executors[0].closed
+    assert _cluster_worker._here is None
+    waiting.join(5.0)
+    late = Asked("ending", 1)  # Dask had begun it before it heard of its cancellation
+    late.join(5.0)
+    for each in (waiting, late):
+        assert isinstance(each.answer, Refused)
+        assert "has ended" in each.answer.reason
+    assert len(executors) == 1
+
+
+@pytest.mark.filterwarnings("default")  # Dask's
+def test_workers_give_their_devices_back_when_the_coordinator_ends(
+    executors: list[Stuck],
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(  # its worker is a thread of this process
+        n_workers=1, processes=False, dashboard_address=None, protocol="tcp", host="127.0.0.1"
+    ) as dask:
+        with connected(ClusterRequest(dask.scheduler_address)) as cluster:
+            assert cluster is not None
+            _cluster_worker._open(msgspec.structs.replace(EMPTY, part=cluster.part))
+            assert not executors[0].closed
+        assert executors[0].closed
