@@ -23,11 +23,6 @@ from evotune.user_code import trust
 # suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A shell has the commands behind `&` ignore SIGINT. Runs that the tests start would inherit that,
-# and never end by the SIGINT that a test sends.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # No deadline: how long an example takes depends on how busy the machine is.
 settings.register_profile("evotune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("evotune")
@@ -58,8 +53,8 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def signals_are_heeded() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def _signals_are_heeded() -> Iterator[None]:
     """Heeds signals that are ignored behind `&` or nohup: child processes would inherit that."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -21,7 +21,6 @@ from .conftest import ROOT, Invoke, start
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
 INTERRUPTED = 130
 _STEPS = 8
-pytestmark = pytest.mark.usefixtures("signals_are_heeded")
 
 
 def _arguments(command: str) -> tuple[str, ...]:

@@ -63,7 +63,6 @@ def test_a_finished_run_goes_on_with_more_trials(invoke: Invoke) -> None:
     assert report["run"]["state"] == "finished:trials"
 
 
-@pytest.mark.usefixtures("signals_are_heeded")
 def test_ctrl_c_ends_with_130_and_the_command_that_resumes(
     slow_space: Path, tmp_path: Path, invoke: Invoke
 ) -> None:

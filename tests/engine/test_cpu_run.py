@@ -155,7 +155,6 @@ def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("signals_are_heeded")
 def test_ctrl_c_keeps_everything_and_can_be_resumed(space: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         evotune("run", space, "--runs-dir", tmp_path / "runs"),

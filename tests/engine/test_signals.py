@@ -20,8 +20,6 @@ from evotune.store import RunStore
 
 from .runs import evotune, recorded_space, run_here, start_killable, stored
 
-pytestmark = pytest.mark.usefixtures("signals_are_heeded")
-
 _PATIENCE_S = 200.0  # for a busy machine; the compiler and its time-out take far longer
 _COMPILER = """#!/bin/bash
 case "$*" in *faulty_attention*) exec sleep 4321 ;; esac
