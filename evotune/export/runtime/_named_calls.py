@@ -174,11 +174,10 @@ class NamedCalls:
         call = f"{self._operator}({', '.join(self._inputs)})"
         if len(tensors) > len(self._inputs):
             raise TypeError(f"{call} takes {len(self._inputs)} tensors, got {len(tensors)}")
-        given = list(tensors)
-        for name in self._inputs[len(tensors) :]:
-            if name not in named and name not in self._optional:
+        given = [*tensors, *[named.get(name) for name in self._inputs[len(tensors) :]]]
+        for name, tensor in zip(self._inputs, given, strict=True):
+            if tensor is None and name not in self._optional:
                 raise TypeError(f"{call} lacks {name}")
-            given.append(named.get(name))
         options = {}
         for name, value in named.items():
             if name in self._options:

@@ -209,6 +209,8 @@ def test_a_fallback_serves_them(opened: Open, words: str, tensors: Any, options:
     ("arguments", "named", "words"),
     [
         ((X,), {}, "lacks weight"),
+        ((X, None), {}, "lacks weight"),
+        ((X,), {"weight": None}, "lacks weight"),
         ((X, WEIGHT, X), {}, "takes 2 tensors, got 3"),
         ((X, WEIGHT), {"epsilon": 1}, "got 'epsilon'; known: x, weight, rows, columns, eps"),
         ((X, WEIGHT), {"x": X}, "got 'x'"),
