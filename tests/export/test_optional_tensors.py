@@ -106,8 +106,9 @@ def test_a_call_may_lack_them(package: ModuleType) -> None:
     assert torch.equal(package.shifted(x), x)
     assert torch.equal(package.shifted(x=x, bias=None, pick=None), x)
     assert torch.equal(package.shifted(x, doubled=False), x / 2)
+    assert torch.equal(package.shifted(x, doubled=None), x)
     torch.testing.assert_close(package.shifted(x, bias, pick, doubled=False), wanted / 2)
-    assert package.info()["calls"] == 6
+    assert package.info()["calls"] == 7
     assert package.info()["misses"] == {}
     operators = getattr(torch.ops, package.__name__)
     assert torch.equal(operators.shifted(x), x)

@@ -181,7 +181,8 @@ class NamedCalls:
         options = {}
         for name, value in named.items():
             if name in self._options:
-                options[name] = value
+                if value is not None:
+                    options[name] = value
             elif name not in self._inputs[len(tensors) :]:
                 known = ", ".join((*self._inputs, *self._options))
                 raise TypeError(f"{call} got {name!r}; known: {known}")

@@ -96,6 +96,5 @@ class RaggedCalls(NamedCalls):
         return self._served((q, k_cache, v_cache, cache_seqlens, page_table), named)
 
     def _served(self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]) -> torch.Tensor:
-        given = {name: value for name, value in named.items() if value is not None}
-        found: torch.Tensor = self.call(*tensors, **given)
+        found: torch.Tensor = self.call(*tensors, **named)
         return found

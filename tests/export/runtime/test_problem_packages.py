@@ -221,6 +221,15 @@ def test_wrong_arguments_are_told(opened: Open, arguments: Any, named: Any, word
         opened().rms_norm(*arguments, **named)
 
 
+def test_an_option_that_is_none_is_left_out(opened: Open) -> None:
+    module = opened()
+    out = module.rms_norm(X, WEIGHT, eps=None, rows=None)
+    assert torch.equal(out, module.rms_norm(X, WEIGHT))
+    module.set_fallback(lambda *given, **named: norm(*given)["out"] if not named else None)
+    with pytest.warns(UserWarning, match="grad"):
+        module.rms_norm(X.clone().requires_grad_(), WEIGHT, eps=None)
+
+
 def test_the_operator_keeps_its_promises(opened: Open) -> None:
     for outputs in (("out",), ("out", "scales")):
         module = opened(outputs)
