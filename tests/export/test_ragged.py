@@ -146,6 +146,15 @@ def test_paged_sequences_reach_the_kernel(paged: ModuleType) -> None:
     assert paged.info()["calls"] == 3
 
 
+def test_a_maximum_in_a_tensor_counts_as_its_value(varlen: ModuleType) -> None:
+    most = torch.tensor(30)
+    given = [*TIMED[:5], most, 40]
+    varlen.attention_varlen(*given, causal=True)
+    most.fill_(20)  # it is in place, and a sequence is longer
+    varlen.attention_varlen(*given, causal=True)
+    assert varlen.info()["calls"] == 1
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rows", [[30, 15, 10, 8, 7], [3], [0, 0], [40, 1, 0, 9], [1, 1, 1]])
 def test_pytorch_is_right_on_any_packed_sequences(

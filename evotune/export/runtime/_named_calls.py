@@ -182,7 +182,8 @@ class NamedCalls:
         for name, value in named.items():
             if name in self._options:
                 if value is not None:
-                    options[name] = value
+                    # Decisions are remembered by value; a tensor counts as itself there.
+                    options[name] = value.item() if isinstance(value, torch.Tensor) else value
             elif name not in self._inputs[len(tensors) :]:
                 known = ", ".join((*self._inputs, *self._options))
                 raise TypeError(f"{call} got {name!r}; known: {known}")
