@@ -11,9 +11,11 @@ import torch
 from ._case_sizes import shape_text
 from ._loaded_kernels import Refused
 from ._named_kernels import Given, NamedKernels, NotServed, there
-from ._operators import memory_holds_values, needs_grad, open_namespace
+from ._operators import needs_grad, open_namespace
+from ._plain_state import operators_are_seen
 from ._tracing import forward_mode
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SERVES = """\
 Inputs are contiguous. Sizes that shapes do not tell, and constants, are given by name. A call that
 the kernel does not take goes to the fallback; without one it is NotServed, a ValueError of one
@@ -150,10 +152,11 @@ class NamedCalls:
         not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
         kernel serves the call and there is no fallback."""
         inputs, options = self._given(tensors, named)
-        if torch.compiler.is_compiling() or not memory_holds_values(*there(inputs)):
+        here = there(inputs)
+        if torch.compiler.is_compiling() or _need_operator(here):
             found = self.overload(*inputs, **options)
             outputs = (found,) if len(self._outputs) == 1 else tuple(found)
-        elif forward_mode() or (torch.is_grad_enabled() and needs_grad(*there(inputs))):
+        elif forward_mode() or (torch.is_grad_enabled() and needs_grad(*here)):
             outputs = self._without_kernel(self._no_gradient(), inputs, options)
         else:
             outputs = self._run(inputs, options)
@@ -210,3 +213,11 @@ class NamedCalls:
         if isinstance(found, torch.Tensor):
             return (found.contiguous(),)
         return tuple(found[name].contiguous() for name in self._outputs)
+
+
+def _need_operator(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether someone looks at operators, or the tensors' memory may not hold their values."""
+    for tensor in tensors:  # `any` of a generator takes twice as long
+        if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor():
+            return True
+    return operators_are_seen()

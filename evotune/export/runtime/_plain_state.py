@@ -56,11 +56,14 @@ def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         or q.is_neg()
         or k.is_neg()
         or v.is_neg()
-        or _dispatch_modes()
-        or _transforms()
-        or _tracing_state() is not None
+        or operators_are_seen()
         or forward_ad._current_level >= 0
     )
+
+
+def operators_are_seen() -> bool:
+    """Whether a mode, a transform or a trace looks at operators. It does not see a launch."""
+    return bool(_dispatch_modes() or _transforms() or _tracing_state() is not None)
 
 
 def every_backend_is_allowed() -> bool:

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.export.runtime.packages import description, imported, write
 
 Open = Callable[..., ModuleType]
+Call = Callable[..., torch.Tensor]
 _numbers = itertools.count()
 SOURCE = """
 #include <cmath>
@@ -147,6 +151,61 @@ def test_forward_mode_gradients_are_refused(opened: Open) -> None:
     x, weight = inputs()
     with forward_ad.dual_level(), pytest.raises(ValueError, match="has no gradient"):
         module.rms_norm(forward_ad.make_dual(x, torch.ones_like(x)), weight)
+
+
+def traced(call: Call) -> torch.Tensor:
+    x, weight = inputs()
+    found: torch.Tensor = torch.jit.trace(call, (x + 1, weight))(x, weight)
+    return found
+
+
+def recorded(call: Call) -> torch.Tensor:
+    x, weight = inputs()
+    found: torch.Tensor = make_fx(call)(x + 1, weight)(x, weight)
+    return found
+
+
+def mapped(call: Call) -> torch.Tensor:
+    x, weight = inputs()
+    found: torch.Tensor = torch.vmap(call, in_dims=(0, None))(torch.stack([x + 1, x]), weight)
+    return found[1]
+
+
+def functional(call: Call) -> torch.Tensor:
+    found: torch.Tensor = torch.func.functionalize(lambda *given: call(*given) * 1)(*inputs())
+    return found
+
+
+def wrapped(call: Call) -> torch.Tensor:
+    """TwoTensor has no memory of its own."""
+    found: torch.Tensor = call(*(TwoTensor(each, each) for each in inputs())).a
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of vmap
+@pytest.mark.parametrize("state", [traced, recorded, mapped, functional, wrapped])
+def test_who_looks_at_operators_sees_the_package_s(
+    opened: Open, state: Callable[[Call], torch.Tensor]
+) -> None:
+    torch.testing.assert_close(state(opened().rms_norm), norm(*inputs())["out"])
+
+
+def test_tensors_without_memory_reach_no_kernel(opened: Open) -> None:
+    module = opened()
+    with FakeTensorMode() as mode:
+        assert module.rms_norm(torch.randn(8, 32), torch.randn(32)).shape == (8, 32)
+    x, weight = map(mode.from_tensor, inputs())
+    assert module.rms_norm(x, weight).shape == (8, 32)
+    assert module.info()["calls"] == 0
+
+
+def test_a_parameter_is_a_plain_tensor(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = opened()
+    monkeypatch.setattr(module._loaded._calls, "overload", None)
+    with torch.no_grad():
+        out = module.rms_norm(X, torch.nn.Parameter(WEIGHT))
+    torch.testing.assert_close(out, norm(X, WEIGHT)["out"])
 
 
 def test_every_case_of_the_domain_runs_the_kernel(opened: Open) -> None:
