@@ -11,7 +11,7 @@ import torch
 from ._case_sizes import shape_text
 from ._loaded_kernels import Refused
 from ._named_kernels import Given, NamedKernels, NotServed, there
-from ._operators import needs_grad, open_namespace
+from ._operators import ANY_DEVICE, needs_grad, open_namespace
 from ._plain_state import operators_are_seen
 from ._tracing import forward_mode
 
@@ -108,7 +108,7 @@ class NamedCalls:
             options = {name: value for name, value in named.items() if value is not None}
             return result(kernels.promised(whole(tensors), options))
 
-        library.impl(self._operator, run, kernels.operator_key)
+        library.impl(self._operator, run, ANY_DEVICE)
         library.impl(self._operator, autograd, "Autograd")
         library._register_fake(self._operator, fake)
 

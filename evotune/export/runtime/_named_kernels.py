@@ -37,8 +37,7 @@ class NotServed(ValueError):
 class NamedKernels(ABC):
     """Decides on calls, remembers the decisions, and makes the launches.
 
-    - operator_key: for which tensors the operator is, in the words of PyTorch's dispatcher.
-    - said: the inputs' names as callers know them.
+    `said` has the inputs' names as callers know them.
     """
 
     anywhere = True
@@ -54,7 +53,6 @@ class NamedKernels(ABC):
         self.dispatch = Dispatch(description)
         self.kernels = kernels
         self.misses = misses
-        self.operator_key = kernels.device_type.upper()
         self.own_fallback: Callable[..., Any] | None = own_fallback(contents)
         self.fallback: Callable[..., Any] | None = self.own_fallback
         self.calls = 0

@@ -30,7 +30,7 @@ _SIGNATURE = (
     "bool enable_gqa=False) -> Tensor"
 )
 _PRIVATE = "(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa) -> "
-_ANY_DEVICE = "CompositeExplicitAutograd"
+ANY_DEVICE = "CompositeExplicitAutograd"
 
 
 def open_namespace(name: str, operator: str, signature: str) -> tuple[Any, str]:
@@ -83,15 +83,15 @@ class AttentionOperator:
         served = _with_usual_scale(attention)
         library, key = self._library, kernels.kernels.device_type.upper()
         native = kernels.kernels.launcher.open_native(self.namespace, key)
-        library.impl("attention", attention, _ANY_DEVICE)
-        library.impl("_served", served, _ANY_DEVICE)
+        library.impl("attention", attention, ANY_DEVICE)
+        library.impl("_served", served, ANY_DEVICE)
         if native is not None:  # native code has implemented both operators for its key
             self.decisions = NativeDecisions(kernels, native)
             self.direct = self.decisions.function()
             library.impl("_decide", self.decisions.decide, key)
             library.impl("_launch", served, key)
             library.impl("_before", _with_usual_scale(before), key)
-            library.impl("_attempt", _with_usual_scale(kernels.serve), _ANY_DEVICE)
+            library.impl("_attempt", _with_usual_scale(kernels.serve), ANY_DEVICE)
         for device in {"CPU", key}:
             for name, function in (("attention", before), ("_served", _with_usual_scale(before))):
                 library.impl(name, function, f"NestedTensor{device}")
@@ -117,7 +117,7 @@ class AttentionOperator:
     ) -> None:
         """Makes a further operator callable, whose first three arguments autocast casts."""
         overload = getattr(getattr(torch.ops, self.namespace), name).default
-        self._library.impl(name, function, _ANY_DEVICE)
+        self._library.impl(name, function, ANY_DEVICE)
         self._library.impl(name, autograd, "Autograd")
         self._library.impl(name, _autocast(overload, device_type), f"Autocast{device_type.upper()}")
         self._library._register_fake(name, fake)

@@ -23,7 +23,6 @@ from ._ragged_tables import asserted, refusal_of_paged, refusal_of_varlen
 
 BEFORE = "PyTorch"
 _MOST_SLOTS = 1 << 31
-_ANY_DEVICE = "CompositeExplicitAutograd"
 
 
 class Call(NamedTuple):
@@ -67,7 +66,6 @@ class RaggedKernels(NamedKernels):
         self.said, self.inputs, self._sizes = CALLS[self._problem]
         self.own_fallback = plain_paged if self.is_paged else plain_varlen
         self.fallback = self.own_fallback
-        self.operator_key = _ANY_DEVICE
         self.asserts_tables = False
 
     def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -315,6 +315,14 @@ def test_another_device_is_an_error(opened: Open) -> None:
     assert not module.check()
 
 
+def test_a_compiled_call_on_another_device_goes_to_the_fallback(opened: Open) -> None:
+    module = opened(device={"backend": "cuda", "name": "A GPU", "arch": "sm_90"})
+    module.set_fallback(lambda *given, **named: norm(*given)["out"])
+    compiled = torch.compile(module.rms_norm, fullgraph=True, backend="aot_eager")
+    with pytest.warns(UserWarning, match="the tensors are on cpu; the fallback serves it"):
+        torch.testing.assert_close(compiled(X, WEIGHT), norm(X, WEIGHT)["out"])
+
+
 def test_with_another_pytorch_a_call_is_an_error_until_a_check_has_passed(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
