@@ -106,7 +106,11 @@ class NamedCalls:
 
         def fake(*tensors: torch.Tensor | None, **named: Any) -> Any:
             options = {name: value for name, value in named.items() if value is not None}
-            return result(kernels.promised(whole(tensors), options))
+            try:
+                outputs = kernels.promised(whole(tensors), options)
+            except ValueError as error:
+                outputs = self._without_kernel(error, whole(tensors), options)
+            return result(outputs)
 
         library.impl(self._operator, run, ANY_DEVICE)
         library.impl(self._operator, autograd, "Autograd")
@@ -203,7 +207,7 @@ class NamedCalls:
         return self._kernels.refuse(Refused("grad", words))
 
     def _without_kernel(
-        self, error: NotServed, tensors: Given, options: Mapping[str, Any]
+        self, error: ValueError, tensors: Given, options: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
         """The fallback's outputs; raises the error where there is none."""
         fallback = self._kernels.fallback

@@ -161,7 +161,8 @@ class NamedKernels(ABC):
         """The miss of a case that no kernel serves."""
 
     def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        """The outputs without their values, whatever serves the call."""
+        """The outputs without their values, whatever serves the call. ValueError where it has no
+        case: its outputs are known to the fallback alone."""
         return self.empty(tensors, self.shapes(self.symbols(tensors, options)))
 
     def shapes(self, symbols: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:

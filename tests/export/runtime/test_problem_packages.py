@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -306,6 +307,18 @@ def test_compiled_functions_call_it(opened: Open, dynamic: bool) -> None:
         x, weight = inputs(rows)
         torch.testing.assert_close(compiled(x, weight), norm(x, weight)["out"] + 1)
     assert module.info()["calls"] == 2
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 32), (0, 32)])
+def test_compiled_calls_of_no_case_go_to_the_fallback(opened: Open, shape: tuple[int, ...]) -> None:
+    module = opened()
+    compiled = torch.compile(
+        lambda x: module.rms_norm(x, WEIGHT) + 1, fullgraph=True, backend="aot_eager"
+    )
+    module.set_fallback(lambda x, weight: F.rms_norm(x, (32,), weight, 1e-6))
+    x = torch.randn(shape)
+    with pytest.warns(UserWarning, match="the fallback serves it"):
+        torch.testing.assert_close(compiled(x), F.rms_norm(x, (32,), WEIGHT, 1e-6) + 1)
 
 
 def test_another_device_is_an_error(opened: Open) -> None:
