@@ -13,6 +13,7 @@ import torch
 from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
 from evotune.export.exporting import export_runs
+from evotune.problems import create_problem
 from tests.export.runtime.packages import imported
 
 from .making import fabricated
@@ -25,6 +26,7 @@ class Shifted(UserProblem):
     '''out = x + bias[pick], where there are such; without `doubled`, half of it.'''
 
     sizes = ("rows", "columns")
+    constants = {"half": 0.5}
     flags = ("has_bias", "doubled")
     optional = ("bias", "pick")
 
@@ -132,6 +134,15 @@ def test_a_call_that_fits_no_case_goes_to_the_fallback(
     assert package.info()["calls"] == 0
     (miss,) = package.info()["misses"].values()
     assert words in miss["first"]
+
+
+def test_misses_are_cases_of_the_problem(package: ModuleType, folder: Path) -> None:
+    problem = create_problem("problem.py:Shifted", "float32", folder.parents[1])
+    x, bias, pick = inputs(rows=100_000)
+    package.shifted(x, bias, pick)
+    package.shifted(x)
+    missed = [problem.case(each["shape"], each["variant"]).label for each in package.misses()]
+    assert missed == ["(100000,64) has_bias doubled", "(100000,64) doubled"]
 
 
 def test_the_fallback_may_lack_them_too(package: ModuleType) -> None:

@@ -18,9 +18,12 @@ class CaseSizes:
         given = description["cases_from"]
         self.sizes: list[str] = list(given["sizes"])
         self.constants: Mapping[str, Any] = given.get("constants", {})
-        self._flags: Mapping[str, list[str]] = given.get("flags", {})
-        told = [flag for flag, tensors in self._flags.items() if not tensors]
-        self.options: list[str] = [*self.sizes, *given.get("ranges", {}), *told]
+        self.ranged: list[str] = list(given.get("ranges", {}))
+        """The constants that a shape of the space may set."""
+        self.flags: Mapping[str, list[str]] = given.get("flags", {})
+        """The inputs whose presence tells each flag."""
+        told = [flag for flag, tensors in self.flags.items() if not tensors]
+        self.options: list[str] = [*self.sizes, *self.ranged, *told]
         """The names that a call may give besides tensors."""
         self.tuned: list[Mapping[str, Any]] = given["tuned"]
         """The symbols of the timed cases, without the dtype."""
@@ -64,7 +67,7 @@ class CaseSizes:
 
     def _flags_of(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, bool]:
         found = {}
-        for flag, tensors in self._flags.items():
+        for flag, tensors in self.flags.items():
             given = {name in shapes for name in tensors}
             if not tensors:
                 given = {bool(options[flag])} if flag in options else self._tuned_values(flag)

@@ -26,8 +26,8 @@ class ProblemKernels(NamedKernels):
         super().__init__(contents, kernels, misses)
         self.sizes = CaseSizes(contents.dispatch)
         self.values = ValueRanges(contents.dispatch["problem"])
-        flags = contents.dispatch["cases_from"].get("flags", {})
-        self.flag_of = {name: flag for flag, tensors in flags.items() for name in tensors}
+        flags = self.sizes.flags.items()
+        self.flag_of = {name: flag for flag, tensors in flags for name in tensors}
         """The flag that tells the presence of each input that a call may lack."""
 
     def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,9 +44,9 @@ class ProblemKernels(NamedKernels):
 
     def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
         case = ", ".join(f"{n}={v}" for n, v in symbols.items() if n != "dtype")
-        shape = {name: symbols[name] for name in self.sizes.sizes}
-        others = {n: v for n, v in symbols.items() if n not in shape and n != "dtype"}
-        missed = {"shape": shape, "variant": others, "dtype": symbols["dtype"]}
+        shape = {name: symbols[name] for name in (*self.sizes.sizes, *self.sizes.ranged)}
+        variant = {flag: symbols[flag] for flag in self.sizes.flags}
+        missed = {"shape": shape, "variant": variant, "dtype": symbols["dtype"]}
         return Refused(OUTSIDE, f"{case}; {self._domain()}", missed)
 
     def _domain(self) -> str:

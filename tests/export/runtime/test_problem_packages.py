@@ -20,6 +20,10 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
+from evotune.engine.setup import load_kernel_setup
+from evotune.engine.spaces import shipped_spaces
+from evotune.execute.executor import TIMED
+from evotune.space.reading.case_file import read_cases
 from tests.export.runtime.packages import description, imported, write
 
 Open = Callable[..., ModuleType]
@@ -368,15 +372,21 @@ def test_check_calls_timed_cases_that_were_not_won(
     torch.testing.assert_close(module.rms_norm(*inputs()), norm(*inputs())["out"])
 
 
-def test_misses_outside_the_domain_are_cases_to_tune(opened: Open) -> None:
+def test_misses_outside_the_domain_are_cases_to_tune(opened: Open, tmp_path: Path) -> None:
     module = opened()
-    module.set_fallback(lambda *given, **named: norm(*given)["out"])
+    module.set_fallback(lambda *given, **named: norm(*given, **named)["out"])
     with pytest.warns(UserWarning, match="outside the domain"):
-        module.rms_norm(*inputs(rows=101))
+        module.rms_norm(*inputs(rows=101), eps=1e-5)
     (missed,) = module.misses()
-    assert missed["shape"] == {"rows": 101, "columns": 32}
-    assert missed["variant"] == {"eps": 1e-6}
+    assert missed["shape"] == {"rows": 101, "columns": 32, "eps": 1e-5}
+    assert missed["variant"] == {}
     assert missed["dtype"] == "float32"
+    module.write_misses(tmp_path / "misses.json")
+    cases = read_cases(tmp_path / "misses.json")
+    space = shipped_spaces()["rms-norm-cpu"]
+    setup = load_kernel_setup(space, "cpu", compile_only=True, cases=cases)
+    assert [case.label for case in setup.cases[TIMED]] == ["(101,32,eps=1e-05)"]
+    assert setup.skipped == ()
 
 
 def test_the_function_tells_its_arguments(opened: Open) -> None:
