@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 COMPUTE_FILE = "_problem_compute.py"
 _METHOD = "compute"
 _MODULES = ("torch", "math")
-_KNOWN = frozenset(dir(builtins)) - {"super"}
+_BUILT_IN = frozenset(dir(builtins)) - {"super"}
 _HEAD = '''\
 """The problem's `compute`, as {file} has it. It serves the calls that no kernel serves."""
 
@@ -43,7 +43,8 @@ def compute_source(reference: str, files: Mapping[str, bytes]) -> bytes | None:
     needed = _needed(text, kind.name, method)
     lines = text.splitlines(keepends=True)[method.lineno - 1 : method.end_lineno]
     own = textwrap.dedent("".join(lines)).rstrip() + "\n"
-    if needed is None or not needed <= _KNOWN | imports.keys() or not _is_same(own, method):
+    known = _built_in(text, tree) | imports.keys()
+    if needed is None or not needed <= known or not _is_same(own, method):
         return None
     kept = [imports[each] for each in sorted(needed & imports.keys())]
     head = "".join(f"{line}\n" for line in dict.fromkeys(kept))
@@ -85,6 +86,19 @@ def _imports(tree: ast.Module) -> dict[str, str]:
                 line = ast.unparse(ast.ImportFrom(node.module, [each], 0))
                 found[each.asname or each.name] = line
     return found
+
+
+def _built_in(text: str, tree: ast.Module) -> frozenset[str]:
+    """Python's own functions that no name of the file hides."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            return frozenset()  # its names are in another file
+    bound = (
+        symbol.get_name()
+        for symbol in symtable.symtable(text, "problem", "exec").get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    )
+    return _BUILT_IN.difference(bound)
 
 
 def _needed(text: str, kind: str, method: ast.FunctionDef) -> set[str] | None:

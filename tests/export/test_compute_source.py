@@ -85,6 +85,26 @@ def test_a_method_that_needs_more_is_left_out(body: str) -> None:
     assert source(body) is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def sum(x): return x",
+        "sum = torch.sum",
+        "from numpy import sum",
+        "if True:\n    sum = torch.sum",
+        "from torch import *",
+    ],
+)
+def test_a_name_of_the_file_is_no_built_in_function(line: str) -> None:
+    body = "class Own:\n    def compute(self, x):\n        return {'out': sum(x)}\n"
+    for head, is_taken in (("", True), (line, False), ("from torch import sum", True)):
+        text = f"import torch\n{head}\n\n\n{body}"
+        found = compute_source("problem.py:Own", {"problem.py": text.encode()})
+        assert (found is not None) == is_taken
+    assert found is not None
+    assert b"from torch import sum" in found
+
+
 def test_no_file_is_no_fallback() -> None:
     assert compute_source("softmax", {}) is None
     assert compute_source("problem.py:Own", {"problem.py": b"def broken("}) is None
