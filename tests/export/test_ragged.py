@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -340,6 +342,12 @@ def test_compiled_functions_call_the_kernels(
     )
     agree_paged(decode(*given) - 1, given, True)
     assert varlen.info()["calls"] == paged.info()["calls"] == 1
+
+
+def test_pickle_finds_the_functions(varlen: ModuleType, paged: ModuleType) -> None:
+    for function in (varlen.attention_varlen, paged.attention_paged):
+        assert pickle.dumps(function)  # as a name of the package
+        assert next(iter(inspect.signature(function).parameters)) == "q"
 
 
 def test_check_compares_with_float64(varlen: ModuleType, paged: ModuleType, capsys: Any) -> None:

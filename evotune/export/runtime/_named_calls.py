@@ -147,7 +147,7 @@ class NamedCalls:
         ]
         parameters += [inspect.Parameter(n, keyword, default=None) for n in self._options]
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        function.__name__ = function.__qualname__ = self._operator
+        function.__name__ = self._operator
         function.__doc__ = self._help()
         return function
 

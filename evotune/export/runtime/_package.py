@@ -75,7 +75,7 @@ class AttentionPackage:
 
     def public(self) -> dict[str, Callable[..., Any]]:
         return {
-            ATTENTION: self._calls.attention,
+            ATTENTION: _published(self._calls.attention, ATTENTION, self._name),
             "activate": self._hook.activate,
             "deactivate": self._hook.deactivate,
             "active": self._hook.active,
@@ -184,8 +184,9 @@ class ProblemPackage(_NamedPackage):
         self._calls.implement(self._kernels)
 
     def public(self) -> dict[str, Callable[..., Any]]:
+        name = self._kernels.call_name
         return {
-            self._kernels.call_name: self._calls.function(),
+            name: _published(self._calls.function(), name, self._name),
             "set_fallback": self._calls.set_fallback,
             "check": self.check,
             **super().public(),
@@ -210,8 +211,9 @@ class RaggedPackage(_NamedPackage):
         self._calls.implement(self._kernels)
 
     def public(self) -> dict[str, Callable[..., Any]]:
+        name = self._kernels.call_name
         return {
-            self._kernels.call_name: self._own_calls.function(),
+            name: _published(self._own_calls.function(), name, self._name),
             "assert_tables": self.assert_tables,
             "check": self.check,
             **({} if self._own_kernels.is_paged else {"register_transformers": self.register}),
@@ -235,6 +237,12 @@ class RaggedPackage(_NamedPackage):
         machine, prints a table, and returns the result, as packages of attention do."""
         kernels = self._own_kernels
         return _checked(self._loaded, lambda: check_ragged(kernels), kernels.forget)
+
+
+def _published(function: Callable[..., Any], name: str, package: str) -> Callable[..., Any]:
+    """The function, as a name of the package: so pickle finds it where a model has it."""
+    function.__module__, function.__qualname__ = package, name
+    return function
 
 
 def _checked(

@@ -6,6 +6,7 @@ function.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,8 +35,14 @@ class RaggedCalls(NamedCalls):
         super().__init__(name, description, CALLS[problem].said, _OPTIONS[problem])
 
     def function(self) -> Callable[..., torch.Tensor]:
-        """The one that the package offers."""
-        return self.attention_paged if self._is_paged else self.attention_varlen
+        """The one that the package offers. A method would be pickled with its object."""
+        call = self.attention_paged if self._is_paged else self.attention_varlen
+
+        @functools.wraps(call)
+        def function(*tensors: Any, **named: Any) -> torch.Tensor:
+            return call(*tensors, **named)
+
+        return function
 
     def attention_varlen(
         self,

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -167,6 +168,11 @@ def test_a_guard_that_fails_leaves_the_call_to_sdpa(opened: Open, silent: None) 
     kernels[0]["guards"] = [["==", ["//", 1, ["-", {"name": "rows"}, 160]], 0]]  # 1 // 0 for CASE
     module = opened(kernels=kernels)
     assert torch.equal(module.attention(*inputs(), **GROUPED), sdpa(*inputs(), **GROUPED))
+
+
+def test_pickle_finds_the_function(opened: Open) -> None:
+    function = opened().attention
+    assert pickle.dumps(function)  # as a name of the package
 
 
 def test_misses_are_listed_by_case_and_written(opened: Open, tmp_path: Path, silent: None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import pickle
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -391,6 +392,7 @@ def test_misses_outside_the_domain_are_cases_to_tune(opened: Open, tmp_path: Pat
 
 def test_the_function_tells_its_arguments(opened: Open) -> None:
     function = opened().rms_norm
+    assert pickle.dumps(function)  # as a name of the package
     assert str(inspect.signature(function)) == "(x, weight, *, rows=None, columns=None, eps=None)"
     assert function.__name__ == "rms_norm"
     assert "- x (rows, columns), float32\n- weight (columns), float32" in function.__doc__
