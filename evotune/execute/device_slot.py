@@ -81,6 +81,7 @@ class DeviceSlot:
     - Where the backend has spare workers, the next worker has imported its libraries and waits
       until it replaces the present one.
     - A trial's time limit counts from when the worker has its inputs and references ready.
+    - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
     - A trial whose worker died runs once more in a fresh one: somebody else may have killed the
       worker, or an earlier candidate may have broken it. A trial that ends the second worker too
       is quarantined.
@@ -130,16 +131,11 @@ class DeviceSlot:
         self._ahead: PrepareRequest | None = None
         self._exceptions = 0
         self._deaths = 0
-        self._served = 0
+        self._served = 0  # requests that the present worker got
         self._slowest_s = 0.0
         self._slowest_preparation_s = 0.0
         self._answers = 0
         self.busy = False
-
-    @property
-    def alone(self) -> bool:
-        """Whether the worker's present or last request is the first that it served."""
-        return self._served <= 1
 
     @property
     def child(self) -> Worker | None:
@@ -225,9 +221,8 @@ class DeviceSlot:
     def _refuse(self, message: Mistaken) -> None:
         """Sends the request to a fresh worker where an earlier candidate may have caused the
         mistake, else raises ProblemMistake."""
-        if self._request is not None and not (self._opening or self.alone):
-            self.renew()
-            self._send(self._request)
+        if self._served > 1 and not self._opening:
+            self._run_again()
             return
         self.close()
         raise ProblemMistake(message.mistake)
@@ -238,9 +233,14 @@ class DeviceSlot:
             self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
         self._start_clock(self._trial_limit_s())
 
-    def _answered(self, answer: Answer) -> Answer:
+    def _answered(self, answer: Answer) -> Answer | None:
+        """The answer; None where the trial runs again."""
         self.busy = False
         self._exceptions = 0
+        if isinstance(answer, TrialDone) and answer.doubtful and self._served > 1:
+            # An earlier candidate may have overwritten inputs or references, or left no memory.
+            self._run_again()
+            return None
         if isinstance(answer, TrialDone):
             if self._is_search_trial():
                 self._answers += 1
@@ -264,6 +264,12 @@ class DeviceSlot:
         self.renew()
         reason = f"no answer within {self._limit_s:g} s; killed"
         return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
+
+    def _run_again(self) -> None:
+        """Sends the present request to a fresh worker."""
+        assert self._request is not None
+        self.renew()
+        self._send(self._request)
 
     def renew(self) -> None:
         """Ends the worker: the next request gets a fresh process."""
@@ -367,15 +373,13 @@ class DeviceSlot:
         log = self._child.log_tail()
         long_log = self._child.log_tail(1 << 16)
         broke = raised(status, long_log)
-        alone = self._served == 1
-        self.renew()
         last = last_words(long_log)
         kind = None if unreadable else crash_kind(status, log)
-        if not (self._deaths or (alone and (broke or kind is not None))):
+        if not (self._deaths or (self._served == 1 and (broke or kind is not None))):
             self._deaths += 1
-            assert self._request is not None
-            self._send(self._request)
+            self._run_again()
             return None
+        self.renew()
         self._exceptions = self._exceptions + 1 if broke else 0
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
             # The worker itself is broken: no candidate is to blame, and none would pass.

@@ -70,7 +70,6 @@ class InFlight:
     resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
     twin: Twin | None = None  # an earlier trial of the same code
-    again: bool = False  # measured a second time, in a fresh worker
 
     @property
     def missing(self) -> int:

@@ -254,8 +254,8 @@ class LocalExecutor:
             self._device_answered(index, device.expire())
 
     def _device_answered(self, index: int, answer: Answer | Outcome | None) -> None:
-        """Finishes the trial that is measured on the device, or has it measured again. `answer` is
-        what the device's slot returned for it."""
+        """Finishes the trial that is measured on the device. `answer` is what the device's slot
+        returned for it."""
         if not isinstance(answer, TrialDone | Outcome) or index not in self._measuring:
             return
         item, device = self._measuring.pop(index), self._devices[index]
@@ -265,12 +265,6 @@ class LocalExecutor:
             state = {**outcome.resources.get("device", {}), **_identity(device.profile)}
             resources = {**outcome.resources, "device": state}
             outcome = msgspec.structs.replace(outcome, resources=resources)
-        if done.doubtful and not (device.alone or item.again):
-            # An earlier candidate may have overwritten inputs or references, or left no memory.
-            item.again = True
-            device.renew()
-            self._ready[item.proposal.number] = item
-            return
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             device.renew()  # who knows what else it overwrote
         if item.searched and speaks_for_its_code(outcome):

@@ -1,17 +1,30 @@
-"""A wrong result from a used worker is checked again: its references may have been damaged."""
+"""An outcome that something else may have caused is checked once more, in a fresh worker."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
+from evotune.device.profile import DeviceProfile
+from evotune.execute._spare_workers import Worker
 from evotune.execute.compile_pool import CompilePool
-from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.executor import Proposal
 from evotune.execute.in_flight import InFlight
 from evotune.execute.local import LocalExecutor
-from evotune.execute.messages import TrialDone
+from evotune.execute.messages import (
+    FromDeviceWorker,
+    Hello,
+    Opened,
+    ToDeviceWorker,
+    TrialDone,
+    TrialRequest,
+)
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
 WRONG = Outcome(OutcomeKind.WRONG_RESULT, reason="off")
@@ -32,62 +45,92 @@ class Pool:
         return []
 
 
-class Device:
-    """Answers each request with the next outcome; its worker served one request before."""
+class FakeWorker:
+    """A worker that answers each trial with the next of the answers that all workers share."""
 
-    child = None
+    unreadable = ""
 
-    def __init__(self, *answers: Outcome, doubtful: bool = True) -> None:
-        self._answers = list(answers)
-        self._doubtful = doubtful
-        self._served = 1
-        self.busy = False
-        self.requests = 0
+    def __init__(self, answers: list[TrialDone]) -> None:
+        self._answers = answers
+        self._messages: list[FromDeviceWorker] = []
+        self._read_fd, write_fd = os.pipe()
+        os.close(write_fd)  # it is always readable
 
-    @property
-    def alone(self) -> bool:
-        return self._served <= 1
+    def fileno(self) -> int:
+        return self._read_fd
 
-    def start(self, request: object) -> None:
-        self._served += 1
-        self.requests += 1
-        self.busy = True
+    def send(self, message: ToDeviceWorker) -> None:
+        if isinstance(message, Hello):
+            self._messages.append(Opened(token=message.token))
+        elif isinstance(message, TrialRequest):
+            answer = self._answers.pop(0)
+            self._messages.append(msgspec.structs.replace(answer, token=message.token))
 
-    def renew(self) -> None:
-        self._served = 0
-        self.busy = False
+    def receive(self) -> list[FromDeviceWorker]:
+        messages, self._messages = self._messages, []
+        return messages
 
-    def expire(self) -> TrialDone:
-        self.busy = False
-        outcome = self._answers.pop(0)
-        return TrialDone(outcome=outcome, doubtful=self._doubtful and not outcome.ok)
-
-
-def tried(device: Device) -> Outcome:
-    executor = LocalExecutor(cast(CompilePool, Pool()), [cast(DeviceSlot, device)], exclusive=False)
-    executor._reviewed(7, InFlight(Proposal(7, Configuration({"A": 1}))))
-    ((number, outcome),) = executor.poll(5.0)
-    assert number == 7
-    return outcome
+    def kill(self) -> int:
+        os.close(self._read_fd)
+        return 0
 
 
-@pytest.mark.parametrize(
-    ("answers", "kind", "requests"),
-    [
-        ((WRONG, RIGHT), OutcomeKind.OK, 2),  # the worker's references were spoilt
-        ((WRONG, WRONG), OutcomeKind.WRONG_RESULT, 2),  # the candidate is wrong; two tries suffice
-        ((RIGHT,), OutcomeKind.OK, 1),
-    ],
-)
+Tried = Callable[..., tuple[list[Outcome], int]]
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
+    """The outcomes of so many trials on one device, and the number of its workers."""
+
+    def run(trials: int, *answers: TrialDone) -> tuple[list[Outcome], int]:
+        left, workers = list(answers), list[FakeWorker]()
+
+        def spawn(slot: DeviceSlot) -> Worker:
+            workers.append(FakeWorker(left))
+            return cast(Worker, workers[-1])
+
+        monkeypatch.setattr(DeviceSlot, "_spawn", spawn)
+        profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+        problem = ProblemSource("attention", "float32", Path())
+        slot = DeviceSlot(tmp_path, profile, problem, deterministic=True)
+        executor = LocalExecutor(cast(CompilePool, Pool()), [slot], exclusive=False)
+        outcomes = []
+        for number in range(trials):
+            proposal = Proposal(number, Configuration({"A": 1}), device=0)
+            executor._reviewed(number, InFlight(proposal))
+            ((_, outcome),) = executor.poll(5.0)
+            outcomes.append(msgspec.structs.replace(outcome, stage_s={}, binary=""))
+        slot.close()
+        assert not left
+        return outcomes, len(workers)
+
+    return run
+
+
+def done(outcome: Outcome, **flags: bool) -> TrialDone:
+    return TrialDone(outcome=outcome, **flags)
+
+
+@pytest.mark.parametrize("retire", [False, True])
+@pytest.mark.parametrize("second", [RIGHT, WRONG])
 def test_a_used_worker_s_verdict_is_checked_in_a_fresh_one(
-    answers: tuple[Outcome, ...], kind: OutcomeKind, requests: int
+    tried: Tried, second: Outcome, retire: bool
 ) -> None:
-    device = Device(*answers)
-    assert tried(device).kind is kind
-    assert device.requests == requests
+    """Also where the worker must measure nothing more."""
+    doubtful = done(WRONG, doubtful=True, retire=retire)
+    assert tried(2, done(RIGHT), doubtful, done(second)) == ([RIGHT, second], 2)
 
 
-def test_where_nothing_is_doubtful_it_is_believed_at_once() -> None:
-    device = Device(WRONG, doubtful=False)
-    assert tried(device).kind is OutcomeKind.WRONG_RESULT
-    assert device.requests == 1
+def test_two_tries_suffice(tried: Tried) -> None:
+    doubtful = done(WRONG, doubtful=True)
+    assert tried(2, done(RIGHT), doubtful, doubtful) == ([RIGHT, WRONG], 2)
+
+
+@pytest.mark.parametrize("retire", [False, True])
+def test_a_fresh_worker_is_believed_at_once(tried: Tried, retire: bool) -> None:
+    """No earlier candidate can have caused the outcome."""
+    assert tried(1, done(WRONG, doubtful=True, retire=retire)) == ([WRONG], 1)
+
+
+def test_where_nothing_is_doubtful_it_is_believed_at_once(tried: Tried) -> None:
+    assert tried(2, done(RIGHT), done(WRONG)) == ([RIGHT, WRONG], 1)

@@ -60,7 +60,6 @@ class Device:
     """Holds its request until the test answers it."""
 
     child = None
-    alone = True
 
     def __init__(self, id: str) -> None:
         self.profile = DeviceProfile("GPU", "cuda", "sm_90a", {}, id=id)
