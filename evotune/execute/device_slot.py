@@ -82,9 +82,9 @@ class DeviceSlot:
       until it replaces the present one.
     - A trial's time limit counts from when the worker has its inputs and references ready.
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
-    - A trial whose worker died runs once more in a fresh one: somebody else may have killed the
-      worker, or an earlier candidate may have broken it. A trial that ends the second worker too
-      is quarantined.
+    - A trial whose worker died, or lost the device, runs once more in a fresh one: somebody else
+      may have killed the worker, or an earlier candidate may have broken it. A trial whose second
+      worker dies too is quarantined.
     - A mistake in the problem's file ends the run if the worker that reports it served no request
       before.
     - A worker that is killed while it starts is started again, and no trial is to blame.
@@ -237,11 +237,13 @@ class DeviceSlot:
         """The answer; None where the trial runs again."""
         self.busy = False
         self._exceptions = 0
-        if isinstance(answer, TrialDone) and answer.doubtful and self._served > 1:
-            # An earlier candidate may have overwritten inputs or references, or left no memory.
-            self._run_again()
-            return None
         if isinstance(answer, TrialDone):
+            lost = answer.outcome.kind is OutcomeKind.DEVICE_LOST and not self._deaths
+            # An earlier candidate may have overwritten inputs or references, or left no memory.
+            if lost or (answer.doubtful and self._served > 1):
+                self._deaths += lost
+                self._run_again()
+                return None
             if self._is_search_trial():
                 self._answers += 1
                 # A candidate that fails early says nothing of how long measuring takes.

@@ -29,6 +29,7 @@ from evotune.trial import Configuration, Outcome, OutcomeKind
 
 WRONG = Outcome(OutcomeKind.WRONG_RESULT, reason="off")
 RIGHT = Outcome(OutcomeKind.OK, fitness=0.5)
+LOST = Outcome(OutcomeKind.DEVICE_LOST, reason="uncorrectable ECC error")
 
 
 class Pool:
@@ -134,3 +135,14 @@ def test_a_fresh_worker_is_believed_at_once(tried: Tried, retire: bool) -> None:
 
 def test_where_nothing_is_doubtful_it_is_believed_at_once(tried: Tried) -> None:
     assert tried(2, done(RIGHT), done(WRONG)) == ([RIGHT, WRONG], 1)
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+@pytest.mark.parametrize("second", [RIGHT, LOST])
+def test_a_trial_that_lost_the_device_is_tried_twice(
+    tried: Tried, earlier: int, second: Outcome
+) -> None:
+    """Also in a fresh worker: the device is to blame, or the candidate."""
+    before = [done(RIGHT)] * earlier
+    outcomes, _ = tried(earlier + 1, *before, done(LOST, retire=True), done(second, retire=True))
+    assert outcomes[-1] == second
