@@ -160,12 +160,15 @@ class CompilePool:
             raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Kills children past their deadline. Call it after `handle`: children may have finished
-        while this process was stopped (Ctrl-Z)."""
+        """Kills children past their deadline. One that has answered meanwhile is not late: this
+        process may have waited for something else, or was stopped (Ctrl-Z)."""
         now = time.monotonic()
         late = [child for child, (_, deadline) in self._busy.items() if now > deadline]
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child in late:
+            results += self.handle(child)
+            if child not in self._busy:
+                continue
             job, _ = self._busy.pop(child)
             child.kill()
             reason = f"the compiler ran longer than {self._timeout_s:g} s and was killed"

@@ -16,9 +16,9 @@ from evotune.backends import registry
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute._spare_workers import SpareWorkers, Worker
+from evotune.execute._time_limits import OPEN_TIMEOUT_S, TimeLimits
 from evotune.execute._worker_death import crash_kind, last_words, raised
 from evotune.execute.child import Child
-from evotune.execute.executor import RANDOM
 from evotune.execute.messages import (
     DEVICE_WORKER,
     Answer,
@@ -44,12 +44,6 @@ from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.user_code import trust
 
 _WHOLE_GATE = GateSettings()
-_OPEN_TIMEOUT_S = 120.0
-_HARNESS_TIMEOUT_S = 900.0  # for references and baselines, which evotune and PyTorch compute
-_LEAST_HARNESS_TIMEOUT_S = 60.0
-_KNOWN_AFTER = 5  # answers, after which time limits are multiples of the longest time
-_THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and more than once
-_LEAST_TIMEOUT_S = 20.0
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
@@ -105,9 +99,9 @@ class DeviceSlot:
         """`cores`: the CPU cores that the worker is bound to; empty for all. The names of its logs
         begin with `name`."""
         self._folder = folder
-        self._longest_trial_s = longest_trial_s
         self.profile = profile
         self._backend = registry.named(profile.backend)
+        self._limits = TimeLimits(longest_trial_s, self._backend.sanitizer_limit_s())
         self._name = name
         self._hello = Hello(
             profile=profile,
@@ -132,9 +126,6 @@ class DeviceSlot:
         self._exceptions = 0
         self._deaths = 0
         self._served = 0  # requests that the present worker got
-        self._slowest_s = 0.0
-        self._slowest_preparation_s = 0.0
-        self._answers = 0
         self.busy = False
 
     @property
@@ -187,7 +178,7 @@ class DeviceSlot:
     def _hand_over(self) -> None:
         assert self._request is not None
         self._tell(self._request)
-        self._start_clock(self._harness_limit_s())
+        self._start_clock(self._limits.harness_s(self._request))
 
     def handle(self) -> Answer | Outcome | None:
         """The worker's answer, or an Outcome that says how it was lost; None when there is neither
@@ -228,10 +219,9 @@ class DeviceSlot:
         raise ProblemMistake(message.mistake)
 
     def _prepared(self) -> None:
-        if self._is_search_trial():
-            seconds = time.monotonic() - self._sent
-            self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
-        self._start_clock(self._trial_limit_s())
+        assert isinstance(self._request, TrialRequest)
+        self._limits.prepared(self._request, time.monotonic() - self._sent)
+        self._start_clock(self._limits.trial_s(self._request))
 
     def _answered(self, answer: Answer) -> Answer | None:
         """The answer; None where the trial runs again."""
@@ -244,28 +234,34 @@ class DeviceSlot:
                 self._deaths += lost
                 self._run_again()
                 return None
-            if self._is_search_trial():
-                self._answers += 1
-                # A candidate that fails early says nothing of how long measuring takes.
-                if answer.outcome.ok:
-                    self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent)
+            assert self._request is not None
+            seconds = time.monotonic() - self._sent
+            self._limits.answered(self._request, answer.outcome, seconds)
             if answer.retire:
                 self.renew()
         elif isinstance(answer, BaselineFailed):
             self.renew()
         return answer
 
-    def expire(self) -> Outcome | None:
-        """Kills a worker past its deadline."""
-        if self.child is None or time.monotonic() <= self._deadline:
+    def expire(self) -> Answer | Outcome | None:
+        """Kills a worker past its deadline. One that has answered meanwhile is not late: this
+        process may have waited for something else, or was stopped."""
+        if not self._late():
             return None
+        answer = self.handle()
+        if answer is not None or not self._late():
+            return answer
         if self._opening:
             self._start_failed(hung=True)
             return None
-        log = self._child.log_tail() if self._child is not None else ""
+        assert self._child is not None
+        log = self._child.log_tail()
         self.renew()
         reason = f"no answer within {self._limit_s:g} s; killed"
         return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
+
+    def _late(self) -> bool:
+        return self.child is not None and time.monotonic() > self._deadline
 
     def _run_again(self) -> None:
         """Sends the present request to a fresh worker."""
@@ -292,38 +288,13 @@ class DeviceSlot:
         self._sent = time.monotonic()
         self._deadline = self._sent + limit_s
 
-    def _is_search_trial(self) -> bool:
-        return isinstance(self._request, TrialRequest) and not self._request.thorough
-
-    def _harness_limit_s(self) -> float:
-        """The limit on preparing a trial's inputs and references, where a worker can hang as well.
-        It is wide at first; later it is 20 times the longest that this run's trials took, within
-        bounds."""
-        if self._answers < _KNOWN_AFTER or not self._is_search_trial():
-            return _HARNESS_TIMEOUT_S
-        room_s = max(_LEAST_HARNESS_TIMEOUT_S, 20 * self._slowest_preparation_s)
-        return min(_HARNESS_TIMEOUT_S, room_s)
-
-    def _trial_limit_s(self) -> float:
-        """The limit on a trial once it is prepared. In the search it is wide at first; later it is
-        10 times the longest that this run's passing trials took, within bounds."""
-        request = self._request
-        assert isinstance(request, TrialRequest)
-        if request.thorough or request.rival:
-            cases = sum(case.role != RANDOM for case in request.cases)
-            thorough_s = _THOROUGH_CASE_S * cases + self._backend.sanitizer_limit_s()
-            return self._longest_trial_s + thorough_s
-        if self._answers < _KNOWN_AFTER or not self._slowest_s:
-            return self._longest_trial_s
-        return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
-
     def _open(self) -> None:
         spare = self._spares.take()
         self._was_spare = spare is not None
         self._child = spare or self._spawn()
         self._tell(self._hello)
         self._opening = True
-        self._start_clock(_OPEN_TIMEOUT_S)
+        self._start_clock(OPEN_TIMEOUT_S)
 
     def _opened(self) -> None:
         self._opening = False

@@ -71,6 +71,9 @@ class FakeWorker:
         messages, self._messages = self._messages, []
         return messages
 
+    def log_tail(self, limit: int = 0) -> str:
+        return ""
+
     def kill(self) -> int:
         os.close(self._read_fd)
         return 0

@@ -6,22 +6,45 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from evotune.device.launch import LaunchPlan
 from evotune.device.profile import DeviceProfile
+from evotune.execute._spare_workers import Worker
+from evotune.execute._time_limits import TimeLimits
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.executor import RANDOM, TIMED
-from evotune.execute.messages import BaselinesRequest, Request, TrialCase, TrialRequest
+from evotune.execute.messages import (
+    BaselinesRequest,
+    Request,
+    TrialCase,
+    TrialDone,
+    TrialRequest,
+)
 from evotune.problems.problem import Case
-from evotune.trial import OutcomeKind
+from evotune.trial import Outcome, OutcomeKind
 
 from .faulty import FaultyKernels
+from .test_doubtful import FakeWorker
 
 REPEATS = 20
 TRIAL = TrialRequest(number=0, cases=())
 PROBLEM = ProblemSource("attention", "float32", Path())
+
+
+def after(
+    answers: int, *, slowest_s: float = 0.0, slowest_preparation_s: float = 0.0
+) -> TimeLimits:
+    """The limits after so many trials; without `slowest_s` none of them has passed."""
+    limits = TimeLimits(120.0, sanitizer_s=0.0)
+    kind = OutcomeKind.OK if slowest_s else OutcomeKind.NAN
+    outcome = Outcome(kind, fitness=0.5 if slowest_s else None)
+    for _ in range(answers):
+        limits.prepared(TRIAL, slowest_preparation_s)
+        limits.answered(TRIAL, outcome, slowest_s)
+    return limits
 
 
 @pytest.mark.parametrize(
@@ -36,29 +59,22 @@ PROBLEM = ProblemSource("attention", "float32", Path())
     ],
 )
 def test_time_outs_follow_what_trials_of_this_run_take(
-    tmp_path: Path, slowest_s: float, answers: int, limit_s: float
+    slowest_s: float, answers: int, limit_s: float
 ) -> None:
-    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
-    slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
-    slot._request = TrialRequest(number=0, cases=())
-    slot._slowest_s, slot._answers = slowest_s, answers
-    assert slot._trial_limit_s() == limit_s
+    assert after(answers, slowest_s=slowest_s).trial_s(TRIAL) == limit_s
 
 
-def test_what_is_timed_thoroughly_has_time_for_every_case(tmp_path: Path) -> None:
-    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
-    slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True, longest_trial_s=120.0)
+def test_what_is_timed_thoroughly_has_time_for_every_case() -> None:
     plan = LaunchPlan("f", (), (), ())
     cases = tuple(
         TrialCase(Case("case", {}), role, plan, 1, "f.bin") for role in (TIMED, TIMED, RANDOM)
     )
-    slot._slowest_s, slot._answers = 3.0, 5
+    limits = after(5, slowest_s=3.0)
     for request in (
         TrialRequest(number=0, cases=cases, confirm=True),
         TrialRequest(number=0, cases=cases, rival=cases[:2]),
     ):
-        slot._request = request
-        assert slot._trial_limit_s() == 180.0
+        assert limits.trial_s(request) == 180.0
 
 
 @pytest.mark.parametrize(
@@ -72,13 +88,28 @@ def test_what_is_timed_thoroughly_has_time_for_every_case(tmp_path: Path) -> Non
     ],
 )
 def test_a_worker_that_stops_before_its_trial_is_not_waited_for_without_end(
-    tmp_path: Path, asked: Request, slowest_s: float, answers: int, limit_s: float
+    asked: Request, slowest_s: float, answers: int, limit_s: float
 ) -> None:
+    assert after(answers, slowest_preparation_s=slowest_s).harness_s(asked) == limit_s
+
+
+def test_an_answer_that_lies_in_the_pipe_is_no_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process may have waited for another device's worker to die, for up to a minute."""
+    outcome = Outcome(OutcomeKind.OK, fitness=0.5)
+    worker = FakeWorker([TrialDone(outcome=outcome)])
+    monkeypatch.setattr(DeviceSlot, "_spawn", lambda _: cast(Worker, worker))
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True)
-    slot._request = asked
-    slot._slowest_preparation_s, slot._answers = slowest_s, answers
-    assert slot._harness_limit_s() == limit_s
+    slot.start(TRIAL)
+    assert slot.handle() is None, "its worker is open"
+    now_s = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 10_000.0)
+    answer = slot.expire()
+    assert isinstance(answer, TrialDone)
+    assert answer.outcome == outcome
+    slot.close()
 
 
 @pytest.mark.soak
