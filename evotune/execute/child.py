@@ -1,15 +1,20 @@
-"""A child process in its own process group: starts it, talks to it, kills the whole group."""
+"""A child process in its own process group: starts it, talks to it, kills the whole group.
+
+`wait_readable` waits for several.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -133,3 +138,16 @@ class Child(Generic[ToWorker, FromWorker]):
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_start, end - limit))
             return file.read().decode(errors="replace").strip()
+
+
+_Waiting = TypeVar("_Waiting", bound=Child[Any, Any] | int)
+
+
+def wait_readable(waiting: Iterable[_Waiting], timeout_s: float) -> list[_Waiting]:
+    """Waits at most `timeout_s` until some of the children or file descriptors are readable, and
+    returns these."""
+    poll = select.poll()  # `select.select` refuses file descriptors from 1024 on
+    by_fd = {each if isinstance(each, int) else each.fileno(): each for each in waiting}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    return [by_fd[fd] for fd, _ in poll.poll(math.ceil(1000 * timeout_s))]

@@ -7,7 +7,6 @@ process that dies while it starts says nothing about its job.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import time
 from collections import Counter, deque
@@ -16,7 +15,7 @@ from typing import TypeAlias
 
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
-from evotune.execute.child import Child
+from evotune.execute.child import Child, wait_readable
 from evotune.execute.messages import (
     COMPILE_WORKER,
     Compile,
@@ -32,13 +31,14 @@ from evotune.trial import OutcomeKind
 Worker: TypeAlias = Child[ToCompileWorker, FromCompileWorker]
 Compiled: TypeAlias = Binary | CompileFailure | MachineProblem
 
+_MOST_PROCESSES = 256  # each has two file descriptors, and 1024 is a usual limit
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
 _GRACE_S = 5.0  # the child enforces the time-out itself; past this it hangs as well
 
 
 class CompilePool:
-    """Submit jobs, then `handle` the children that `select` says are readable."""
+    """Submit jobs, then `handle` the children that `wait_readable` says are readable."""
 
     def __init__(
         self, folder: Path, cache: Path, *, processes: int = 0, timeout_s: float = 60.0
@@ -49,7 +49,7 @@ class CompilePool:
         shutil.rmtree(self._scratch, ignore_errors=True)  # a killed run leaves its folder behind
         self._scratch.mkdir(parents=True, exist_ok=True)  # its compilers may still write there
         self._timeout_s = timeout_s
-        self._limit = processes or len(os.sched_getaffinity(0))
+        self._limit = min(processes or len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         self._idle: list[Worker] = []
         self._busy: dict[Worker, tuple[CompileJob, float]] = {}
         self._queue: deque[CompileJob] = deque()
@@ -189,8 +189,7 @@ class CompilePool:
         """Runs queued jobs and waits for results: for callers that do nothing but compile."""
         self.start_queued()
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
-        readable, _, _ = select.select(self.children(), [], [], timeout_s)
-        for child in readable:
+        for child in wait_readable(self.children(), timeout_s):
             results += self.handle(child)
         results += self.expire()
         return results

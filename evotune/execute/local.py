@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,6 +22,7 @@ from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.execute.build_review import BuildRules
+from evotune.execute.child import Child, wait_readable
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.executor import BaselineReport, Proposal
@@ -40,10 +40,6 @@ from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
 
 _TURN_S = 0.2
-
-
-class _Readable(Protocol):
-    def fileno(self) -> int: ...
 
 
 class LocalExecutor:
@@ -161,7 +157,7 @@ class LocalExecutor:
         while True:
             answer: Answer | Outcome | None = None
             if device.child is not None:
-                select.select([device.child], [], [], _TURN_S)
+                wait_readable([device.child], _TURN_S)
                 answer = device.handle()
             if answer is None:
                 answer = device.expire()
@@ -236,8 +232,8 @@ class LocalExecutor:
         }
         compilers = self._pool.children()
         timeout_s = min(_TURN_S, max(0.0, deadline - time.monotonic()))
-        waiting: list[_Readable | int] = [*compilers, *workers, self._wake_fd]
-        readable, _, _ = select.select(waiting, [], [], timeout_s)
+        waiting: list[Child[Any, Any] | int] = [*compilers, *workers, self._wake_fd]
+        readable = wait_readable(waiting, timeout_s)
         answered = [index for child, index in workers.items() if child in readable]
         for index in answered:
             self._device_answered(index, self._devices[index].handle())

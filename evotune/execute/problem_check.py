@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import sys
 from collections.abc import Sequence
 
 from evotune.errors import EnvironmentProblem, ProblemMistake
-from evotune.execute.child import Child
+from evotune.execute.child import Child, wait_readable
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.entry import cannot_read
 from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
@@ -41,7 +40,7 @@ def check_problem(
 
 
 def _answer(child: Child[TryProblem, Tried], source: ProblemSource) -> str:
-    if not select.select([child], [], [], _LIMIT_S)[0]:
+    if not wait_readable([child], _LIMIT_S):
         return f"{source.name} gave no answer within {_LIMIT_S:g} s on a tiny shape"
     messages = child.receive()
     if messages:
