@@ -51,9 +51,13 @@ class Child(Generic[ToWorker, FromWorker]):
                 start_new_session=True,
                 env={**os.environ, **environment},
             )
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._stdin_fd = self._process.stdin.fileno()
         self._fd = self._process.stdout.fileno()
+        os.set_blocking(self._stdin_fd, False)
         os.set_blocking(self._fd, False)
+        self._unsent = bytearray()
 
     @property
     def pid(self) -> int:
@@ -63,12 +67,20 @@ class Child(Generic[ToWorker, FromWorker]):
         return self._fd
 
     def send(self, message: ToWorker) -> None:
-        """Ignores a broken pipe: `receive` will say that the child is gone."""
+        """Never waits for the child to read: `wait_readable` sends the rest of a large message.
+        Ignores a broken pipe: `receive` will say that the child is gone."""
         assert isinstance(message, msgspec.Struct)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(framed(message))
-            self._process.stdin.flush()
+        self._unsent += framed(message)
+        self._send_on()
+
+    def _send_on(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._stdin_fd, self._unsent)]
+        except BlockingIOError:
+            pass  # the pipe is full
+        except BrokenPipeError:
+            self._unsent.clear()
 
     def receive(self) -> list[FromWorker] | None:
         """The messages that have arrived; None when the child is gone or has sent an `unreadable`
@@ -120,7 +132,7 @@ class Child(Generic[ToWorker, FromWorker]):
         return self.kill()
 
     def _close_pipes(self) -> None:
-        self._fd = -1  # the number may soon be another file's
+        self._fd = self._stdin_fd = -1  # the numbers may soon be other files'
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -145,9 +157,20 @@ _Waiting = TypeVar("_Waiting", bound=Child[Any, Any] | int)
 
 def wait_readable(waiting: Iterable[_Waiting], timeout_s: float) -> list[_Waiting]:
     """Waits at most `timeout_s` until some of the children or file descriptors are readable, and
-    returns these."""
-    poll = select.poll()  # `select.select` refuses file descriptors from 1024 on
+    returns these. Meanwhile the children get the messages that they have not read yet."""
+    deadline = time.monotonic() + timeout_s
     by_fd = {each if isinstance(each, int) else each.fileno(): each for each in waiting}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
-    return [by_fd[fd] for fd, _ in poll.poll(math.ceil(1000 * timeout_s))]
+    while True:
+        poll = select.poll()  # `select.select` refuses file descriptors from 1024 on
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        sending = [each for each in by_fd.values() if isinstance(each, Child) and each._unsent]
+        for child in sending:
+            poll.register(child._stdin_fd, select.POLLOUT)
+        left_s = max(0.0, deadline - time.monotonic())
+        ready = poll.poll(math.ceil(1000 * left_s))
+        for child in sending:
+            child._send_on()
+        readable = [by_fd[fd] for fd, _ in ready if fd in by_fd]
+        if readable or not ready or not left_s:
+            return readable

@@ -1,19 +1,114 @@
-"""Waiting for many children."""
+"""Messages to children that do not read yet, and waiting for many children."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.profile import DeviceProfile
+from evotune.execute import child as child_module
+from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
-from evotune.execute.device_slot import DeviceSlot
+from evotune.execute.device_slot import DeviceSlot, ProblemSource
 from evotune.execute.local import LocalExecutor
+from evotune.execute.messages import PROBLEM_WORKER, ProblemToLoad, TrialRequest, TryProblem
+from evotune.problems.problem import Case
+from evotune.trial import Outcome, OutcomeKind
+
+LARGE = "x" * 500_000  # a pipe holds 64 KiB
+READS_LATE = """
+import struct, sys, time
+import msgspec
+from evotune.device.channel import framed
+from evotune.execute.messages import Tried
+time.sleep(0.5)
+(length,) = struct.unpack(">I", sys.stdin.buffer.read(4))
+body = sys.stdin.buffer.read(length)
+sys.stdout.buffer.write(framed(Tried(msgspec.msgpack.decode(body)["problem"]["name"])))
+sys.stdout.buffer.flush()
+sys.stdin.buffer.read()
+"""
+OPENS_AND_NEVER_READS_AGAIN = """
+import os, struct, sys, time
+import msgspec
+from evotune.device.channel import framed
+from evotune.execute.messages import Hello, Opened
+def hear():
+    (length,) = struct.unpack(">I", os.read(0, 4))
+    return os.read(0, length)
+hear()  # Preload
+token = msgspec.msgpack.decode(hear(), type=Hello).token
+os.write(1, framed(Opened(token=token)))
+time.sleep(60)
+"""
+Program = Callable[[str], None]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """`program(text)`: each child executes this text."""
+
+    def make(text: str) -> None:
+        command = [sys.executable, "-c", text]
+        monkeypatch.setattr(child_module, "module_command", lambda *_: command)
+
+    return make
+
+
+def at_once(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    assert not thread.is_alive(), "it waits for the child"
+
+
+def test_a_large_message_waits_for_its_reader_and_arrives_whole(
+    tmp_path: Path, program: Program
+) -> None:
+    program(READS_LATE)
+    child = Child(PROBLEM_WORKER, tmp_path / "log", {})
+    try:
+        message = TryProblem(ProblemToLoad(LARGE, "float32", ""), Case("case", {}), timed=False)
+        at_once(lambda: child.send(message))
+        assert child_module.wait_readable([child], 30.0) == [child]
+        answers: list[Any] = []
+        while not answers:
+            answers += child.receive() or []
+        assert answers[0].mistake == LARGE
+    finally:
+        child.kill()
+
+
+def test_a_worker_that_never_reads_its_request_is_killed_when_its_time_is_over(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(OPENS_AND_NEVER_READS_AGAIN)
+    problem = ProblemSource("attention", "float32", Path())
+    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+    slot = DeviceSlot(tmp_path, profile, problem, deterministic=True)
+    try:
+        slot.open()
+        while slot.child is not None:
+            slot.handle()
+            time.sleep(0.01)
+        at_once(lambda: slot.start(TrialRequest(number=0, cases=(), baselines={"case": LARGE})))
+        assert slot.expire() is None
+        now_s = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: now_s() + 1000.0)
+        outcome = slot.expire()
+        assert isinstance(outcome, Outcome)
+        assert outcome.kind is OutcomeKind.TIMEOUT
+    finally:
+        slot.close()
 
 
 @pytest.fixture
