@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
 
-from evotune.device.launch import MBARRIERS, Binary, CompileFailure, LaunchPlan
+from evotune.device.launch import MBARRIERS, Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.execute.build_review import BuildRules, review_build
 from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.messages import TrialCase, TrialRequest
@@ -72,8 +73,18 @@ class InFlight:
     twin: Twin | None = None  # an earlier trial of the same code
 
     @property
-    def missing(self) -> int:
-        return len(self.proposal.compile_jobs) - len(self.binaries)
+    def missing(self) -> list[CompileJob]:
+        """The jobs that have no binary."""
+        jobs = self.proposal.compile_jobs
+        return [job for key, job in jobs.items() if key not in self.binaries]
+
+    def lost_binaries(self) -> bool:
+        """Forgets the binaries that were removed from the cache, and tells whether there are some:
+        `evotune cache --clear` may be used while a run goes on."""
+        gone = [key for key, binary in self.binaries.items() if not os.path.exists(binary.path)]
+        for key in gone:
+            del self.binaries[key]
+        return bool(gone)
 
     @property
     def searched(self) -> bool:

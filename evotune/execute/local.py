@@ -96,9 +96,7 @@ class LocalExecutor:
             outcome = Outcome(OutcomeKind.REJECTED, reason=proposal.rejection)
             self._done.append((proposal.number, outcome))
             return
-        self._compiling[proposal.number] = InFlight(proposal)
-        for job in proposal.compile_jobs.values():
-            self._pool.submit(job)
+        self._compile(InFlight(proposal))
         if _in_fresh_process(proposal):  # it opens while the compilers work
             index = proposal.device or 0
             if index not in self._measuring:
@@ -208,7 +206,15 @@ class LocalExecutor:
             item.fingerprint != other.fingerprint for other in self._measuring.values()
         )
 
+    def _compile(self, item: InFlight) -> None:
+        self._compiling[item.proposal.number] = item
+        for job in item.missing:
+            self._pool.submit(job)
+
     def _measure(self, index: int, item: InFlight) -> None:
+        if item.lost_binaries():
+            self._compile(item)
+            return
         if _in_fresh_process(item.proposal):
             self._devices[index].refresh()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
@@ -277,7 +283,7 @@ class LocalExecutor:
                 self._finish(item, failed_to_compile(result))
                 continue
             item.binaries[job.key] = result
-            if item.missing == 0:
+            if not item.missing:
                 del self._compiling[number]
                 self._reviewed(number, item)
 

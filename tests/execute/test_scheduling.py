@@ -43,10 +43,10 @@ class Pool:
         self._busy += self._queue
         self._queue.clear()
 
-    def finish(self, source: str, code: str) -> None:
+    def finish(self, source: str, code: str, path: str = __file__) -> None:
         (job,) = [job for job in self._busy if job.source == source]
         self._busy.remove(job)
-        self._done.append((job, Binary(code, f"/{code}", {}, 1.0)))
+        self._done.append((job, Binary(code, path, {}, 1.0)))
 
     def expire(self) -> list[tuple[CompileJob, Binary]]:
         done, self._done = self._done, []
@@ -146,6 +146,30 @@ def test_code_that_another_device_measures_is_waited_for_and_not_measured_again(
     assert outcomes[0].fitness == outcomes[1].fitness == 0.25
     assert (outcomes[0].duplicate_of, outcomes[1].duplicate_of) == (None, 0)
     assert outcomes[1].resources["device"] == {"model": "GPU", "id": "GPU-0"}
+
+
+@pytest.mark.parametrize("more", [{}, {"confirm": True}], ids=["search", "champion"])
+def test_code_that_was_removed_from_the_cache_while_it_waited_is_compiled_again(
+    tmp_path: Path, more: dict[str, Json]
+) -> None:
+    """`evotune cache --clear` may be used while a run goes on."""
+    machine, waiting = Machine(1), tmp_path / "b.bin"
+    compiled(machine, (0, "a", "A"))
+    waiting.touch()
+    machine.submit(1, "b", **more)
+    machine.turn()
+    machine.pool.finish("b", "B", str(waiting))
+    machine.turn()
+    waiting.unlink()
+    machine.devices[0].answer(0.5)
+    machine.turn()
+    machine.turn()
+    assert machine.devices[0].numbers == [0]
+    assert machine.pool.running == 1
+    waiting.touch()
+    machine.pool.finish("b", "B", str(waiting))
+    machine.turn()
+    assert machine.devices[0].numbers == [0, 1]
 
 
 def test_a_champion_is_measured_alone_in_a_fresh_worker_with_no_compiler_at_work(
