@@ -133,7 +133,7 @@ class _RunHere:
         self._error: Exception | None = None
         self._exit = contextlib.ExitStack()
         self._folder = self._exit.enter_context(scratch_folder())
-        self._waiting: dict[tuple[int, bool, bool], Future[Outcome]] = {}
+        self._waiting: dict[tuple[int, bool, int], Future[Outcome]] = {}
         self._lock = threading.Lock()
         self._background: BackgroundExecutor | None = None
         try:
@@ -200,9 +200,9 @@ class _RunHere:
             if waiting is None:
                 waiting = self._waiting[key] = Future()
                 configuration = Configuration(told.configuration)
-                thorough = told.repeat or told.confirm
+                thorough = told.confirm or told.repeat > 0
                 proposal = planner.proposal(told.number, configuration, confirm=thorough)
-                proposal = timed_again(proposal) if told.repeat else proposal
+                proposal = timed_again(proposal, told.repeat) if told.repeat else proposal
                 self._background.set_contender(told.contender)
                 self._background.submit(proposal)
         return waiting.result()

@@ -107,14 +107,13 @@ def repeated(
         if _is_below(supposed, leader):
             return supposed
     outcomes = [first]
-    again = timed_again(proposal)
     while first.ok and len(outcomes) < MOST:
         enough = len(outcomes) >= processes
         if enough and (
             no_time() or _is_known(combined(outcomes, least_width), leader, least_width)
         ):
             break
-        outcome = run(again)
+        outcome = run(timed_again(proposal, len(outcomes) + 1))
         if outcome is None:
             break
         if not outcome.ok:
@@ -123,10 +122,11 @@ def repeated(
     return combined(outcomes, least_width) if first.ok else first
 
 
-def timed_again(proposal: Proposal) -> Proposal:
-    """The same candidate in a fresh process, which checks the timed cases alone."""
+def timed_again(proposal: Proposal, process: int = 2) -> Proposal:
+    """The same candidate in a fresh `process`, numbered from 2, which checks the timed cases
+    alone."""
     cases = tuple(job for job in proposal.cases if job.role == TIMED)
-    return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=True, skipped=())
+    return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=process, skipped=())
 
 
 def _is_known(found: Outcome, leader: Outcome | None, least_width: float) -> bool:

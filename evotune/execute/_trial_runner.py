@@ -241,7 +241,7 @@ class TrialRunner:
         timed = [subject for item, subject in subjects if item.role == TIMED]
         for subject in timed if "start" not in self._without else ():
             limit_s = _START_S / len(timed)
-            self._gate.start(subject, seed, verdict, limit_s=limit_s, draw=job.number)
+            self._gate.start(subject, seed, verdict, limit_s=limit_s, draw=job.draw)
 
     def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> list[Case]:
         """Runs the random tests and returns the cases that passed."""
@@ -269,7 +269,7 @@ class TrialRunner:
         seed: int,
         verdict: Verdict,
     ) -> list[Measurement]:
-        repeat = job.repeat
+        repeat = job.repeat > 0
         thorough = (job.confirm and not job.audit) or repeat
         settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
         sample_us = self._session.champion_sample_us
@@ -292,7 +292,7 @@ class TrialRunner:
                 self._baselines,
                 seed,
                 watching="watch" not in self._without,
-                draw=job.number,
+                draw=job.draw,
             )
             candidate = timer.place(self._gate, subject, own)
             rival = rivals.get(subject.case.label)
@@ -306,7 +306,7 @@ class TrialRunner:
                 watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
             if "alter" not in self._without:
-                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.number)
+                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.draw)
             # In the search a slow candidate would gain nothing by reusing results.
             contends = thorough or measurement.speedup_high >= needed
             suspicious = thorough and self._is_suspicious(measurement, flops)

@@ -44,7 +44,7 @@ class Proposal:
     - `audit`, with `confirm`: the user asked for the confirmation. Its outcome holds every check
       made, and its timing is as brief as in the search.
     - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
-      timed launches are checked.
+      timed launches are checked. The number of that process, from 2 on; 0 for other proposals.
     - `skipped`: checks that should be made and cannot be.
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
@@ -58,7 +58,7 @@ class Proposal:
     rejection: str = ""
     confirm: bool = False
     audit: bool = False
-    repeat: bool = False
+    repeat: int = 0
     skipped: tuple[Check, ...] = ()
     rival: tuple[CaseJob, ...] = ()
     device: int | None = None

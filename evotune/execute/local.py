@@ -302,7 +302,7 @@ class LocalExecutor:
 
 
 def _in_fresh_process(proposal: Proposal) -> bool:
-    return proposal.confirm or proposal.repeat
+    return proposal.confirm or proposal.repeat > 0
 
 
 def _ahead(proposal: Proposal) -> PrepareRequest | None:

@@ -103,6 +103,9 @@ class PrepareRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     """Each with its role."""
 
 
+_DRAWS_APART = 1_000_000  # more than the trials of a search
+
+
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     """One trial; `confirm`, `audit`, `repeat`, `skipped` and `rival` are as in a Proposal.
 
@@ -115,7 +118,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     cases: tuple[TrialCase, ...]
     confirm: bool = False
     audit: bool = False
-    repeat: bool = False
+    repeat: int = 0
     skipped: tuple[Check, ...] = ()
     rival: tuple[TrialCase, ...] = ()
     contender: float = float("-inf")
@@ -125,7 +128,12 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     @property
     def thorough(self) -> bool:
         """Whether it is a champion's trial, whose time limit is wide."""
-        return self.confirm or self.repeat
+        return self.confirm or self.repeat > 0
+
+    @property
+    def draw(self) -> int:
+        """Numbers the random draws: each process of a candidate has its own."""
+        return self.number + _DRAWS_APART * (self.repeat or int(self.confirm))
 
 
 class Opened(_OfDevice, frozen=True, tag=True, kw_only=True):
@@ -281,7 +289,7 @@ class ClusterTrial(msgspec.Struct, frozen=True, tag=True):
     number: int
     configuration: Mapping[str, Value]
     confirm: bool
-    repeat: bool
+    repeat: int
     contender: float
 
 

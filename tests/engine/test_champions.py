@@ -27,7 +27,7 @@ class Confirming:
 
     def submit(self, proposal: Proposal) -> None:
         self.held_against[proposal.number] = self._contender
-        self.submitted.append((proposal.number, proposal.repeat))
+        self.submitted.append((proposal.number, bool(proposal.repeat)))
         self._submitted.append(proposal.number)
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:

@@ -69,8 +69,8 @@ class Client:
         return {"workers": {"tcp://here": {}}}
 
 
-@pytest.mark.parametrize("repeat", [True, False])
-def test_its_worker_is_told_and_its_figures_are_its_own(repeat: bool) -> None:
+@pytest.mark.parametrize("repeat", [2, 0])
+def test_its_worker_is_told_and_its_figures_are_its_own(repeat: int) -> None:
     client = Client()
     twins = Twins()
     twins.remember(3, SEARCHED)

@@ -29,8 +29,10 @@ from evotune.execute._trial_runner import TrialRunner
 from evotune.execute.executor import HELD_OUT, TIMED, BaselineTiming
 from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.problems.problem import Case
 from evotune.trial import Check, Measurement, Outcome, OutcomeKind
 from evotune.verify import timed_checks
+from evotune.verify.pool import InputPool
 
 CASES = (make_case(33, causal=True), make_case(20, causal=False))
 PROFILE = DeviceProfile("GPU", "cpu", "", {})
@@ -268,6 +270,25 @@ def test_the_sanitizer_finds_memory_that_the_worker_needs_no_more(
         outcome = runner.run(request, beside)
     assert outcome.kind is OutcomeKind.OK, outcome.reason
     assert freed == [1]
+
+
+def test_each_process_of_a_candidate_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of them would look at the same places at the same moments, and miss the same."""
+    drawn: set[tuple[str, int]] = set()
+    stream = InputPool.stream
+
+    def noted(pool: InputPool, case: Case, purpose: str, number: int) -> int:
+        if purpose in ("watch", "alter"):
+            drawn.add((purpose, number))
+        return stream(pool, case, purpose, number)
+
+    monkeypatch.setattr(InputPool, "stream", noted)
+    monkeypatch.setattr(TimingSettings, "repeated", TimingSettings.thorough)
+    how: list[dict[str, Any]] = [{}, {"confirm": True}, {"repeat": 2}, {"repeat": 3}]
+    for fields in how:
+        assert run(GraphSession({case.label: kernel(case, exact) for case in CASES}), **fields).ok
+    for purpose in ("watch", "alter"):
+        assert sum(each == purpose for each, _ in drawn) == len(how)
 
 
 class ChangedSession(GraphSession):
