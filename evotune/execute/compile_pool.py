@@ -50,6 +50,7 @@ class CompilePool:
         self._scratch.mkdir(parents=True, exist_ok=True)  # its compilers may still write there
         self._timeout_s = timeout_s
         self._limit = min(processes or len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+        self._language = ""
         self._idle: list[Worker] = []
         self._busy: dict[Worker, tuple[CompileJob, float]] = {}
         self._queue: deque[CompileJob] = deque()
@@ -76,11 +77,10 @@ class CompilePool:
             self._queue.append(job)
 
     def warm(self, language: str) -> None:
-        """Starts all processes and has them load the compiler, before there is work."""
+        """Starts all processes before there is work. They and later ones load the compiler."""
+        self._language = language
         while len(self._idle) + len(self._busy) < self._limit:
-            child = self._spawn()
-            child.send(LoadCompiler(language))
-            self._idle.append(child)
+            self._idle.append(self._spawn())
 
     def start_queued(self) -> None:
         while self._queue and len(self._busy) < self._limit:
@@ -215,6 +215,8 @@ class CompilePool:
         environment = {"CUDA_VISIBLE_DEVICES": ""}
         child = Child(COMPILE_WORKER, self._folder / "compile.log", environment)
         self._starting.add(child)
+        if self._language:
+            child.send(LoadCompiler(self._language))
         return child
 
 

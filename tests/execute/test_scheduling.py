@@ -222,6 +222,22 @@ def test_compile_processes_start_ahead_and_stay(tmp_path: Path) -> None:
         pool.close()
 
 
+def test_compile_processes_started_later_go_behind_the_workers_too(tmp_path: Path) -> None:
+    """As after a compiler's time-out: device workers still go first."""
+    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=60)
+    try:
+        pool.warm("cpp")
+        pool._idle.pop().kill()
+        (tmp_path / "k.cpp").write_text("this is no C++\n")
+        pool.submit(CompileJob("cpp", str(tmp_path), "k.cpp", (), (), "", ""))
+        while not pool.wait(5.0):
+            pass
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, pool._idle[0].pid) == min(own + 5, 19)
+    finally:
+        pool.close()
+
+
 @pytest.mark.parametrize(
     ("cores", "workers", "compilers"),
     [(16, 0, 16), (16, 1, 14), (64, 4, 59), (8, 1, 7), (4, 1, 4), (16, 8, 14), (1, 1, 1)],
