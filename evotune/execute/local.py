@@ -219,7 +219,8 @@ class LocalExecutor:
             self._devices[index].refresh()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
-            self._finish(item, msgspec.structs.replace(outcome, duplicate_of=number, stage_s={}))
+            same = msgspec.structs.replace(outcome, duplicate_of=number, stage_s={})
+            self._finish(item, item.with_build(same))
             return
         self._measuring[index] = item
         self._devices[index].start(

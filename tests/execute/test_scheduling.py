@@ -172,6 +172,15 @@ def test_code_that_was_removed_from_the_cache_while_it_waited_is_compiled_again(
     assert machine.devices[0].numbers == [0, 1]
 
 
+def test_a_trial_whose_code_was_measured_before_has_its_own_compile_time_and_no_other(
+    two: Machine,
+) -> None:
+    """Also, `--compiles` counts each trial with such a time."""
+    compiled(two, (0, "a", "SAME"), (1, "b", "SAME"))
+    two.devices[0].answer(0.25)
+    assert two.turn()[1].stage_s == {"compile": 1.0}
+
+
 def test_a_champion_is_measured_alone_in_a_fresh_worker_with_no_compiler_at_work(
     two: Machine,
 ) -> None:
