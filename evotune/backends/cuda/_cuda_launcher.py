@@ -286,7 +286,7 @@ class _Block:
         for value, place in self._pointers:
             value.value = pointers[place]
         for number, place, wanted in self._maps:
-            encoded = self._bound.tensor_map(place, wanted, pointers[place])
+            encoded = self._bound.tensor_map(number, wanted, pointers[place])
             self._values[number] = encoded  # kept: another call may clear the maps
             self.addresses[number] = ctypes.addressof(encoded)
 

@@ -436,6 +436,17 @@ def test_a_map_that_the_driver_refuses_is_a_miss(opened: Open, native: bool) -> 
 
 
 @pytest.mark.parametrize("native", NATIVE)
+def test_each_argument_has_a_map_of_its_own(opened: Open, driver: Any, native: bool) -> None:
+    """Two arguments map one tensor, in boxes of 8 and of 4 rows."""
+    other = {**ARGUMENTS[0], "tensor_map": {**MAP, "box": [1, 1, 4, {"name": "head_dim"}]}}
+    module = opened(native, plan={**PLAN, "arguments": [*ARGUMENTS, other]})
+    notes(driver)
+    module.attention(*inputs(), **GROUPED)
+    made = [line.split()[-3] for line in notes(driver) if line.startswith("map")]
+    assert made == ["8", "4"] * 2  # would the driver take them? Then those of the call
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_strides_reach_the_map_and_the_output(opened: Open, driver: Any, native: bool) -> None:
     names = [f"q_stride_{dimension}" for dimension in ("batch", "head", "row")]
     strided = {**MAP, "strides": [*({"name": name} for name in names), 1]}
