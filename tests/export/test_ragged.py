@@ -356,6 +356,11 @@ def test_check_compares_with_float64(varlen: ModuleType, paged: ModuleType, caps
     assert capsys.readouterr().out.count("ok\n") == 2
 
 
+def test_check_does_not_depend_on_the_default_device(varlen: ModuleType) -> None:
+    with torch.device("meta"):
+        assert varlen.check()
+
+
 def test_the_files_tell_what_is_served(folders: dict[str, Path]) -> None:
     for name, symbol in ((VARLEN, "cu_seqlens_k, max_seqlen_q"), (PAGED, "k_cache, v_cache")):
         folder = folders[name]

@@ -78,10 +78,11 @@ class Launcher:
 
         def scratch(name: str, size: int, init: str) -> torch.Tensor:
             if init != "zero_once":
-                return torch.empty(size, dtype=torch.uint8)
+                return torch.empty(size, dtype=torch.uint8, device=DEVICE_TYPE)
             found = kept.__dict__.get(name)
             if found is None:
-                found = kept.__dict__[name] = torch.zeros(size, dtype=torch.uint8)
+                found = torch.zeros(size, dtype=torch.uint8, device=DEVICE_TYPE)
+                kept.__dict__[name] = found
             return found
 
         def launch(*tensors: torch.Tensor) -> None:

@@ -68,8 +68,8 @@ def _varlen(
     for side in "qk":
         longest = int(symbols[f"longest_{side}"])
         lengths = _lengths(int(symbols["sequences"]), int(symbols[f"tokens_{side}"]), longest)
-        ends = torch.tensor([0, *lengths]).cumsum(0)
-        tensors.append(ends.to(device, torch.int32))
+        ends = torch.tensor([0, *lengths], device=device).cumsum(0)
+        tensors.append(ends.to(torch.int32))
         options[f"max_seqlen_{side}"] = longest
     return tensors, options
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from evotune.backends.cpu import _cpu_launcher
 from evotune.backends.cuda import _cuda_driver
 from tests.export.runtime.packages import (
     CASE,
@@ -216,6 +218,21 @@ def test_no_more_threads_are_used_than_were_measured_with(opened: Open) -> None:
     module.attention(*inputs(), **GROUPED)
     assert module.info()["calls"] == 1
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("init", ["poison", "zero_once"])
+def test_a_workspace_is_memory_whatever_the_default_device_is(init: str) -> None:
+    given: list[int | None] = []
+    library = types.SimpleNamespace(kernel=lambda workspace: given.append(workspace.value))
+    launcher = _cpu_launcher.Launcher({"name": "", "threads": torch.get_num_threads()}, {})
+    plan = {
+        "entry": "kernel",
+        "arguments": [{"type": "workspace", "name": "scratch"}],
+        "workspaces": [{"name": "scratch", "bytes": 64, "init": init}],
+    }
+    with torch.device("meta"):
+        launcher.bind(library, plan, [], 0)()
+    assert given != [None]  # null
 
 
 @pytest.mark.parametrize("file", ["binary", "dispatch.json", "_dispatch.py"])
