@@ -190,6 +190,9 @@ class Module:
     def __init__(self, content: bytes) -> None:
         self._handle = ctypes.c_void_p()
         call("cuModuleLoadData", ctypes.byref(self._handle), content)
+        self.lock = threading.Lock()
+        """Held from filling constant memory to the launches that read it, since several threads may
+        work on one stream."""
         self._functions: dict[str, int] = {}
         self._shared_bytes: dict[str, int] = {}
 

@@ -202,14 +202,12 @@ class Bound:
         block.fill(pointers)
         if self.plan["constant_memory"]:
             prepared = self.prepared((stream, capture_of(stream)))
-            for address, place, size in prepared.copies:
-                call("cuMemcpyDtoDAsync_v2", address, pointers[place], size, stream)
+            with prepared.lock:
+                for address, place, size in prepared.copies:
+                    call("cuMemcpyDtoDAsync_v2", address, pointers[place], size, stream)
+                prepared.start(stream, block)
         else:
-            prepared = self._prepared[None]
-        launch_kernel = driver().cuLaunchKernel
-        for launch in prepared.launches:
-            if status := launch_kernel(*launch, stream, block.addresses, None):
-                raise failure("cuLaunchKernel", status, driver())
+            self._prepared[None].start(stream, block)
         self._blocks.append(block)
 
     def prepared(self, key: Any) -> Prepared:
@@ -257,6 +255,13 @@ class Prepared:
             )
             for launch in plan["launches"]
         ]
+        self.lock = module.lock
+
+    def start(self, stream: int, block: _Block) -> None:
+        launch_kernel = driver().cuLaunchKernel
+        for launch in self.launches:
+            if status := launch_kernel(*launch, stream, block.addresses, None):
+                raise failure("cuLaunchKernel", status, driver())
 
 
 class _Block:

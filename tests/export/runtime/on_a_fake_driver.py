@@ -384,6 +384,35 @@ def test_constant_memory_is_filled_for_each_stream(opened: Open, driver: Any, na
     assert module.info()["calls"] == 3
 
 
+@pytest.mark.parametrize("native", NATIVE)
+def test_threads_on_one_stream_keep_their_constant_memory(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """The second thread calls after the first one has filled `table`, before it launches."""
+    constants = [{"symbol": "table", "tensor": "q", "bytes": 64}]
+    plan = {**PLAN, "workspaces": PLAN["workspaces"][:1], **NO_COUNTER}
+    module = opened(native, plan={**plan, "constant_memory": constants})
+    launcher = sys.modules[f"{module.__name__}._cuda_launcher"]
+    first, second = inputs(), [tensor + 1 for tensor in inputs()]
+    other: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: other.append(module.attention(*second, **GROUPED)))
+    call, waits = launcher.call, iter([0.5])
+
+    def interrupted(*given: Any) -> None:
+        call(*given)
+        if wait := next(waits, None):
+            thread.start()
+            thread.join(wait)
+
+    module.attention(*first, **GROUPED)
+    monkeypatch.setattr(launcher, "call", interrupted)
+    out = module.attention(*first, **GROUPED)
+    thread.join()
+    for found, tensors in ((out, first), (other[0], second)):
+        scale = float(tensors[0].flatten()[0]) * HEAD_DIM**-0.5
+        torch.testing.assert_close(found, sdpa(*tensors, scale=scale, **GROUPED))
+
+
 def with_features(value_dim: int) -> dict[str, Any]:
     """Changes of a description: a kernel with sinks and without, for values of this size."""
     sinks = {"type": "tensor", "name": "sinks", "given": {"name": "sinks"}}
