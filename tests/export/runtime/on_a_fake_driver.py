@@ -34,7 +34,7 @@ from tests.export.runtime.packages import (
     strided_region,
     write,
 )
-from tests.export.runtime.states import STATES
+from tests.export.runtime.states import STATES, tangent
 from tests.export.runtime.test_calls import (
     GROUPED,
     across,
@@ -242,6 +242,15 @@ def test_in_every_state_of_pytorch_a_call_gives_what_sdpa_gives(opened: Open, na
                 torch.testing.assert_close(state(call, inputs()), expected, msg=state.__name__)
             call(*inputs())
     assert module.info()["calls"] >= 2
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_an_operator_without_grad_mode_keeps_tangents(opened: Open, native: bool) -> None:
+    operator = getattr(torch.ops, opened(native).__name__).attention
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = tangent(functools.partial(operator, **GROUPED), inputs())
+    torch.testing.assert_close(found, tangent(functools.partial(sdpa, **GROUPED), inputs()))
 
 
 @pytest.mark.parametrize("native", NATIVE)

@@ -142,12 +142,12 @@ void attention(Value* stack, std::uint64_t count, std::uint64_t results) {
   serve(stack, count, results);
 }
 
-// The same for tensors that may require grad, which this file cannot ask. The tensors may also be those of a compiler
-// that traces: so it calls an operator, and looks at nothing.
+// The same for tensors that may require grad, or carry a tangent of forward mode (without grad mode, too), which this
+// file cannot ask. The tensors may also be those of a compiler that traces: so it calls an operator, and looks at nothing.
 void attention_with_autograd(Value* stack, std::uint64_t, std::uint64_t) {
   const double scale = optional_number(stack[4]);
   std::memcpy(&stack[4], &scale, sizeof scale);
-  const std::string name = names_space + (torch.grad_mode_is_enabled() ? "::_with_grad" : "::_served");
+  const std::string name = names_space + "::_with_grad";
   require(torch.call_dispatcher(name.c_str(), "", stack, torch.abi_version()), name.c_str());
 }
 
