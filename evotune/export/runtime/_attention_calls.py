@@ -15,7 +15,7 @@ from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, memory_holds_values, needs_grad
 from ._plain_state import are_plain, every_backend_is_allowed, modes_look_at_calls
-from ._tracing import decided_while_tracing, forward_mode, is_exporting
+from ._tracing import decided_while_tracing, forward_mode, is_exporting, is_transformed
 
 # Looked up once, since look-ups cost every call.
 _is_compiling = torch.compiler.is_compiling
@@ -24,6 +24,7 @@ _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocas
 
 _USUAL = math.nan
 _MOST_LOST = 4096
+_OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 _WHILE_TRACING = {
     "export": "torch.export traces the call",
     "autocast": "torch.compile traces a call under autocast",
@@ -49,6 +50,7 @@ class AttentionCalls:
         self._other = misses.missed("tensor", None, "an argument is no plain tensor or number")
         self._backend = misses.missed("backend", None, "the user chose SDPA's backend")
         self._while_tracing = {
+            "tensor": self._other,
             "mask": self._mask,
             "dropout": self._dropout,
             "grad": self._grad,
@@ -272,12 +274,14 @@ class AttentionCalls:
         further: tuple[torch.Tensor, ...],
     ) -> str:
         """The kind of miss that a traced call is, whatever its sizes; "" for none."""
+        given = (q, k, v, *further)
         reasons = (
             ("mask", mask is not None),
             ("dropout", dropout != 0.0),
             ("export", is_exporting()),
+            ("tensor", not all(type(each) in _OWN_MEMORY for each in given) or is_transformed()),
             ("autocast", torch.is_autocast_enabled(self._device_type)),
-            ("grad", torch.is_grad_enabled() and needs_grad(q, k, v, *further)),
+            ("grad", forward_mode() or (torch.is_grad_enabled() and needs_grad(*given))),
             (OUTSIDE, not len(q.shape) == len(k.shape) == len(v.shape) == 4),
         )
         for kind, holds in reasons:

@@ -1,6 +1,6 @@
 """Questions about who looks at a call: torch.compile, torch.export, PyTorch's forward mode.
 
-torch.compile asks the first while it traces; its graph keeps the answers.
+torch.compile asks the first two while it traces; its graph keeps the answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+@decided_while_tracing
+def is_transformed() -> bool:
+    """Whether a transform of torch.func runs, which its tensors do not tell."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def forward_mode() -> bool:
     """Whether PyTorch may compute gradients forwards: tensors may then carry a tangent, and do not
-    say that they require grad."""
+    say that they require grad. torch.compile traces this line, and guards on the level."""
     return forward_ad._current_level >= 0

@@ -567,6 +567,54 @@ def test_no_miss_of_a_traced_call_is_silent(
     assert module.info()["misses"][kind]["count"] == 1
 
 
+LOOKED_AT: dict[str, Callable[..., Any]] = {
+    "gradient": lambda call, q, k, v: torch.func.grad(lambda x: call(x, k, v).sum())(q),
+    "mapped": lambda call, *tensors: torch.vmap(call)(*(tensor[None] for tensor in tensors)),
+    "subclass": lambda call, q, k, v: call(q.as_subclass(_Own), k, v),
+}
+
+
+class _Own(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("call", LOOKED_AT.values(), ids=LOOKED_AT)
+def test_a_traced_call_that_somebody_looks_at_is_sdpas(
+    opened: Open, silent: None, call: Callable[..., Any]
+) -> None:
+    module = opened()
+    compiled = torch.compile(
+        lambda *tensors: call(functools.partial(module.attention, **GROUPED), *tensors),
+        fullgraph=True,
+        backend="eager",
+    )
+    expected = call(functools.partial(sdpa, **GROUPED), *inputs())
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs()), expected)
+    assert module.info()["misses"]["tensor"]["count"] == 1
+
+
+def test_a_traced_call_keeps_its_tangent(opened: Open, silent: None) -> None:
+    """SDPA's fused kernels have none, and say so."""
+    module = opened()
+    compiled = torch.compile(
+        lambda *t: module.attention(*t, **GROUPED), fullgraph=True, backend="eager"
+    )
+    q, k, v = inputs()
+    with torch.no_grad():
+        compiled(q, k, v)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward AD"):
+            compiled(forward_ad.make_dual(q, q), k, v)
+        with pytest.raises(NotImplementedError, match="forward AD"):
+            torch.compile(
+                lambda q: torch.func.jvp(
+                    lambda x: module.attention(x, k, v, **GROUPED), (q,), (q,)
+                ),
+                backend="eager",
+            )(q)
+    assert module.info()["calls"] == 1
+
+
 def test_autocast_while_tracing_is_a_miss(opened: Open, silent: None) -> None:
     module = opened()
     compiled = torch.compile(
