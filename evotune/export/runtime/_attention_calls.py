@@ -56,7 +56,7 @@ class AttentionCalls:
             "grad": self._grad,
             **{kind: misses.missed(kind, None, words) for kind, words in _WHILE_TRACING.items()},
         }
-        # Key: shapes and options. False: whether such a call is a miss depends on more than these.
+        # Of `_lost_key`. False: whether such a call is a miss depends on more than these facts.
         self._lost: dict[Any, Missed | Literal[False]] = {}
         self._native: Any = operator.attempt if operator.decisions is not None else None
         self._direct: Any = operator.direct
@@ -136,7 +136,7 @@ class AttentionCalls:
     ) -> torch.Tensor | None:
         """The same for an eager call, without the native launcher's function."""
         if self._lost:  # a miss must cost little
-            lost = self._lost_before(q, k, is_causal, scale, enable_gqa)
+            lost = self._lost_before(q, k, v, is_causal, scale, enable_gqa)
             if lost is not None:
                 lost.count()
                 return None
@@ -171,25 +171,28 @@ class AttentionCalls:
         self,
         q: torch.Tensor,
         k: torch.Tensor,
+        v: torch.Tensor,
         is_causal: bool,
         scale: float | None,
         enable_gqa: bool,
     ) -> Missed | None:
-        """The miss of every call with such shapes, if it is one."""
-        if type(q) is type(k) is torch.Tensor and not (q.is_nested or k.is_nested):
-            return self._lost.get((q.shape, k.shape, is_causal, scale, enable_gqa)) or None
-        return None
+        """The miss of every call with such facts, if it is one."""
+        plain = type(q) is type(k) is type(v) is torch.Tensor
+        if not plain or q.is_nested or k.is_nested or v.is_nested:
+            return None
+        return self._lost.get(_lost_key(q, k, v, is_causal, scale, enable_gqa)) or None
 
     def _note(self, call: Call) -> None:
-        """Remembers a miss that every call with such shapes is, whatever else they have."""
+        """Remembers a miss that every call with such facts is, whatever else it has."""
         q, k, v = call[:3]
-        key = (q.shape, k.shape, *call[3:6])
+        key = _lost_key(*call[:6])
         if key in self._lost:
             return
         if len(self._lost) >= _MOST_LOST:
             self._lost.clear()
         self._lost[key] = False
-        if q.dtype == k.dtype == v.dtype == self._dtype and k.shape == v.shape:
+        contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        if q.dtype == k.dtype == v.dtype == self._dtype and contiguous:
             choice = self._kernels.chosen(call, q.device)
             if isinstance(choice, Refused) and choice.kind in (NOT_WON, OUTSIDE):
                 self._lost[key] = self._kernels.missed(call, choice)
@@ -325,3 +328,17 @@ class AttentionCalls:
     def _note_traced(self, kind: str) -> bool:
         self._while_tracing[kind].count()
         return True
+
+
+def _lost_key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[object, ...]:
+    """The facts of a call on which a remembered miss depends."""
+    contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+    tensors = q.shape, k.shape, v.shape, q.dtype, q.device, contiguous
+    return *tensors, is_causal, scale, enable_gqa

@@ -465,6 +465,19 @@ def test_sinks_and_values_of_their_own_size_reach_the_driver(
 
 
 @pytest.mark.parametrize("native", NATIVE)
+def test_a_size_of_values_that_is_not_served_says_nothing_of_others(
+    opened: Open, native: bool
+) -> None:
+    module = opened(native, **with_features(8))
+    q, k, v = inputs()
+    with pytest.warns(UserWarning, match="a call is not served"):
+        module.attention(q, k, v, **GROUPED)
+    for _ in range(2):
+        module.attention(q, k, v[..., :8].contiguous(), **GROUPED)
+    assert module.info()["calls"] == 2
+
+
+@pytest.mark.parametrize("native", NATIVE)
 def test_a_map_that_the_driver_refuses_is_a_miss(opened: Open, native: bool) -> None:
     wrong = {**ARGUMENTS[0], "tensor_map": {**MAP, "box": [1, 1, 8, 512]}}
     module = opened(native, plan={**PLAN, "arguments": [wrong, *ARGUMENTS[1:]]})

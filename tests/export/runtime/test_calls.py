@@ -152,6 +152,18 @@ def test_a_strided_kernel_takes_tensors_as_models_hand_them_over(opened: Open) -
     assert module.misses() == []
 
 
+def test_a_view_that_is_not_served_says_nothing_of_contiguous_tensors(
+    opened: Open, silent: None
+) -> None:
+    near = [strided_region(q_stride_row=[HEAD_DIM, HEAD_DIM])]
+    module = opened(kernels=[strided_kernel()], served=near, domain=near)
+    module.attention(*(across(t) for t in inputs()), **GROUPED)
+    assert module.info()["misses"]["outside the domain"]["count"] == 1
+    for _ in range(2):
+        module.attention(*inputs(), **GROUPED)
+    assert module.info()["calls"] == 2
+
+
 def test_wrong_shapes_get_sdpas_error(opened: Open, silent: None) -> None:
     module = opened()
     q, k, v = inputs()
