@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
@@ -77,7 +77,8 @@ class Selection:
     """The champions of a package, by their number there, and the regions that they serve, in the
     order in which the package looks.
 
-    - `timed`: further cases that were timed and are served, by the champion's number.
+    - `timed`: further cases that were timed and are served, by the champion's number. A check of
+      the package compares these, or else the cases of exact regions.
     - `rule`: what the package's README says about its portfolio; None for a package of runs.
     """
 
@@ -125,9 +126,20 @@ def selected(champions: Sequence[Champion]) -> Selection:
         regions += exact_regions(number, figures[old])
         if not has_own_check(ordered[old].problem):
             regions += near_regions(number, figures[old], ordered[old].domain.regions)
-    if not regions and not isinstance(ordered[0].problem, UserProblem):
+    if isinstance(ordered[0].problem, UserProblem):
+        return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)))
+    if not regions:
         raise EvotuneError(
             "no confirmed champion is surely faster than PyTorch in any case: a package would "
             "serve no call"
         )
-    return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)))
+    timed = () if exact else _held_out(ordered[best], figures[best])
+    return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)), tuple(timed))
+
+
+def _held_out(champion: Champion, figures: Iterable[MeasuredCase]) -> Iterator[tuple[int, Case]]:
+    """The held-out cases that the only champion of a package won in its domain."""
+    won = {each.label for each in figures if each.won}
+    for case in champion.run.setup.cases[HELD_OUT]:
+        if case.label in won and champion.holds(case):
+            yield 0, case

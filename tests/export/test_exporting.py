@@ -27,6 +27,7 @@ from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.problems.problem import Case, Problem
 from evotune.store import RunStore
 from tests.engine.runs import recorded_space, run_here
+from tests.export.runtime.packages import imported
 
 from .making import ROOT, TINY_SHAPES, fabricated, tiny_space, with_speedup
 
@@ -253,6 +254,18 @@ def test_only_won_cases_are_served(attention_run: RunFolder, tmp_path: Path) -> 
         (False, True),
     ]
     assert len(package["dispatch"]["domain"]) == 2
+
+
+def test_where_held_out_cases_alone_win_a_check_compares_them(
+    attention_run: RunFolder, tmp_path: Path
+) -> None:
+    run = with_speedup(copied(attention_run, tmp_path, "lost"), 1.0, {"(2,2,60,32) full": 1.25})
+    package = exported(tmp_path / "pkg", run)
+    assert [region["near"] for region in package["dispatch"]["served"]] == [True]
+    name = package["dispatch"]["package"]
+    with imported(tmp_path / "pkg" / name) as module:
+        assert [row.case for row in module.check().rows] == ["(2,2/2,60,60,32) full"]
+        assert module.check()
 
 
 def test_each_case_gets_the_champion_with_the_greatest_lower_bound(
