@@ -68,8 +68,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keeps `count` processes spinning for as long as the block lasts."""
-    spinning = [sys.executable, "-c", "while True: pass"]
+    """Keeps `count` processes spinning for as long as the block lasts, or this process."""
+    code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1_000_000))"
+    spinning = [sys.executable, "-c", code]
     processes = [subprocess.Popen(spinning) for _ in range(count)]
     try:
         yield
