@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
@@ -16,7 +16,7 @@ from evotune.execute.in_flight import InFlight
 from evotune.export._case_shapes import CaseShapes
 from evotune.export._champions import regions
 from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
-from evotune.problems.problem import Case
+from evotune.problems.problem import Case, Place
 from evotune.space.specs import KernelSpec
 from evotune.store import RunStore
 from evotune.trial import Json, Region, Value
@@ -50,12 +50,13 @@ class ExportedBinary:
 
 @dataclass(frozen=True, slots=True)
 class BuiltChampion:
-    """A champion with everything that a package needs to call it. `regions`: its domain."""
+    """A champion with everything that a package needs to call it. `regions`: its domain, with the
+    compiled-in values of the machine code that each is for, where there are several."""
 
     champion: Champion
     binaries: tuple[ExportedBinary, ...]
     plan: KernelPlan
-    regions: tuple[Region, ...]
+    regions: tuple[tuple[Region, Mapping[str, Value]], ...]
 
 
 def checked_cases(champion: Champion) -> Proposal:
@@ -83,11 +84,12 @@ def built(
     kernel = champion.run.planner.kernel_of(champion.configuration)
     planned = [champion.run.planner.case_job(champion.configuration, case) for case in further]
     plan = _plan(champion, kernel, shapes, [*inside, *planned], binaries)
+    domain = regions(champion, [job.case for job in inside])
     return BuiltChampion(
         champion=champion,
         binaries=tuple(_distinct(kernel, inside, binaries)),
         plan=plan,
-        regions=regions(champion, [job.case for job in inside]),
+        regions=tuple(_by_binary(champion, kernel, domain, [*inside, *planned])),
     )
 
 
@@ -167,6 +169,32 @@ def _static_bytes(binary: Binary) -> int:
     return int(max(found))
 
 
+def _by_binary(
+    champion: Champion, kernel: KernelSpec, domain: Sequence[Region], checked: Iterable[CaseJob]
+) -> Iterator[tuple[Region, Mapping[str, Value]]]:
+    """The regions. Where cases of several binaries have the same fixed values, each binary has the
+    region of its own cases, with its compiled-in values."""
+    placed = [(champion.place(job.case), job) for job in checked]
+    for fixed in {repr(sorted(region.fixed.items())): region.fixed for region in domain}.values():
+        alike = [region for region in domain if region.fixed == fixed]
+        found: dict[str, tuple[list[Place], Mapping[str, Value]]] = {}
+        for place, job in placed:
+            if any(place.is_in(fixed, region.ranges) for region in alike):
+                compiled = _compiled_in(kernel, job)
+                found.setdefault(job.compile.key, ([], compiled))[0].append(place)
+        if len(found) < 2:
+            yield from ((region, {}) for region in alike)
+            continue
+        for places, compiled in found.values():
+            met = {name: [place.ranged[name] for place in places] for name in alike[0].ranges}
+            ranges = {name: (min(values), max(values)) for name, values in met.items()}
+            yield Region(fixed, ranges, len(places)), compiled
+
+
+def _compiled_in(kernel: KernelSpec, job: CaseJob) -> Mapping[str, Value]:
+    return {name: _fixed(job, name) for name in kernel.define if name != "dtype"}
+
+
 def _fixed(job: CaseJob, name: str) -> Value:
     """The value of a compiled-in symbol, or of a compiled-in `let`: a number."""
     found = job.case.symbols.get(name)
@@ -180,7 +208,7 @@ def _distinct(
     for job in inside:
         key = job.compile.key
         if key not in found:
-            fixed = {name: _fixed(job, name) for name in kernel.define if name != "dtype"}
+            fixed = _compiled_in(kernel, job)
             with open(binaries[key].path, "rb") as file:
                 found[key] = ExportedBinary(fixed, binaries[key], file.read())
     return sorted(found.values(), key=lambda each: repr(sorted(each.fixed.items())))

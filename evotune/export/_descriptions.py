@@ -82,7 +82,7 @@ def dispatch(
         range(len(kernels)), key=lambda n: (-chosen.champions[n].bound, chosen.champions[n].key)
     )
     completed = completing(shapes)
-    modified = score_mods(region.fixed for each in kernels for region in each.regions)
+    modified = score_mods(region.fixed for each in kernels for region, _ in each.regions)
     return {
         "format": FORMAT,
         "package": name,
@@ -121,9 +121,10 @@ def dispatch(
                 "fixed": completed(region.fixed),
                 "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
                 "layout": layouts[number],
+                **({"compiled": dict(compiled)} if compiled else {}),
             }
             for number in ranked
-            for region in kernels[number].regions
+            for region, compiled in kernels[number].regions
         ],
         **({"timed": [dict(case.symbols) for _, case in chosen.timed]} if chosen.timed else {}),
         **({"score_mods": modified} if modified else {}),

@@ -218,6 +218,11 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
         (causal, strided) for causal in (False, True) for strided in (0, 1)
     ]
     assert {region["layout"] for region in dispatch["served"]} == {"strided"}
+    widest = {0: 0, 1: 0}  # each binary has the domain of its own cases: views were far apart
+    for region in dispatch["domain"]:
+        strided = region["compiled"]["strided"]
+        widest[strided] = max(widest[strided], region["ranges"]["elements"][1])
+    assert widest[0] < 1 << 31 < widest[1]
     package = Dispatch(dispatch)
     served = package.exact_cases()[0]
     for layout, strided, given in (("contiguous", 0, 12), ("strided", 1, 24)):

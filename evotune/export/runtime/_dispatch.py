@@ -93,12 +93,14 @@ class Dispatch:
         return (region for region in regions if _inside(region, names))
 
     def _choice(self, region: Mapping[str, Any], symbols: Mapping[str, Any]) -> Choice | None:
-        """None where a guard refuses the case, or no machine code was made for it."""
+        """None where a guard refuses the case, or no machine code was made or checked for it."""
         number = region["kernel"]
         kernel = self._kernels[number]
         names = Names(symbols, kernel.get("let", {}))
         for binary in kernel["binaries"]:
             if all(_equal(names[name], value) for name, value in binary["fixed"].items()):
+                if not self._was_checked(number, binary, symbols):
+                    return None
                 try:
                     if not all(evaluate(guard, names) for guard in kernel["guards"]):
                         return None
@@ -106,6 +108,16 @@ class Dispatch:
                 except NoValue:
                     return None
         return None
+
+    def _was_checked(
+        self, kernel: int, binary: Mapping[str, Any], symbols: Mapping[str, Any]
+    ) -> bool:
+        """Whether the case lies in the domain of this machine code by itself. Only domains of
+        kernels that have several for the same regions tell `compiled`, their compiled-in values."""
+        own = [each for each in self._domain if each["kernel"] == kernel and "compiled" in each]
+        alike = [each for each in own if each["compiled"] == binary["fixed"]]
+        names = Names(symbols, self._quantities)
+        return not own or any(self._around(names, alike))
 
 
 def _takes(region: Mapping[str, Any], layout: str) -> bool:

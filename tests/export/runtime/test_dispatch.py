@@ -64,6 +64,25 @@ def test_layouts(of_region: str, of_call: str, taken: bool) -> None:
     assert kernel_of(found) == (1 if taken else "layout")
 
 
+@pytest.mark.parametrize(("strided", "taken"), [(0, True), (1, False)])
+def test_a_binary_serves_the_cases_on_which_it_was_checked(strided: int, taken: bool) -> None:
+    """The binary for views was checked on batches from 2 on, the other one on all."""
+    (kernel,) = description("any")["kernels"]
+    symbol = {"strided": {"name": "is_view"}}
+    binaries = [{"fixed": {"strided": value}, "file": str(value)} for value in (0, 1)]
+    domain = [
+        {**region(**{**CASE, "batch": batches}, layout="strided"), "compiled": {"strided": value}}
+        for value, batches in ((0, [1, 4]), (1, [2, 4]))
+    ]
+    package = dispatch(
+        region(layout="strided", **CASE),
+        kernels=[{**kernel, "let": {**kernel["let"], **symbol}, "binaries": binaries}],
+        domain=domain,
+    )
+    found = package.choose({**SYMBOLS, "is_view": strided}, "strided")
+    assert kernel_of(found) == (0 if taken else "not measured to win")
+
+
 def test_numbers_that_differ_in_their_last_bits_are_equal() -> None:
     scale = [0.3, 0.3]
     exact = dispatch(region(kernel=1, softmax_scale=scale, **CASE))
