@@ -19,7 +19,7 @@ from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.executor import CaseJob
-from evotune.problems import create_problem
+from evotune.problems import _attention_inputs, create_problem
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Tensors
 from evotune.trial import Value
@@ -41,7 +41,10 @@ VARIANTS: dict[str, dict[str, Value]] = {
         **{"sinks": True, "lse": True, "causal": True},
     },
 }
-SIZES: dict[str, dict[str, Value]] = {"all": {"head_dim": 80, "value_dim": 32}}
+SIZES: dict[str, dict[str, Value]] = {
+    "all": {"head_dim": 80, "value_dim": 32},
+    "window and sinks": {"seq_len": 60},  # some rows see nothing of a block that others see
+}
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +116,23 @@ def test_the_kernel_of_simd_lanes_passes_the_gate(variant: str, lanes: str, tmp_
     assert verdict.passed, verdict.reason
 
 
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_sink_of_minus_infinity_is_none(
+    lanes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for rows that see nothing of their first block of keys."""
+    none = torch.full((4,), -torch.inf)
+    monkeypatch.setattr(_attention_inputs, "_sinks", lambda *_: none)
+    values = {**SMALL, **LANES[lanes]}
+    planner = planned("attention-features-simd-cpu", "window and sinks", tmp_path, **values)
+    job = planner.proposal(0, planner.bound.default()).cases[0]
+    problem = create_problem(planner.problem.name, planner.problem.dtype)
+    session, verdict = CpuSession(), Verdict()
+    gate = Gate(session, problem, InputPool(problem), deterministic=True)
+    gate.examine(_subject(session, job, tmp_path), ("normal",), 0, verdict)
+    assert verdict.passed, verdict.reason
+
+
 RAGGED: dict[str, dict[str, Value]] = {
     "varlen": {
         **{"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 60, "tokens_k": 90},
@@ -156,6 +176,8 @@ def test_the_readable_cuda_kernel_computes_the_features_in_the_model_of_a_warp(
     assert len(small) >= 2
     for number, job in enumerate(small[:3]):
         inputs = problem.make_inputs(job.case, problem.input_kinds[number % 4], number)
+        if "sinks" in inputs and number == 0:
+            inputs["sinks"].fill_(-torch.inf)
         outputs = _in_child(library, job, inputs)
         reference = problem.reference(job.case, inputs)
         limits = problem.tolerances(job.case, inputs, reference)

@@ -77,7 +77,7 @@ def trial(part: str, number: int) -> ClusterTrial:
         number=number,
         configuration={},
         confirm=False,
-        repeat=False,
+        repeat=0,
         contender=0.0,
     )
 

@@ -101,7 +101,7 @@ def test_trials_that_a_lost_connection_cancelled_are_sent_again() -> None:
     assert executor.poll(0.0) == []
 
 
-def champion(device: int, *, repeat: bool = False) -> Proposal:
+def champion(device: int, *, repeat: int = 0) -> Proposal:
     return Proposal(7, Configuration({}), confirm=not repeat, repeat=repeat, device=device)
 
 
@@ -119,8 +119,8 @@ def searched(client: Client, executor: ClusterExecutor, models: dict[str, str]) 
     assert len(executor.poll(5.0)) == len(models)
 
 
-@pytest.mark.parametrize("repeat", [False, True])
-def test_a_champion_meets_one_worker_of_its_model(repeat: bool) -> None:
+@pytest.mark.parametrize("repeat", [0, 2])
+def test_a_champion_meets_one_worker_of_its_model(repeat: int) -> None:
     client = Client("tcp://a", "tcp://b", "tcp://c")
     executor = ClusterExecutor(client, answer, RUN, twins=Twins(), models=["L4", "H200", "H200"])
     searched(client, executor, {"tcp://c": "H200", "tcp://a": "L4", "tcp://b": "H200"})
