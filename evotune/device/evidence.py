@@ -28,6 +28,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     - `resources`: the compiler's figures of that binary.
     - `plan`: the launches of the case, completed with these figures.
     - `tensors`: the buffers that they work on.
+    - `indices`: the bytes of the inputs that are lengths or places in others.
     - `compile`: the job that made the binary. Where no disassembler is found, it is compiled again,
       to PTX.
     - `without`: the parts of the evidence that are not wanted: `counters`, `static`. The default
@@ -39,6 +40,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     binary: str
     plan: LaunchPlan
     tensors: tuple[TensorSpec, ...]
+    indices: Mapping[str, bytes] = {}
     resources: Mapping[str, Json] = {}
     compile: CompileJob | None = None
     without: frozenset[str] = frozenset()

@@ -22,6 +22,7 @@ from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.execute.build_review import review_build
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.executor import TIMED, CaseJob
+from evotune.problems.index_inputs import index_bytes
 from evotune.problems.problem import Case
 from evotune.store import RunStore
 from evotune.trial import Configuration, Value
@@ -85,6 +86,7 @@ class Access:
             binary=built.path,
             plan=job.plan.completed(built.resources),
             tensors=tuple(setup.planner.problem.tensors(job.case)),
+            indices=index_bytes(setup.planner.problem, job.case),
             resources=built.resources,
             compile=job.compile,
             without=frozenset({"counters"}) if self.away else frozenset(),

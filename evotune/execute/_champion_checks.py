@@ -21,6 +21,7 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.session import Session
 from evotune.execute.executor import EDGE, TIMED
 from evotune.execute.messages import TrialCase
+from evotune.problems.index_inputs import index_bytes
 from evotune.problems.problem import Problem
 from evotune.scratch import scratch_folder
 from evotune.trial import Check
@@ -82,13 +83,7 @@ class ChampionChecks:
 
     def _sanitized(self, item: TrialCase) -> SanitizedCase:
         specs = tuple(self._problem.tensors(item.case))
-        indices: dict[str, bytes] = {}
-        if any(spec.is_index for spec in specs):
-            inputs = self._problem.make_inputs(item.case, "normal", 0)
-            indices = {
-                spec.name: inputs[spec.name].numpy().tobytes() for spec in specs if spec.is_index
-            }
-        return SanitizedCase(item.binary, item.plan, specs, indices)
+        return SanitizedCase(item.binary, item.plan, specs, index_bytes(self._problem, item.case))
 
     @contextlib.contextmanager
     def _rebuilding(

@@ -44,7 +44,7 @@ def gather(request: EvidenceRequest) -> Evidence:
             launch = msgspec.structs.replace(launch, static=view)
         except _x86_view.NoDisassembly as error:
             missing["static"] = str(error)
-    case = SanitizedCase(request.binary, request.plan, request.tensors)
+    case = SanitizedCase(request.binary, request.plan, request.tensors, request.indices)
     counted = "counters" not in request.without
     return _gathered(request.profile, launch, encode(case) if counted else b"", KERNEL, missing)
 

@@ -121,7 +121,8 @@ def _counters(request: EvidenceRequest) -> list[Counters]:
     environment = _environment(_here(request.profile))
     with scratch_folder() as folder:
         job = folder / "job"
-        job.write_bytes(encode(SanitizedCase(request.binary, request.plan, request.tensors)))
+        case = SanitizedCase(request.binary, request.plan, request.tensors, request.indices)
+        job.write_bytes(encode(case))
         module = "evotune.backends.cuda.profiled_launch"
         seen = _nsight.profile(module, str(job), environment)
     if len(seen) != len(request.plan.launches):

@@ -1,0 +1,34 @@
+"""The request for evidence of a configuration: its kernel does the work that was timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evotune.backends import registry
+from evotune.device.evidence import Evidence, EvidenceRequest
+from evotune.engine.evidence_gathering import Access
+from tests.export.making import fabricated, tiny_space
+
+
+def test_tools_count_a_kernel_on_the_lengths_of_its_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EvidenceRequest] = []
+
+    def gather(request: EvidenceRequest) -> Evidence:
+        asked.append(request)
+        raise InterruptedError
+
+    monkeypatch.setattr(registry.named("cpu"), "gather_evidence", gather)
+    access = Access.to(fabricated(tiny_space("attention-varlen-cpu", tmp_path), tmp_path))
+    with pytest.raises(InterruptedError):
+        access.gather(access.reopened.planner.bound.default())
+    (request,) = asked
+    assert {spec.name for spec in request.tensors if spec.is_index} == request.indices.keys()
+    ends = np.frombuffer(request.indices["cu_seqlens_q"], np.int32)
+    (q,) = [spec for spec in request.tensors if spec.name == "q"]
+    assert (ends[0], ends[-1]) == (0, q.shape[0])
+    assert (np.diff(ends) >= 0).all()
