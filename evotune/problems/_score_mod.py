@@ -79,11 +79,24 @@ def _written(node: Node, whole: str) -> Text:
     found = _operation(node.operator, parts)
     if found is None:
         raise wrong(f"{node.operator} is not allowed in a {_KEY}")
-    if "bool" in kinds and node.operator not in ("if", "not", *_LOGIC):
-        raise wrong(f"{node.operator} takes numbers, found a condition")
+    if mixed := _mixed(node.operator, parts):
+        raise wrong(mixed)
     if found.most >= 1 << 63:
         raise wrong(f"the integers of {node.operator} may need more than 64 bits")
     return found
+
+
+def _mixed(operator: str, parts: list[Text]) -> str:
+    """Why the operands are not of the kinds that the operator takes; "" where they are."""
+    truths = [part.kind == "bool" for part in parts]
+    if operator == "if" and truths[1] != truths[2]:
+        return "the two sides of an if are a number and a condition"
+    conditions = parts[:1] if operator == "if" else parts if operator in ("not", *_LOGIC) else []
+    if not all(truths[: len(conditions)]):
+        return f"{operator} takes a condition, found a number: compare it with something"
+    if operator not in ("if", "not", *_LOGIC) and any(truths):
+        return f"{operator} takes numbers, found a condition"
+    return ""
 
 
 def _number(value: Value, wrong: Callable[[str], WrongSymbol]) -> Text:
