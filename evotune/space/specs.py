@@ -132,7 +132,9 @@ class SupportSpec:
 
     def holds(self, value: Value) -> bool:
         if self.values is not None:
-            return any(type(value) is type(known) and value == known for known in self.values)
+            # 30 is 30.0, but true is not 1.
+            truth = isinstance(value, bool)
+            return any(truth == isinstance(known, bool) and value == known for known in self.values)
         assert self.condition is not None
         return bool(self.condition.evaluate({self.symbol: value}))
 

@@ -14,6 +14,8 @@ from evotune.errors import SpaceError
 from evotune.space.binding import bind
 from evotune.space.document import load_space, parse_space
 from evotune.space.reading.schema import schema_text
+from evotune.space.specs import SupportSpec
+from evotune.trial import Value
 
 from .spaces import HEAD, bind_text, parse_text
 
@@ -139,6 +141,7 @@ BAD_KERNELS = [
     ("{source: a.cpp}", "missing key 'entry'"),
     ("{source: a.cpp, entry: 'f g'}", "expected an identifier"),
     ("{source: a.cpp, entry: f, supports: {n: '>= x'}}", "expected a comparison"),
+    ("{source: a.cpp, entry: f, supports: {n: '% 64'}}", "expected a comparison"),
     ("{source: a.cpp, entry: f, arguments: [{value: 1, type: int}]}", "'int32', 'int64'"),
     ("{source: a.cpp, entry: f, workspace: {w: {bytes: 1, init: zero}}}", "'poison' or"),
 ]
@@ -362,3 +365,13 @@ def test_several_objectives_are_searched_by_nsga2_unless_the_space_says_otherwis
 ) -> None:
     document = parse_text(PARAMETERS + text)
     assert (document.options.objectives, document.options.strategy) == (objectives, strategy)
+
+
+@pytest.mark.parametrize(
+    ("known", "value", "holds"),
+    [(0, 0.0, True), (30.0, 30, True), (1, True, False), (True, 1, False), ("a", "a", True)],
+)
+def test_a_kernel_supports_a_number_whatever_its_type(
+    known: Value, value: Value, holds: bool
+) -> None:
+    assert SupportSpec("softcap", (known,), None).holds(value) is holds

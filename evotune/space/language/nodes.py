@@ -122,6 +122,13 @@ def kinds_of(values: Iterable[Value]) -> Kinds:
     return frozenset(type(value) for value in values)
 
 
+def is_condition(node: Node) -> bool:
+    """Whether the value is true or false, whatever its names stand for."""
+    if not isinstance(node, Operation):
+        return False
+    return node.operator in ("and", "or", "not") or node.operator in EQUALITY | ORDERING
+
+
 class KindChecker:
     """Infers types; refuses arithmetic on text and comparisons that can never hold.
 

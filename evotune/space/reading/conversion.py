@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from evotune.languages import Language, all_languages, find_language
 from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language.nodes import is_condition
 from evotune.space.reading._parameter_conversion import ParameterConverter
 from evotune.space.reading.object_path import DataPath
 from evotune.space.reading.schema import (
@@ -204,10 +205,9 @@ class Converter:
                 specs.append(SupportSpec(symbol, tuple(support), None))
                 continue
             condition = parse_expression(f"{symbol} {support}", self.source.key_position(place))
-            for name in condition.names:
-                if name.name != symbol:
-                    message = f"expected a comparison such as '>= 80', found '{support}'"
-                    raise self.source.position(place).error(message)
+            if not is_condition(condition.node) or any(n.name != symbol for n in condition.names):
+                message = f"expected a comparison such as '>= 80', found '{support}'"
+                raise self.source.position(place).error(message)
             specs.append(SupportSpec(symbol, None, condition))
         return tuple(specs)
 
