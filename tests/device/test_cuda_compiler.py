@@ -100,6 +100,14 @@ def test_an_error_in_the_source_names_its_place_under_the_root(tmp_path: Path) -
     assert str(tmp_path) not in found.log
 
 
+def test_a_warning_about_an_error_is_not_the_reason(tmp_path: Path) -> None:
+    source = "__device__ void g() { int error; }\n"
+    source += 'extern "C" __global__ void f(int *out) { *out = missing; }\n'
+    found = failure(tmp_path, source)
+    assert 'variable "error" was declared' in found.log
+    assert 'identifier "missing" is undefined' in found.reason
+
+
 def test_an_error_in_a_header_names_its_place_under_the_root(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "bad.cuh").write_text("int int;\n")

@@ -110,6 +110,12 @@ def test_what_no_block_fits_is_a_violation() -> None:
     assert too_much.violation.startswith("105536 bytes of shared memory (40000 of them static)")
 
 
+def test_before_ampere_blocks_reserve_no_shared_memory() -> None:
+    t4 = _profiles.named("t4").attributes
+    whole = launch_figures(Launch((1,), (256,), 65_536, "f"), {"registers": 32}, t4)
+    assert not whole.violation
+
+
 def test_profiles_by_name() -> None:
     assert {name: _profiles.named(name).arch for name in _profiles.names()} == {
         "l4": "sm_89",

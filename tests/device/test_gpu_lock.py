@@ -52,3 +52,14 @@ def test_all_gpus_of_a_run_are_locked_or_none() -> None:
             pass
     with measuring_alone(gpus), pytest.raises(RunLocked, match="GPU-1"), GpuLock("GPU-1"):
         pass
+
+
+def test_other_users_may_lock_what_a_careful_user_has_locked(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with GpuLock("GPU-1"):
+            pass
+    finally:
+        os.umask(before)
+    (lock,) = tmp_path.iterdir()
+    assert lock.stat().st_mode & 0o777 == 0o644

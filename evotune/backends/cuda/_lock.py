@@ -12,6 +12,7 @@ from evotune.errors import RunLocked
 
 FOLDER = Path("/tmp")
 """The same folder for every user, whatever TMPDIR is, since all users share the GPU."""
+_MODE = 0o644
 
 
 class GpuLock:
@@ -46,9 +47,12 @@ class GpuLock:
         as well."""
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(self._path, flags | os.O_RDWR | os.O_CREAT, 0o644), True
+            found = os.open(self._path, flags | os.O_RDWR | os.O_CREAT, _MODE)
         except PermissionError:
             return os.open(self._path, flags | os.O_RDONLY), False
+        if os.fstat(found).st_uid == os.geteuid():
+            os.fchmod(found, _MODE)  # whatever this user's umask is: the file stays
+        return found, True
 
     def __exit__(
         self,

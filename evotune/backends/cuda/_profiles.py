@@ -69,7 +69,7 @@ def named(name: str) -> DeviceProfile:
         "multiprocessors": model.multiprocessors,
         "shared_bytes_per_block": shared_kib * _KIB,
         "shared_bytes_per_multiprocessor": multiprocessor_kib * _KIB,
-        "reserved_shared_bytes_per_block": _KIB,
+        "reserved_shared_bytes_per_block": _KIB if model.arch >= 80 else 0,
         "registers_per_multiprocessor": 65_536,
         "registers_per_block": 65_536,
         "threads_per_multiprocessor": threads,
