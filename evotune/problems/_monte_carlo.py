@@ -179,7 +179,8 @@ def _smoothed(deviation: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     rows, values = deviation.reshape(-1, columns), reference.abs().reshape(-1, columns)
     quarter = (columns + 3) // 4
     least = rows.kthvalue(quarter, dim=1, keepdim=True).values
-    share = (rows / values).nan_to_num_(math.inf).kthvalue(quarter, dim=1, keepdim=True).values
+    shares = (rows / values).nan_to_num_(math.inf, math.inf)  # else inf becomes a finite number
+    share = shares.kthvalue(quarter, dim=1, keepdim=True).values
     of_value = (share * values).nan_to_num_(0.0, 0.0)
     return torch.maximum(torch.maximum(rows, least), of_value).view(deviation.shape)
 

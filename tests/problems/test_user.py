@@ -485,6 +485,18 @@ def test_what_compute_overflows_to_excuses_nothing(folder: Path) -> None:
     assert (allowed < 0.002 * reference["out"].abs()).all()
 
 
+def test_outputs_that_are_mostly_zero_get_no_boundless_limit(folder: Path) -> None:
+    """The share of a zero that its deviation is has no bound."""
+    text = GOOD.replace("3.0 * x", "(3.0 * x - (x + x + x)) + 0.25 * (x > 2)")
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 8, "columns": 128}, {})
+    inputs = problem.make_inputs(case, "normal", 0)
+    reference = problem.reference(case, inputs)
+    assert 0 < (reference["out"].abs() > 0.1).sum() < 256
+    assert problem.tolerances(case, inputs, reference)["out"].max() < 1e-4
+
+
 def test_a_coarser_way_that_the_problem_calls_right_widens_the_limit(folder: Path) -> None:
     coarse = """
     def yardstick_of(self, x):
