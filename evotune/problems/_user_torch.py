@@ -117,7 +117,8 @@ def checked(problem: UserProblem, case: Case, method: str, found: Any) -> Tensor
 
 def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     """Rounding to the output's dtype plus the rounding errors of `compute` in float32. In a row
-    where `yardstick_of` is off by more than that, plus twice the largest excess."""
+    where `yardstick_of` is off by more than that, plus twice the largest excess. Integers must be
+    exact."""
     dtypes = {spec.name: torch_dtype(spec.dtype) for spec in problem.tensors(case)}
     ranged = problem.constants_of(case)
     compute = functools.partial(problem.written.call, "compute", **ranged)
@@ -128,7 +129,11 @@ def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Ten
     )
     allowed = {}
     for name, value in reference.items():
-        limit = _DEVIATIONS * deviations[name] + rounding_of(value, dtypes[name])
+        limit = rounding_of(value, dtypes[name])
+        if not dtypes[name].is_floating_point:
+            allowed[name] = limit
+            continue
+        limit += _DEVIATIONS * deviations[name]
         off = (yardstick[name].double() - value).abs()
         # An overflow in the yardstick excuses nothing.
         beyond = (off - limit).clamp_(min=0).nan_to_num_(0.0, 0.0, 0.0)

@@ -647,6 +647,24 @@ def test_indices_without_a_method_that_makes_them_are_a_mistake(folder: Path) ->
         problem.make_inputs(case, "normal", 0)
 
 
+def test_integer_outputs_must_be_exact(folder: Path) -> None:
+    """Rounding in float16 changes most of these places; the yardstick excuses no integer."""
+    text = GOOD.replace('{"out": (rows, columns)}', '{"out": Tensor((rows, columns), "int32")}')
+    text = text.replace("3.0 * x", "x.softmax(-1).argsort(-1).int()")
+    text = text.replace("import UserProblem", "import Tensor, UserProblem")
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "float16", folder)
+    case = problem.case({"rows": 4, "columns": 256}, {})
+    made = InputPool(problem).get(case, "normal", 0)
+    out = problem.reference(case, dict(made.inputs))["out"].int()
+    assert LIMITS.hold(errors_against(out, made.expected["out"]))
+    assert not LIMITS.hold(
+        errors_against(problem.compute(**made.inputs)["out"], made.expected["out"])
+    )
+    out[2, 3] += 1
+    assert not LIMITS.hold(errors_against(out, made.expected["out"]))
+
+
 def test_a_wrong_flag_names_the_flags(folder: Path) -> None:
     text = TYPED.replace("INPUT", "(rows,)").replace("OUTPUT", "(rows,)")
     flagged = text.replace("sizes =", 'flags = ("has_bias",)\n    sizes =').replace(
