@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evotune.errors import ProblemMistake
@@ -60,6 +60,17 @@ class Written:
         if not found:
             raise self._at(method, f"{method} names no tensor, a kernel needs at least one")
         return {name: self._described(method, name, each) for name, each in found.items()}
+
+    def check_names(self, specs: Sequence[TensorSpec], symbols: Collection[str]) -> None:
+        """ProblemMistake for an output named like an input, and for a tensor named like a size, a
+        flag or a constant: a name in the space could mean either."""
+        taken = dict.fromkeys(symbols, "a symbol of the problem")
+        for spec in specs:
+            method = "outputs" if spec.is_output else "inputs"
+            if spec.name in taken:
+                message = f"{method} names {spec.name}, which is also {taken[spec.name]}"
+                raise self._at(method, f"{message}: rename the tensor")
+            taken[spec.name] = "an input"
 
     def operations(self, sizes: Mapping[str, int]) -> int:
         found = self.call("operations", **sizes)

@@ -384,7 +384,9 @@ class UserProblem(abc.ABC):
 
     def _check_tensors(self, case: Case) -> None:
         """Refuses a tensor without elements, whose result could not be judged."""
-        for spec in self.tensors(case):
+        specs = self.tensors(case)
+        self.written.check_names(specs, case.symbols)
+        for spec in specs:
             if any(extent < 1 for extent in spec.shape):
                 raise _Refused(f"{spec.name} has no elements, its shape is {spec.shape}")
 
