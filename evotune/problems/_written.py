@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evotune.errors import ProblemMistake
@@ -33,8 +34,18 @@ class Written:
     def call(self, method: str, **arguments: Any) -> Any:
         """The method's answer, unchecked."""
         hint = f"; it is called with {', '.join(arguments)}"
-        with self._file.running(self._line(method), hint):
+        with self.unchanged(method, arguments), self._file.running(self._line(method), hint):
             return getattr(self._problem, method)(**arguments)
+
+    @contextlib.contextmanager
+    def unchanged(self, method: str, inputs: Mapping[str, Any], *, of: str = "") -> Iterator[None]:
+        """A context in which the method must not write to its inputs: the other methods and every
+        launch read the same tensors. ProblemMistake if it does. `of` names a baseline."""
+        versions = {name: getattr(value, "_version", 0) for name, value in inputs.items()}
+        yield
+        for name, version in versions.items():
+            if getattr(inputs[name], "_version", 0) != version:
+                raise self._at(method, f"{of or method} changed its input {name} in place")
 
     def check(self, sizes: Mapping[str, int]) -> str:
         """Why the sizes make no sense, which `check` says by a ValueError; "" when they do."""
@@ -149,13 +160,18 @@ class Written:
         self,
         name: str,
         function: Callable[[], Tensors],
+        inputs: Tensors,
         wanted: Mapping[str, tuple[int, ...]],
         dtypes: Dtypes,
     ) -> Tensors:
-        """One call of a baseline."""
-        with self._file.running(self._line("baselines_of"), f"; {name} is called without any"):
+        """One call of a baseline of these inputs."""
+        line, teller = self._line("baselines_of"), f"{name} of baselines_of"
+        with (
+            self.unchanged("baselines_of", inputs, of=teller),
+            self._file.running(line, f"; {name} is called without any"),
+        ):
             found = function()
-        return self.outputs("baselines_of", found, wanted, dtypes, of=f"{name} of baselines_of")
+        return self.outputs("baselines_of", found, wanted, dtypes, of=teller)
 
     def _tensor(
         self,

@@ -316,7 +316,8 @@ class UserProblem(abc.ABC):
         """The answer of `reference`, which the user may override, checked like `compute`'s."""
         from evotune.problems import _user_torch
 
-        found = self.written.call("reference", case=case, inputs=inputs)
+        with self.written.unchanged("reference", inputs):
+            found = self.written.call("reference", case=case, inputs=inputs)
         return _user_torch.checked(self, case, "reference", found)
 
     def check_baselines(self, case: Case, inputs: Tensors) -> None:
@@ -325,7 +326,7 @@ class UserProblem(abc.ABC):
         shapes = self.output_shapes(case)
         dtypes = {s.name: torch_dtype(s.dtype) for s in self.tensors(case) if s.is_output}
         for name, call in self.baselines(case, inputs).items():
-            self.written.baseline_outputs(name, call, shapes, dtypes)
+            self.written.baseline_outputs(name, call, inputs, shapes, dtypes)
 
     def output_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
         return {spec.name: spec.shape for spec in self.tensors(case) if spec.is_output}

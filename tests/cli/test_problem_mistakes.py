@@ -113,6 +113,13 @@ WRONG = [  # method, the new body, the message; the error names the line of the 
     ("compute", "return {'out': x.float()}", "compute gave out as float32 for inputs of float64"),
     ("yardstick_of", "return None", "yardstick_of gave None, expected a dict, name -> tensor"),
     ("yardstick_of", "return {'out': x[0]}", "yardstick_of gave out of shape (5,), expected (3, 5"),
+    ("compute", "x *= 3.0; return {'out': x}", "compute changed its input x in place"),
+    ("yardstick_of", "return {'out': x.mul_(3.0)}", "yardstick_of changed its input x in place"),
+    (
+        "baselines_of",
+        "return {'torch:eager': lambda: {'out': x.mul_(3.0)}}",
+        "torch:eager of baselines_of changed its input x in place",
+    ),
     ("baselines_of", "return None", "baselines_of gave None, expected a dict, name -> function"),
     ("baselines_of", "return {}", "baselines_of names no baseline, expected at least one"),
     (
@@ -197,6 +204,19 @@ def test_a_wrong_type_of_what_needs_pytorch_is_told_too(
     with pytest.raises(ProblemMistake) as caught:
         examine(problem, case)
     assert str(caught.value).startswith(f"problem.py:{DEFINITION[method][0]}: {line}")
+
+
+def test_a_reference_that_changes_an_input_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    body = "return {'out': inputs['x'].mul_(3.0).double()}"
+    own = f"    def reference(self, case, inputs):\n        {body}\n"
+    (folder / "problem.py").write_text(PROBLEM + own)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    with pytest.raises(ProblemMistake, match="30: reference changed its input x in place"):
+        examine(problem, problem.case({"rows": 3, "columns": 5}, {}))
 
 
 NEEDS_PYTORCH = [
