@@ -144,6 +144,14 @@ class Written:
             for name, shape in wanted.items()
         }
 
+    def check_finite(self, method: str, found: Tensors, case: str) -> None:
+        """ProblemMistake for NaN and infinities in the reference: beside them no kernel is right,
+        whatever it writes."""
+        for name, value in found.items():
+            if not value.isfinite().all():
+                given = f"{method} gave NaN or infinity in {name} for normal inputs of {case}"
+                raise self._at(method, f"{given}: outputs must be finite")
+
     def baselines(self, arguments: Mapping[str, Any]) -> dict[str, Callable[[], Tensors]]:
         found = self.call("baselines_of", **arguments)
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):

@@ -31,6 +31,8 @@ def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: boo
     """
     inputs = problem.make_inputs(case, "normal", 0, device)
     reference = problem.checked_reference(case, inputs)
+    method = "compute" if type(problem).reference is UserProblem.reference else "reference"
+    problem.written.check_finite(method, reference, case.label)
     for kind in problem.input_kinds:
         problem.make_inputs(case, kind, 0, device)
     with contextlib.suppress(*(() if timed else (RuntimeError,))):

@@ -111,6 +111,16 @@ WRONG = [  # method, the new body, the message; the error names the line of the 
     ("compute", "return {'out': x[0]}", "compute gave out of shape (5,), expected (3, 5)"),
     ("compute", "return {'out': x.T}", "compute gave out of shape (5, 3), expected (3, 5)"),
     ("compute", "return {'out': x.float()}", "compute gave out as float32 for inputs of float64"),
+    (
+        "compute",
+        "return {'out': x.log()}",
+        "compute gave NaN or infinity in out for normal inputs of",
+    ),
+    (
+        "compute",
+        "return {'out': x / 0}",
+        "compute gave NaN or infinity in out for normal inputs of",
+    ),
     ("yardstick_of", "return None", "yardstick_of gave None, expected a dict, name -> tensor"),
     ("yardstick_of", "return {'out': x[0]}", "yardstick_of gave out of shape (5,), expected (3, 5"),
     ("compute", "x *= 3.0; return {'out': x}", "compute changed its input x in place"),
