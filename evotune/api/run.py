@@ -40,14 +40,17 @@ def write_report(run: RunFolder, path: Path, style: str | None = None) -> Path:
     style = path.suffix.removeprefix(".").lower() if style is None else style
     if style not in STYLES:
         raise UsageError(f"{path}: expected a report's suffix, one of {', '.join(STYLES)}")
+    begun = False
     try:
         with path.open("wb") as file:
+            begun = True
             for piece in _pieces(run, style):
                 file.write(piece)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    except BaseException:
-        path.unlink(missing_ok=True)
+    except BaseException as error:
+        if begun and path.is_file():  # a file that was not opened holds what others wrote
+            path.unlink()
+        if isinstance(error, OSError):
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
         raise
     return path
 

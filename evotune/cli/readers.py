@@ -155,12 +155,14 @@ def report(
             return 0
         from evotune.report.formats import REPORTS
 
+        begun = False
         try:
             with opened_output(output) as write:
+                begun = output != "-"
                 for piece in REPORTS[style](data):
                     write(piece)
         except EvotuneError:
-            if Path(output).is_file():  # half a report would be taken for a whole one
+            if begun and Path(output).is_file():  # half a report would be taken for a whole one
                 Path(output).unlink()
             raise
     return 0

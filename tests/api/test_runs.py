@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from report.runs import failed, make_run, ok
 import evotune
 from evotune.api.run import Run
 from evotune.errors import UsageError
+from evotune.report.formats import REPORTS
 from evotune.trial import Configuration, OutcomeKind, Trial
 from tests.engine.runs import recorded_space
 
@@ -95,6 +97,32 @@ def test_a_report_is_written_in_the_form_of_its_suffix(space: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="suffix, one of html, md"):
         run.report(tmp_path / "run.doc")
     assert not (tmp_path / "run.doc").exists()
+
+
+def test_a_report_leaves_neither_half_a_file_nor_a_file_of_others_deleted(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, path = tuned(space), tmp_path / "run.csv"
+
+    def full(data: object) -> Iterator[str]:
+        yield "half"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(REPORTS, "csv", full)
+    with pytest.raises(UsageError, match="No space left"):
+        run.report(path)
+    assert not path.exists()
+
+    path.write_text("mine")
+
+    def refusing(self: Path, mode: str = "r", **options: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refusing)
+        with pytest.raises(UsageError, match="cannot write"):
+            run.report(path)
+    assert path.read_text() == "mine"
 
 
 class Backwards:

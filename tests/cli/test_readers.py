@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -8,7 +9,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -140,6 +143,38 @@ def test_report_is_markdown_unless_told_otherwise(invoke: Invoke, runs: Path) ->
 def test_report_in_csv_has_every_trial(invoke: Invoke, runs: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(invoke("report", "2030", "--format", "csv").output)))
     assert [row["trial"] for row in rows] == ["1", "0", "2", "3"]
+
+
+def test_a_report_deletes_no_file_that_it_could_not_open(
+    invoke: Invoke, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("mine")
+    opened = Path.open
+
+    def refusing(self: Path, mode: str = "r", **options: Any) -> Any:
+        if self == path and "w" in mode:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(self, mode, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refusing)
+        result = invoke("report", "latest", "--format", "csv", "-o", path)
+    assert (result.exit_code, result.stderr.count("cannot write")) == (2, 1)
+    assert path.read_text() == "mine"
+
+
+def test_half_a_report_leaves_no_file(
+    invoke: Invoke, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(data: object) -> Iterator[str]:
+        yield "half"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(REPORTS, "csv", full)
+    result = invoke("report", "latest", "--format", "csv", "-o", tmp_path / "results.csv")
+    assert result.exit_code == 2
+    assert not (tmp_path / "results.csv").exists()
 
 
 def test_the_commands_offer_every_format_there_is() -> None:
