@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from evotune.api._given_space import AnySpace, SpaceKeywords
 from evotune.api.tuning import tune
-from evotune.errors import UsageError
+from evotune.errors import EvotuneError, UsageError
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Evidence, Figures, figures, weigh
 from evotune.report.records import trial_record
@@ -88,7 +88,8 @@ def gate(
     `configuration` gives values for its parameters; None means its default. Nothing is left on the
     disk. A kernel that fails gives a verdict, not an error; the errors are those of `tune`.
 
-    UsageError for a recorded space, and for a configuration that is not in the space.
+    UsageError for a recorded space, and for a configuration that is not in the space. EvotuneError
+    where the space's own `budget: {minutes}` ended first; KeyboardInterrupt after Ctrl-C.
     """
     if isinstance(candidate, Kernel) and "parameters" not in space_keywords:
         space_keywords["parameters"] = {"GATED": [1]}  # a space needs at least one parameter
@@ -106,11 +107,17 @@ def gate(
             **given,
         )
         data = RunData.load(run.folder)
+        if data.state == "interrupted":  # `tune` returns then, but nothing was judged
+            raise KeyboardInterrupt
         if data.recorded:
             raise UsageError(
                 "a recorded space holds only times and no kernel to check: give the kernel's space"
             )
-        (evidence,) = weigh(data).values()
+        evidence = next(iter(weigh(data).values()), None)
+    if evidence is None:
+        raise EvotuneError("the time was over before the kernel was tried")
+    if evidence.outcome.ok and not evidence.confirmation:
+        raise EvotuneError("the time was over before the kernel was checked as a champion is")
     return _verdict(evidence)
 
 

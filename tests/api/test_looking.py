@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from report.runs import make_run, ok
 
 import evotune
+from evotune.api import gating
+from evotune.api.run import Run
 from evotune.engine.compiling import CompileRow
+from evotune.trial import Outcome
 from tests.api.small import SOURCE, FewRows, kernel, keywords
 from tests.engine.runs import RECORDING, brief_confirmations
 
@@ -78,3 +83,21 @@ def test_gate_fails_a_wrong_kernel_with_a_reason() -> None:
     assert verdict.outcome.kind == "wrong_result"
     assert verdict.reason
     assert (verdict.speedup, verdict.to_json()["passed"]) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "trials", "raising"),
+    [
+        ("interrupted", [ok(1.5)], pytest.raises(KeyboardInterrupt)),
+        ("interrupted", [], pytest.raises(KeyboardInterrupt)),
+        ("finished:minutes", [], pytest.raises(evotune.EvotuneError, match="was tried")),
+        ("finished:minutes", [ok(1.5)], pytest.raises(evotune.EvotuneError, match="was checked")),
+    ],
+)
+def test_gate_gives_no_verdict_where_a_champions_checks_did_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, trials: list[Outcome], raising: Any
+) -> None:
+    run = Run(make_run(tmp_path, trials, meta={"state": state}))
+    monkeypatch.setattr(gating, "tune", lambda *args, **options: run)
+    with raising:
+        evotune.gate(kernel(), **keywords())
