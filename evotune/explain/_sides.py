@@ -93,8 +93,10 @@ def machine_on(side: Side, subject: Subject, data: RunData) -> Machine:
 
 def _other_us(side: Side, subject: Subject, other: Subject) -> float | None:
     """By the two speedups over one baseline, which leave out that the machine was slower at one of
-    the two times."""
-    same = side.own_run and (other.case, other.baseline) == (subject.case, subject.baseline)
+    the two times. None for another case, whose time says nothing here."""
+    if other.case != subject.case:
+        return None
+    same = side.own_run and other.baseline == subject.baseline
     if not same or not other.speedup or subject.speedup is None or subject.time_us is None:
         return other.time_us
     return subject.time_us * subject.speedup / other.speedup

@@ -63,6 +63,8 @@ def explain_run(
         _gather(Gathering(run, subject, access, note, missing, before), side, request)
         data = read_run(run)
     other = machine_on(side, subject, read_run(side.run)) if side is not None else None
+    if other is not None and other.time_us is None:
+        missing.append(f"the speed of {other.name}: it was not timed on this trial's case")
     view = _view(access) if access is not None else None
     found = explain_data(data, subject.trial.number, view=view, other=other, missing=missing)
     if request.tries:

@@ -1,0 +1,38 @@
+"""Explanations against another side that lacks something, and what may not be asked together."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from report.runs import make_run, recorded
+
+from evotune.engine.folder import RunFolder
+from evotune.explain._sides import machine_on, read_run, side_of
+from evotune.explain._subjects import chosen_subject
+from evotune.explain.explaining import ExplainRequest, explain_run
+
+from .planted import number_of, planted_run
+
+
+def test_times_of_two_cases_are_not_divided(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    data = read_run(run)
+    elsewhere = dataclasses.replace(chosen_subject(data, None), case="(9,9,9,9)")
+    side = side_of(run, data, elsewhere, str(number_of(PAD=False)))
+    assert side is not None
+    assert machine_on(side, elsewhere, data).time_us is None
+
+
+def test_a_side_without_a_time_on_the_case_is_named(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    other = _recorded_run(tmp_path)
+    found = explain_run(run, ExplainRequest(measure=False, against=other.id))
+    assert found.against is not None
+    assert found.against.worth is None
+    said = f"the speed of trial 0 of {other.id}: it was not timed on this trial's case"
+    assert said in found.missing
+
+
+def _recorded_run(tmp_path: Path) -> RunFolder:
+    return make_run(tmp_path / "runs", [recorded(1.0)], name="recording", meta={"kind": "recorded"})
