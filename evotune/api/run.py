@@ -316,9 +316,9 @@ class Run:
         measures what is missing where the run's device is here; False compiles and launches
         nothing. Without `effects` the choices are not measured in turn with the trial. `tries`
         measures the suggestions that are configurations. `trust`: see `tune`. `on_note` is called
-        with a line before each measurement. UsageError for a trial or a side that is not there;
-        EnvironmentProblem when something must be measured and the device is not here; RunLocked
-        while another process works on the run.
+        with a line before each measurement. UsageError for a trial or a side that is not there,
+        and for `tries` with `measure` False; EnvironmentProblem when something must be measured and
+        the device is not here; RunLocked while another process works on the run.
         """
         from evotune.api._given_space import trusting
         from evotune.explain.explaining import ExplainRequest, explain_run

@@ -48,10 +48,12 @@ def explain_run(
 ) -> Explanation:
     """Explains a trial of the run; `note` gets a line before each measurement.
 
-    UsageError for a trial, a run or a side that is not there; EnvironmentProblem when something is
-    to be measured and the run's device is not here; RunLocked while another process works on the
-    run and something is to be measured.
+    UsageError for a trial, a run or a side that is not there, and for `tries` with `measure` False;
+    EnvironmentProblem when something is to be measured and the run's device is not here; RunLocked
+    while another process works on the run and something is to be measured.
     """
+    if request.tries and request.measure is False:
+        raise UsageError("--no-measure and --try exclude each other")
     data = read_run(run)
     subject = chosen_subject(data, request.trial)
     side = side_of(run, data, subject, request.against)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
 from report.runs import make_run, recorded
 
 from evotune.engine.folder import RunFolder
+from evotune.errors import UsageError
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain.explaining import ExplainRequest, explain_run
@@ -36,3 +38,9 @@ def test_a_side_without_a_time_on_the_case_is_named(tmp_path: Path) -> None:
 
 def _recorded_run(tmp_path: Path) -> RunFolder:
     return make_run(tmp_path / "runs", [recorded(1.0)], name="recording", meta={"kind": "recorded"})
+
+
+def test_trying_launches_so_it_cannot_be_asked_without_measuring(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    with pytest.raises(UsageError, match="--no-measure and --try exclude each other"):
+        explain_run(run, ExplainRequest(measure=False, tries=True))
