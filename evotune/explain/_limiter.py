@@ -4,8 +4,8 @@
    loops.
 2. Launch: starting its launches takes at least a third of the time. This time adds to the rest,
    where units work beside each other.
-3. A unit: the busiest one is busy for at least 70% of the time, or for 50% without another one
-   close to it. Two units within ten points of each other, both above 50%, hold it together. Shared
+3. A unit: the busiest one is busy for at least 70% of the time, or for 50%. In the second case
+   other units that are busy for 50% and within ten points of it hold the kernel with it. Shared
    memory of whose passes at least 15% repeat others is held by bank conflicts.
 4. Bank conflicts, by stalls: so many passes repeat others, and waits for shared memory are the
    longest.
@@ -146,7 +146,7 @@ def _unit(case: Case) -> Limiter | None:
     if first.share < _BUSY and beside:
         names = " + ".join(unit.name for unit in (first, *beside))
         rule = (
-            "these units are busy for more than half of the time, within ten points of each other"
+            "these units are busy for at least half of the time, within ten points of the busiest"
         )
         return Limiter(name=names, share=first.share, rule=rule, evidence=tuple(_busiest(case)))
     repeated = _conflicts(case)
@@ -154,7 +154,9 @@ def _unit(case: Case) -> Limiter | None:
         rule = "shared memory is the busiest unit, and at least 15% of its passes repeat others"
         share = first.share * repeated.numbers["share"]
         return Limiter(name=CONFLICTS, share=share, rule=rule, evidence=(repeated, *_busiest(case)))
-    rule = "the busiest unit, busy for at least half of the time without another one close to it"
+    rule = "the busiest unit, busy for at least 70% of the time"
+    if first.share < _BUSY:
+        rule = "the busiest unit, and the only one within ten points that is busy for half the time"
     return Limiter(name=first.name, share=first.share, rule=rule, evidence=tuple(_busiest(case)))
 
 

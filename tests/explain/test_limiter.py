@@ -116,6 +116,19 @@ def test_the_busiest_unit_holds() -> None:
     assert (found.name, found.share) == ("tensor cores", 0.82)
 
 
+@pytest.mark.parametrize(
+    ("mufu", "tensor", "rule"),
+    [
+        (0.78, 0.75, "the busiest unit, busy for at least 70% of the time"),
+        (0.55, 0.48, "the busiest unit, and the only one within ten points that is busy for half"),
+    ],
+)
+def test_the_rule_of_a_unit_is_true_of_its_figures(mufu: float, tensor: float, rule: str) -> None:
+    found = held_by(gathered(launch(pipes={"mufu": mufu, "tensor": tensor})))
+    assert found.name == "MUFU"
+    assert found.rule.startswith(rule)
+
+
 def test_two_units_that_are_half_busy_hold_together() -> None:
     found = held_by(gathered(launch(pipes={"tensor": 0.6, "mufu": 0.62, "issue": 0.52})))
     assert found.name == "MUFU + tensor cores + issue slots"
