@@ -12,6 +12,7 @@ from evotune.device.gathered import GatheredEvidence
 from evotune.engine.ablation import ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.engine.folder import RunFolder
+from evotune.errors import EvotuneError
 from evotune.explain._measured_pairs import pair_changes
 from evotune.explain._sides import Side, read_run
 from evotune.explain._subjects import (
@@ -49,8 +50,9 @@ class Gathering:
     missing: list[str]
     pairs: Sequence[Pair]
 
-    def evidence(self, side: Side | None) -> None:
-        """Of the subject and of the other side."""
+    def evidence(self, side: Side | None, *, demanded: bool) -> None:
+        """Of the subject and of the other side. Where it is `demanded`, the other side's run must
+        open."""
         subject = self.subject
         self._trial(self.run, self.access, subject.configuration, "this trial")
         if side is None:
@@ -58,7 +60,13 @@ class Gathering:
         if side.baseline:
             self._baseline(side)
         elif side.configuration is not None:
-            access = self.access if side.run is self.run else Access.to(side.run)
+            try:
+                access = self.access if side.run is self.run else Access.to(side.run)
+            except EvotuneError as error:
+                if demanded:
+                    raise
+                self.missing.append(f"machine code and counters of {side.name}: {error}")
+                return
             self._trial(side.run, access, side.configuration, side.name)
 
     def _trial(

@@ -104,7 +104,7 @@ def _access(run: RunFolder, data: RunData) -> tuple[Access | None, list[str]]:
 
 def _gather(gathering: Gathering, side: Side | None, request: ExplainRequest) -> None:
     try:
-        gathering.evidence(side)
+        gathering.evidence(side, demanded=bool(request.measure))
         if gathering.access.away:
             gathering.missing.append(f"nothing was launched: {gathering.access.away}")
         elif request.effects and not ablation_of(read_run(gathering.run), gathering.subject):

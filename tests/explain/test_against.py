@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, recorded
 
+from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
+from evotune.explain import explaining
+from evotune.explain._measuring import Gathering
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain.explaining import ExplainRequest, explain_run
@@ -44,3 +47,27 @@ def test_trying_launches_so_it_cannot_be_asked_without_measuring(tmp_path: Path)
     run = planted_run(tmp_path / "runs")
     with pytest.raises(UsageError, match="--no-measure and --try exclude each other"):
         explain_run(run, ExplainRequest(measure=False, tries=True))
+
+
+@pytest.mark.parametrize("measure", [None, True])
+def test_a_side_that_cannot_be_opened_is_missing_unless_measuring_is_demanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: bool | None
+) -> None:
+    run, other = planted_run(tmp_path / "runs"), _recorded_run(tmp_path)
+
+    def opened(wanted: RunFolder) -> Access:
+        if wanted.path == other.path:
+            raise UsageError("it cannot be opened")
+        return Access(None, "")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Access, "to", opened)
+    monkeypatch.setattr(Gathering, "_trial", lambda *args: None)
+    monkeypatch.setattr(Gathering, "ablation", lambda self: None)
+    monkeypatch.setattr(explaining, "_view", lambda access: None)
+    request = ExplainRequest(measure=measure, against=other.id)
+    if measure:
+        with pytest.raises(UsageError, match="cannot be opened"):
+            explain_run(run, request)
+        return
+    said = f"machine code and counters of trial 0 of {other.id}: it cannot be opened"
+    assert said in explain_run(run, request).missing
