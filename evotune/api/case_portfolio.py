@@ -28,7 +28,7 @@ class CasePortfolio:
     """A finished portfolio in its folder."""
 
     def __init__(self, folder: Path, found: Portfolio) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()
         """The folder with the runs, the matrix and `portfolio.json`."""
         self.found = found
         """Kernels, rule, figures and cells: `evotune.portfolios.portfolio_file.Portfolio`."""

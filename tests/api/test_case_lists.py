@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import evotune
+from evotune.api.case_portfolio import CasePortfolio
 from evotune.backends.cpu import CpuBackend
 from evotune.engine import starting
 from evotune.engine.folder import RunFolder
@@ -71,3 +72,12 @@ def test_a_portfolio_in_python(
     package = found.export(tmp_path / "package", name="mine")
     assert (package / "mine" / "dispatch.json").is_file()
     assert repr(found) == f"<portfolio {tmp_path / 'runs'}: 1 kernel>"
+
+
+def test_a_portfolio_is_found_after_a_change_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CasePortfolio(Path("runs"), None)  # type: ignore[arg-type]
+    monkeypatch.chdir("/")
+    assert found.folder == tmp_path / "runs"
