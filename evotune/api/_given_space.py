@@ -95,13 +95,8 @@ def space_file(
 @contextlib.contextmanager
 def trusting(given: bool) -> Iterator[None]:
     """Within the block all code is agreed to, if `given`, as with the command line's --trust."""
-    before = trust.ask
-    if given:
-        trust.ask = lambda paths: True
-    try:
+    with trust.all_agreed() if given else contextlib.nullcontext():
         yield
-    finally:
-        trust.ask = before
 
 
 _SPACE_FILE = "space.yaml"

@@ -16,10 +16,12 @@ import pytest
 from report.runs import failed, make_run, ok
 
 import evotune
+from evotune.api._given_space import trusting
 from evotune.api.run import Run
 from evotune.errors import UsageError
 from evotune.report.formats import REPORTS
 from evotune.trial import Configuration, OutcomeKind, Trial
+from evotune.user_code import trust
 from tests.engine.runs import recorded_space
 
 QUICK = "import evotune, sys; print(sorted({'torch', 'pandas', 'deap'} & set(sys.modules)))"
@@ -194,6 +196,22 @@ def test_a_thread_can_tune(space: Path) -> None:
     thread.start()
     thread.join()
     assert [run.state for run in runs] == ["finished:trials"]
+
+
+@pytest.mark.usefixtures("nobody_agreed")
+def test_trust_ends_with_the_last_of_two_calls_that_overlap(tmp_path: Path) -> None:
+    elsewhere = {tmp_path / f"{number}.py": b"# %d" % number for number in range(4)}
+    one, other = trusting(True), trusting(True)
+    for step, path in zip(
+        (one.__enter__, other.__enter__, lambda: one.__exit__(None, None, None)),
+        elsewhere,
+        strict=False,
+    ):
+        step()
+        trust.require({path: elsewhere[path]})
+    other.__exit__(None, None, None)
+    with trusting(False), pytest.raises(UsageError, match="add --trust"):
+        trust.require(elsewhere)
 
 
 def test_what_is_no_space_and_no_run_is_refused(space: Path) -> None:
