@@ -165,7 +165,10 @@ def _why(data: RunData, leader: Row, explained: Explained | None) -> Answer:
     costly = [
         row
         for row in stored.get("rows", ())
-        if row.get("parameter") and row.get("ratio") is not None and row["ratio_high"] < 1
+        if row.get("parameter")
+        and not row.get("also")  # two changes at once have no single worth
+        and row.get("ratio") is not None
+        and row["ratio_high"] < 1
     ]
     if not costly:
         return Answer(_WHY, ("No parameter changed alone makes it surely slower.",))

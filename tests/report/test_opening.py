@@ -111,15 +111,17 @@ def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:
            "outcome": "ok", "reason": "", "ratio": 0.8,
            "ratio_low": 0.78, "ratio_high": 0.82}  # fmt: skip
     harmless = {**row, "parameter": "PACK", "ratio": 1.0, "ratio_high": 1.1}
+    pair = {**row, "also": {"BLOCK_M": 32}, "ratio": 0.5, "ratio_high": 0.52}
     for trial, expected in ((0, "UNROLL 2 to 1 (0.80 times as fast)"), (7, "")):
         found = opening(
             tmp_path / str(trial), [ok(1.5)], confirmations={0: ok(1.4)},
             meta={"ablation": {"trial": trial, "configuration": {}, "date": "2030-01-02",
-                               "rows": [row, harmless]}},
+                               "rows": [row, harmless, pair]}},
         )  # fmt: skip
         why = found["Why?"]
         assert expected in said(why)
         assert "PACK" not in said(why)
+        assert "BLOCK_M" not in said(why)
         assert bool(lines(why)) is (trial == 7)  # else the command that measures it
 
 
