@@ -31,6 +31,7 @@ _IMPORTANT: Final = 6
 _LEAST_SHARE: Final = 0.02
 _HOPELESS: Final = 8
 _MISSING: Final = 8
+NO_DIFFERENCE: Final = "of the figures that are known for both, none differs"
 
 
 def text_of(found: Explanation) -> str:
@@ -158,20 +159,27 @@ def pair_line(pair: Pair) -> str:
 def _against(found: Against | None) -> Iterator[str]:
     if found is None:
         return
-    worth = ""
-    if found.worth is not None:
-        worth = f": {found.worth:.2f}x its speed"
-    yield from _wrapped(f"Against {found.name}{worth}")
+    yield from _wrapped(against_line(found))
     if found.changed:
-        changed = ", ".join(
-            f"{name} {_value(mine)} (there {_value(other)})"
-            for name, (mine, other) in found.changed.items()
-        )
-        yield from _wrapped(changed, "    ", "  ")
+        yield from _wrapped(changed_line(found), "    ", "  ")
     for line in found.lines:
         yield from _wrapped(f"{line.text} ({line.kind})", "    ", "  - ")
     if not found.lines:
-        yield "  of the figures that are known for both, none differs"
+        yield f"  {NO_DIFFERENCE}"
+
+
+def against_line(found: Against) -> str:
+    """The other side, and how many times as fast this one is."""
+    worth = f": {found.worth:.2f}x its speed" if found.worth is not None else ""
+    return f"Against {found.name}{worth}"
+
+
+def changed_line(found: Against) -> str:
+    """The parameters that differ, with both values."""
+    return ", ".join(
+        f"{name} {_value(mine)} (there {_value(other)})"
+        for name, (mine, other) in found.changed.items()
+    )
 
 
 def _value(value: object) -> str:
@@ -186,10 +194,15 @@ def _next(suggestions: Sequence[Suggestion]) -> Iterator[str]:
     for number, item in enumerate(suggestions, start=1):
         yield from _wrapped(f"{item.kind}: {item.text}", "     ", f"  {number}. ")
         yield from _wrapped(item.rule, "     ")
-        estimate = f"estimate {item.estimate:.2f}x"
-        if item.low is not None and item.high is not None:
-            estimate += f" [{item.low:.2f}, {item.high:.2f}]"
-        yield from _wrapped(estimate + _measured(item), "     ")
+        yield from _wrapped(estimate_line(item), "     ")
+
+
+def estimate_line(item: Suggestion) -> str:
+    """The estimate, and what `--try` found."""
+    estimate = f"estimate {item.estimate:.2f}x"
+    if item.low is not None and item.high is not None:
+        estimate += f" [{item.low:.2f}, {item.high:.2f}]"
+    return estimate + _measured(item)
 
 
 def _measured(item: Suggestion) -> str:

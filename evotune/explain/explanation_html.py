@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from evotune.explain._effects_picture import choice_text
 from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
-from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain._explanation_text import (
+    NO_DIFFERENCE,
+    against_line,
+    changed_line,
+    estimate_line,
+    pair_line,
+    shown_effects,
+)
 from evotune.report.html.pictures import figure_html, picture_style
 from evotune.report.wording import printable
 
@@ -80,21 +87,17 @@ def _parts(found: Explanation) -> Iterator[str]:
         yield _heading("Over the space")
         yield _items(texts)
     if found.against is not None:
-        yield _heading(f"Against {found.against.name}")
-        yield _items(f"{line.text} ({line.kind})" for line in found.against.lines)
+        yield _heading(against_line(found.against))
+        if found.against.changed:
+            yield f"<p>{_text(changed_line(found.against))}</p>"
+        texts = [f"{line.text} ({line.kind})" for line in found.against.lines]
+        yield _items(texts or [NO_DIFFERENCE])
     if found.next:
         yield _heading("Next")
-        yield _items(
-            f"{s.kind}: {s.text}. {s.rule}; estimate {s.estimate:.2f}x{_measured(s.measured)}"
-            for s in found.next
-        )
+        yield _items(f"{s.kind}: {s.text}. {s.rule}; {estimate_line(s)}" for s in found.next)
     if found.missing:
         yield _heading("Missing")
         yield _items(found.missing)
-
-
-def _measured(value: float | None) -> str:
-    return f", measured {value:.3f}x" if value is not None else ""
 
 
 def _heading(text: str) -> str:

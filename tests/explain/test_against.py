@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 from report.runs import make_run, recorded
 
@@ -16,6 +17,8 @@ from evotune.explain._measuring import Gathering
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain.explaining import ExplainRequest, explain_run
+from evotune.explain.explanation import Suggestion
+from evotune.explain.explanation_html import html_page_of
 
 from .planted import number_of, planted_run
 
@@ -71,3 +74,21 @@ def test_a_side_that_cannot_be_opened_is_missing_unless_measuring_is_demanded(
         return
     said = f"machine code and counters of trial 0 of {other.id}: it cannot be opened"
     assert said in explain_run(run, request).missing
+
+
+def test_html_says_what_the_text_says_of_the_other_side_and_of_tries(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    against = str(number_of(PAD=False))
+    found = explain_run(run, ExplainRequest(measure=False, against=against))
+    tried = Suggestion(kind="configuration", text="c", rule="r", estimate=1.2, low=1.1, high=1.3)
+    suggestions = (
+        msgspec.structs.replace(tried, outcome="compile_error"),
+        msgspec.structs.replace(tried, measured=1.07, measured_low=1.05, measured_high=1.09),
+    )
+    page = html_page_of(msgspec.structs.replace(found, next=suggestions))
+    assert f"Against trial {against}: 2.00x its speed" in page
+    assert "PAD true (there false)" in page
+    assert "estimate 1.20x [1.10, 1.30]; tried: compile_error" in page
+    assert "measured 1.070x [1.050, 1.090]" in page
+    same = msgspec.structs.replace(found.against, lines=())
+    assert "none differs" in html_page_of(msgspec.structs.replace(found, against=same))
