@@ -214,9 +214,10 @@ def _call(node: ast.Call, arguments: list[ast.expr], seen: Mapping[str, Value]) 
     short = name.rpartition(".")[2]
     if not node.keywords and name in _SAME and len(arguments) == 1:
         (only,) = arguments
-        if isinstance(only, ast.BinOp) and isinstance(only.op, ast.Div):
+        if name == "int" and isinstance(only, ast.BinOp) and isinstance(only.op, ast.Div):
             return ast.BinOp(only.left, ast.FloorDiv(), only.right)
-        return only
+        if not any(map(_makes_fractions, ast.walk(only))):
+            return only
     if not node.keywords and short == "ceil" and len(arguments) == 1:
         (only,) = arguments
         if isinstance(only, ast.BinOp) and isinstance(only.op, ast.Div):
@@ -224,6 +225,12 @@ def _call(node: ast.Call, arguments: list[ast.expr], seen: Mapping[str, Value]) 
     if not node.keywords and name in _FUNCTIONS:
         return ast.Call(ast.Name(name, ast.Load()), arguments, [])
     raise NotWritten(f"{name[:60]}() is not in the language of constraints")
+
+
+def _makes_fractions(node: ast.AST) -> bool:
+    return isinstance(node, ast.Div) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, float)
+    )
 
 
 def as_condition(node: ast.expr) -> ast.expr:
