@@ -7,6 +7,8 @@ import ast
 import pytest
 
 from evotune.cli.kernel_tuner.expression_text import NotWritten, from_text, unparsed
+from evotune.cli.kernel_tuner.expressions import Evaluator
+from evotune.cli.kernel_tuner.values import Dotted, Number, Unknown, Value
 
 
 def tunable(name: str) -> ast.expr | None:
@@ -26,3 +28,32 @@ def test_int_of_a_quotient_is_a_whole_division(text: str, written: str) -> None:
 def test_a_rounding_that_no_operator_does_is_not_written(text: str) -> None:
     with pytest.raises(NotWritten, match="is not in the language of constraints"):
         from_text(f"{text} <= 8", tunable)
+
+
+NAMES: dict[str, Value] = {"np": Dotted("numpy")}
+
+
+def evaluated(text: str) -> Value:
+    return Evaluator("tune.py").evaluate(ast.parse(text, mode="eval").body, dict(NAMES))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["np.arange(0, 10, step=2)", "np.linspace(0, 1, 5, retstep=True)",
+     "sorted([1, 2], reverse=True)", "sorted([1, 2], key=abs)"],
+)  # fmt: skip
+def test_a_keyword_that_changes_the_result_is_not_overlooked(text: str) -> None:
+    found = evaluated(text)
+    assert isinstance(found, Unknown)
+    assert "with the keyword" in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("np.arange(0, 10, 2, dtype=np.float32)", 5), ("np.linspace(0, 1, num=7)", 7),
+     ("np.linspace(0, 1, 5, endpoint=False)", 5), ("sorted([3, 1, 2])", 3)],
+)  # fmt: skip
+def test_other_keywords_are_read(text: str, length: int) -> None:
+    found = evaluated(f"len({text})")
+    assert isinstance(found, Number)
+    assert found.value == length

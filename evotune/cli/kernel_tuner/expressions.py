@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import posixpath
 from collections.abc import Callable
 
@@ -53,12 +54,8 @@ _FOLLOWED = (
 """Modules whose functions do not change their arguments."""
 _ON_ARRAYS = ("+", "-", "*", "/", "**")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt},
+    **{ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
 }
 BUILTINS = (
     *("max", "min", "sum", "len", "int", "float", "abs", "round", "range", "list", "tuple"),
@@ -173,12 +170,10 @@ class Evaluator:
     def _compare(self, node: ast.Compare, names: Names, depth: int) -> Value:
         values = self._many([node.left, *node.comparators], names, depth)
         numbers = [value.value for value in values if isinstance(value, Number)]
-        operators = [_COMPARISONS.get(type(operator)) for operator in node.ops]
+        operators = [_COMPARISONS.get(type(each)) for each in node.ops]
         if len(numbers) < len(values) or None in operators:
             raise NotRead("a comparison is not between numbers that evotune knows")
-        holds = all(
-            operator(*numbers[i : i + 2]) for i, operator in enumerate(operators) if operator
-        )
+        holds = all(compare(*numbers[i : i + 2]) for i, compare in enumerate(operators) if compare)
         return constant(int(holds), "bool")
 
     def _boolop(self, node: ast.BoolOp, names: Names, depth: int) -> Value:
@@ -367,6 +362,8 @@ class Evaluator:
         elif path == "builtins.range":
             found = self._range(arguments)
         elif path in ("builtins.list", "builtins.tuple", "builtins.sorted"):
+            if keywords:
+                raise NotRead(f"{name}() with the keyword {min(keywords)} is not followed")
             items = spread(first) if first is not None else []
             items = sorted(items, key=sort_key) if name == "sorted" else list(items)
             self._count(len(items))

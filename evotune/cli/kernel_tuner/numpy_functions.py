@@ -226,7 +226,17 @@ def _maker(name: str, arguments: Arguments, keywords: Keywords) -> Value | None:
     return Array(shape_of(first), dtype, name)
 
 
+_COUNTED = {
+    "arange": {"dtype"},
+    "linspace": {"start", "stop", "num", "endpoint", "dtype"},
+}
+"""The keywords that keep the length, and those that are read."""
+
+
 def _counted(name: str, arguments: Arguments, keywords: Keywords, dtype: str) -> Array:
+    overlooked = keywords.keys() - _COUNTED[name]
+    if overlooked:
+        raise NotRead(f"{name}() with the keyword {min(overlooked)} is not followed")
     if name == "linspace":
         size = arguments[2] if len(arguments) > 2 else keywords.get("num", constant(50))
         return Array(shape_of(size), dtype or "float64", "random")
