@@ -57,3 +57,19 @@ def test_other_keywords_are_read(text: str, length: int) -> None:
     found = evaluated(f"len({text})")
     assert isinstance(found, Number)
     assert found.value == length
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0 or 1024", 1024), ("3 or 1024", 3), ("0 and 5", 0), ("2 and 5", 5), ("0 or 2 and 7", 7),
+     ("0 or 1 > 2", 0), ("3 or x", 3)],
+)  # fmt: skip
+def test_or_and_and_give_the_operand_that_decides(text: str, value: int) -> None:
+    found = evaluated(text)
+    assert isinstance(found, Number)
+    assert found.value == value
+
+
+def test_an_operand_that_is_not_known_decides_nothing() -> None:
+    assert isinstance(evaluated("0 or x"), Unknown)
+    assert isinstance(evaluated("x or 3"), Unknown)

@@ -49,6 +49,13 @@ def bind(target: ast.expr, value: Value, names: Names) -> None:
             bind(part, items[place] if fits else Unknown(target.lineno, why), names)
 
 
+def truth_of(value: Value) -> bool:
+    """Whether a condition with this value holds; NotRead where that is not known."""
+    if isinstance(value, Number):
+        return bool(value.value)
+    raise NotRead(value.why if isinstance(value, Unknown) else "a condition is not known")
+
+
 def put(table: Table, key: Value, value: Value) -> None:
     """Stores the value under the key. A list remembers its key, which may be a tunable's name."""
     if not isinstance(key, Text):

@@ -22,6 +22,7 @@ from evotune.cli.kernel_tuner.containers import (
     sort_key,
     spread,
     table_of,
+    truth_of,
 )
 from evotune.cli.kernel_tuner.numpy_functions import NotRead
 from evotune.cli.kernel_tuner.values import (
@@ -162,10 +163,7 @@ class Evaluator:
         return self.evaluate(chosen, names, depth)
 
     def _truth(self, node: ast.expr, names: Names, depth: int) -> bool:
-        value = self.evaluate(node, names, depth)
-        if isinstance(value, Number):
-            return bool(value.value)
-        raise NotRead(value.why if isinstance(value, Unknown) else "a condition is not known")
+        return truth_of(self.evaluate(node, names, depth))
 
     def _compare(self, node: ast.Compare, names: Names, depth: int) -> Value:
         values = self._many([node.left, *node.comparators], names, depth)
@@ -178,8 +176,11 @@ class Evaluator:
 
     def _boolop(self, node: ast.BoolOp, names: Names, depth: int) -> Value:
         stops = isinstance(node.op, ast.Or)
-        held = any(self._truth(value, names, depth) == stops for value in node.values)
-        return constant(int(held == stops), "bool")
+        for part in node.values[:-1]:
+            value = self.evaluate(part, names, depth)
+            if truth_of(value) == stops:
+                return value
+        return self.evaluate(node.values[-1], names, depth)
 
     def _unaryop(self, node: ast.UnaryOp, names: Names, depth: int) -> Value:
         if isinstance(node.op, ast.Not):
