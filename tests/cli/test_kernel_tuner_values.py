@@ -73,3 +73,22 @@ def test_or_and_and_give_the_operand_that_decides(text: str, value: int) -> None
 def test_an_operand_that_is_not_known_decides_nothing() -> None:
     assert isinstance(evaluated("0 or x"), Unknown)
     assert isinstance(evaluated("x or 3"), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("np.power(2, 20)", 1 << 20), ("np.maximum(4, 16)", 16), ("np.minimum(4, 16)", 4),
+     ("np.add(4, 16)", 20), ("np.subtract(4, 16)", -12), ("np.multiply(4, 16)", 64),
+     ("np.divide(4, 16)", 0.25)],
+)  # fmt: skip
+def test_an_elementwise_function_of_two_numbers_is_a_number(text: str, value: float) -> None:
+    found = evaluated(text)
+    assert isinstance(found, Number)
+    assert found.value == value
+
+
+@pytest.mark.parametrize("text", ["np.square(4)", "np.tanh(4)", "np.maximum(1, 2, 3)"])
+def test_another_elementwise_function_of_numbers_is_not_followed(text: str) -> None:
+    found = evaluated(text)
+    assert isinstance(found, Unknown)
+    assert found.why.endswith("() of numbers alone is not followed")

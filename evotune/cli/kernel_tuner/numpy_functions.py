@@ -45,6 +45,11 @@ ELEMENTWISE = (
     *("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "abs", "absolute", "square"),
     *("maximum", "minimum", "add", "subtract", "multiply", "divide", "power"),
 )
+_ON_TWO = {
+    **{"maximum": "max", "minimum": "min", "add": "+", "subtract": "-", "multiply": "*"},
+    **{"divide": "/", "power": "**"},
+}
+"""The elementwise functions that are operations of two numbers."""
 _MATH = {
     "sqrt": math.sqrt,
     "log2": math.log2,
@@ -338,7 +343,12 @@ def _all_numbers(items: Sequence[Value]) -> list[Number]:
 def _elementwise(name: str, arguments: Arguments, keywords: Keywords) -> Value | None:
     if keywords or not arguments:
         raise NotRead("it is called in a way that evotune does not know")
-    return elementwise(name, *arguments)
+    numbers = [value for value in arguments if isinstance(value, Number)]
+    if len(numbers) < len(arguments):
+        return elementwise(name, *arguments)
+    if name in _ON_TWO and len(numbers) == 2:
+        return combine(_ON_TWO[name], *numbers)
+    raise NotRead(f"{name}() of numbers alone is not followed")
 
 
 def _arrays(arguments: Arguments, count: int) -> list[Array]:
