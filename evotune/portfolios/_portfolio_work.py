@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from evotune.command_line import run_command
 from evotune.counted import counted
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.setup import KernelSetup
@@ -25,6 +26,7 @@ from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
+from evotune.store import RunStore
 
 if TYPE_CHECKING:
     from evotune.portfolios.building import PortfolioRequest
@@ -119,9 +121,7 @@ class PortfolioWork:
             self._search_where_served_badly()
             champions = self._champions()
             if not champions:
-                raise EvotuneError(
-                    "no search has a confirmed champion: resume with more --trials or --minutes"
-                )
+                raise EvotuneError(f"no search has a confirmed champion{self._advice()}")
             before = len(self._unconfirmed)
             leaves = self._confirmed_leaves(champions)
             if len(self._unconfirmed) == before or not self._may_search():
@@ -148,18 +148,46 @@ class PortfolioWork:
 
     def _search_where_served_badly(self) -> None:
         """Measures the matrix; then, while there is budget, searches where all champions serve a
-        case worse than their own cases promise."""
-        while champions := self._champions():
+        case worse than their own cases promise. Without a champion any case is searched."""
+        while True:
+            champions = self._champions()
             self._measure(champions, self._seen)
             if not self._may_search():
                 return
-            tried = {*self._searches.runs, *self._failed()}
-            scored = self._scored(champions, self._seen)
-            worst = worst_served(scored, tried, self._variants)
+            if champions:
+                tried = {*self._searches.runs, *self._failed()}
+                scored = self._scored(champions, self._seen)
+                worst = worst_served(scored, tried, self._variants)
+                why = "which all champions serve badly"
+            else:
+                worst = next(iter(self._untried()), None)
+                why = "as no search has a champion"
             if worst is None:
                 return
-            self._say(f"searching for {worst}, which all champions serve badly")
+            self._say(f"searching for {worst}, {why}")
             self._search(worst)
+
+    def _untried(self) -> list[str]:
+        """The cases that no search has begun with, those of the greatest weight first."""
+        tried = {*self._searches.runs, *self._failed()}
+        heaviest = sorted(self._seen, key=lambda point: -point.weight)
+        return [point.label for point in heaviest if point.label not in tried]
+
+    def _advice(self) -> str:
+        """What helps where no search has a champion; "" for nothing."""
+        runs = self._searches.runs
+        unfinished = any(not self._searches.is_finished(label) for label in runs)
+        if unfinished or (self._untried() and len(runs) < self._plan.most):
+            return ": resume with more --trials or --minutes"
+        if self._untried():
+            return ": resume with a greater -k, and with more --trials or --minutes"
+        if not runs:
+            return ""
+        run = next(iter(runs.values()))
+        with RunStore.open_for_reading(run.store) as store:
+            trials = max(1, 2 * store.count())
+        line = run_command("resume", run.path, "--trials", trials)
+        return f": give one more trials, then resume: {line}"
 
     def _may_search(self) -> bool:
         """Whether a further search has budget."""

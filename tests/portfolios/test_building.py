@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Mapping
@@ -11,10 +12,13 @@ import msgspec
 import pytest
 
 from evotune.backends.cpu import CpuBackend
+from evotune.command_line import run_command
+from evotune.engine.confirmed_champions import Champion
 from evotune.engine.folder import RunFolder, list_runs
+from evotune.engine.reopening import ReopenedRun
 from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
-from evotune.portfolios import building
+from evotune.portfolios import _case_searches, building
 from evotune.portfolios.building import build_portfolio, stored_request
 from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix
 from evotune.portfolios.portfolio_file import read_portfolio
@@ -246,6 +250,56 @@ def test_no_time_left_ends_the_work_and_more_minutes_go_on(space: Path, tmp_path
     assert said == ["no time is left for further searches"]
     more = stored_request(tmp_path / "runs", minutes=60.0)
     assert built(more, PretendedSearch(space, by_rows), PretendedDevice(speedup)).rule
+
+
+def unconfirmed(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """The `first` runs have no confirmed champion."""
+    genuine, asked = _case_searches.champions_of, itertools.count()
+
+    def found(run: ReopenedRun) -> list[Champion]:
+        if next(asked) < first:
+            raise EvotuneError("no confirmed champion")
+        return genuine(run)
+
+    monkeypatch.setattr(_case_searches, "champions_of", found)
+
+
+def test_without_a_champion_a_further_case_is_searched(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unconfirmed(monkeypatch, 2)
+    search, said = PretendedSearch(space, by_rows), list[str]()
+    request = softmax_request(tmp_path, space, held_out=0.0)
+    assert built(request, search, PretendedDevice(speedup), said.append).rule
+    assert len(search.requests) == 3
+    assert any(line.endswith(", as no search has a champion") for line in said)
+
+
+def test_the_advice_on_searches_without_a_champion_works(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unconfirmed(monkeypatch, 3)
+    search, device = PretendedSearch(space, by_rows), PretendedDevice(speedup)
+    advice = "resume with a greater -k, and with more --trials or --minutes"
+    with pytest.raises(EvotuneError, match=f"no search has a confirmed champion: {advice}"):
+        built(softmax_request(tmp_path, space, held_out=0.0), search, device)
+    assert len(search.requests) == 3
+    unconfirmed(monkeypatch, 3)
+    more = stored_request(tmp_path / "runs", most_kernels=3)
+    assert built(more, search, device).rule
+
+
+def test_where_every_case_was_searched_a_search_goes_on(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unconfirmed(monkeypatch, 1)
+    cases = given_cases([{"rows": 4, "columns": 32}])
+    request = softmax_request(tmp_path, space, cases=cases)
+    with pytest.raises(EvotuneError, match="no search has a confirmed champion") as caught:
+        built(request, PretendedSearch(space, by_rows), PretendedDevice(speedup))
+    (run,) = list_runs(tmp_path / "runs")
+    line = run_command("resume", run.path, "--trials", 2)
+    assert str(caught.value).endswith(f"give one more trials, then resume: {line}")
 
 
 def test_a_folder_of_another_portfolio_is_refused(
