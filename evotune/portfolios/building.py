@@ -19,7 +19,7 @@ import msgspec
 
 from evotune.engine.given_cases import kept_cases, skipped_in_words
 from evotune.engine.setup import KernelSetup, load_kernel_setup
-from evotune.engine.spaces import find_space
+from evotune.engine.spaces import find_space, shipped_name
 from evotune.errors import UsageError
 from evotune.portfolios._case_searches import Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, opened_executor
@@ -130,7 +130,7 @@ def _facts(
     return {
         "id": uuid.uuid4().hex,
         "request": {
-            "space": request.space if str(path) != request.space else str(path.absolute()),
+            "space": shipped_name(path) or str(path.absolute()),
             "most_kernels": request.most_kernels,
             "held_out": request.held_out,
             "trials": request.trials,

@@ -363,6 +363,25 @@ def test_skipped_cases_are_said_and_kept(space: Path, tmp_path: Path) -> None:
     assert words in markdown(found)
 
 
+@pytest.mark.parametrize("name", ["space.yaml", "./space.yaml"])
+def test_a_portfolio_goes_on_from_another_folder(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(space.parent)
+    request = softmax_request(tmp_path, space, space=name)
+    with pytest.raises(Killed):
+        built(request, PretendedSearch(space, by_rows, stopped_at=0), PretendedDevice(speedup))
+    monkeypatch.chdir(tmp_path)
+    assert stored_request(tmp_path / "runs").space == str(space)
+
+
+def test_a_shipped_space_keeps_its_name(tmp_path: Path) -> None:
+    request = softmax_request(tmp_path, Path("softmax-cpu"))
+    with pytest.raises(Killed):
+        built(request, PretendedSearch(tmp_path, by_rows, stopped_at=0), PretendedDevice(speedup))
+    assert stored_request(tmp_path / "runs").space == "softmax-cpu"
+
+
 def test_of_a_long_list_the_heaviest_cases_are_taken(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
