@@ -111,6 +111,8 @@ def build_portfolio(
     facts = _facts(request, setup, kept, said)
     with locked_matrix(request.runs_dir, facts) as matrix:
         _require_same(request, matrix, facts)
+        # A resumed portfolio knows only the cases that were kept.
+        said = said or str(matrix.store.meta("skipped", ""))
         work = PortfolioWork(request, matrix, setup, kept, observing, say, open_executor)
         try:
             found = work.finished(said)

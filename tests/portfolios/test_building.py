@@ -361,6 +361,9 @@ def test_skipped_cases_are_said_and_kept(space: Path, tmp_path: Path) -> None:
     assert words in said
     assert found.skipped == words
     assert words in markdown(found)
+    again = built(stored_request(tmp_path / "runs"), PretendedSearch(space, by_rows),
+                  PretendedDevice(speedup))  # fmt: skip
+    assert again == found
 
 
 @pytest.mark.parametrize("name", ["space.yaml", "./space.yaml"])
