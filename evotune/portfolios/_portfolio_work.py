@@ -73,8 +73,10 @@ class PortfolioWork:
         held_out = held_out_labels(points, request.held_out, request.seed)
         self._seen = [point for point in points if point.label not in held_out]
         self._judges = [point for point in points if point.label in held_out]
+        first = min(request.most_kernels, len(self._seen))
         self._plan = SearchPlan(
-            first=min(request.most_kernels, len(self._seen)),
+            # Each search has at least one trial.
+            first=first if request.trials is None else min(first, request.trials),
             trials=request.trials,
             minutes=request.minutes,
         )

@@ -385,6 +385,13 @@ def test_a_shipped_space_keeps_its_name(tmp_path: Path) -> None:
     assert stored_request(tmp_path / "runs").space == "softmax-cpu"
 
 
+def test_few_trials_make_few_searches(space: Path, tmp_path: Path) -> None:
+    search = PretendedSearch(space, by_rows)
+    request = softmax_request(tmp_path, space, trials=2, most_kernels=4)
+    built(request, search, PretendedDevice(speedup))
+    assert len(search.requests) == 2
+
+
 def test_of_a_long_list_the_heaviest_cases_are_taken(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
