@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from evotune.command_line import command_line
 from evotune.errors import StoreError, UsageError
 from evotune.portfolios._held_out_judge import Cut, Figures
 from evotune.portfolios.matrix_store import (
@@ -149,10 +150,8 @@ def read_portfolio(
     with read_matrix(runs_dir) as matrix:
         wanted = str(matrix.store.meta(_SHA256, ""))
         if hashlib.sha256(content).hexdigest() != wanted:
-            raise StoreError(
-                f"{path} was changed since it was written; `evotune portfolio --resume {runs_dir}` "
-                "writes it anew"
-            )
+            line = command_line("portfolio", "--resume", runs_dir)
+            raise StoreError(f"{path} was changed since it was written; `{line}` writes it anew")
         try:
             found = msgspec.json.decode(content, type=Portfolio)
         except msgspec.DecodeError as error:  # of another version

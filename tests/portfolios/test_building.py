@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.command_line import run_command
+from evotune.command_line import command_line, run_command
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.reopening import ReopenedRun
@@ -347,6 +348,15 @@ def test_damage_is_refused(finished: Path) -> None:
     run.store.write_bytes(run.store.read_bytes()[:9000])
     with pytest.raises(StoreError):
         build_portfolio(stored_request(runs), observing=silent)
+
+
+def test_the_hint_on_a_changed_file_can_be_pasted(done: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "my runs"
+    shutil.copytree(done, runs)
+    (runs / "portfolio.json").write_bytes(b"{}")
+    line = command_line("portfolio", "--resume", runs)
+    with pytest.raises(StoreError, match=f"`{re.escape(line)}` writes it anew"):
+        read_portfolio(runs)
 
 
 def test_skipped_cases_are_said_and_kept(space: Path, tmp_path: Path) -> None:
