@@ -46,15 +46,25 @@ class Figures(msgspec.Struct, frozen=True):
 
 def held_out_labels(points: Sequence[Point], share: float, seed: int) -> set[str]:
     """The share of the cases that judges the rule. A case that is alone with its fixed values stays
-    in the search."""
+    in the search. Groups that are too small for a case of their own share their cases."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(repr(sorted(point.place.fixed.items())), []).append(point)
-    rng = random.Random(f"held out {seed}")
+    # Small groups have their own generator: the cases of large ones do not depend on them.
+    rng, small = (random.Random(f"{words} {seed}") for words in ("held out", "small groups"))
     found: list[str] = []
+    carried = 0.0
     for key in sorted(groups):
         labels = sorted(point.label for point in groups[key])
-        found += rng.sample(labels, min(round(share * len(labels)), max(0, len(labels) - 1)))
+        if len(labels) == 1:
+            continue
+        if round(share * len(labels)):
+            found += rng.sample(labels, min(round(share * len(labels)), len(labels) - 1))
+            continue
+        carried += share * len(labels)
+        if round(carried) >= 1:
+            found.append(small.choice(labels))
+            carried -= 1
     return set(found)
 
 

@@ -70,7 +70,16 @@ class PortfolioWork:
             case = problem.case(each.shape, each.variant)
             self._given[case.label], self._cases[case.label] = each, case
         points = [point_of(problem, c, self._given[c.label].count) for c in self._cases.values()]
+        self._searches = CaseSearches(
+            str(matrix.store.meta("id")),
+            request.space,
+            request.device,
+            request.runs_dir,
+            request.command,
+        )
         held_out = held_out_labels(points, request.held_out, request.seed)
+        # An earlier version may have drawn others: a case that a search saw judges nothing.
+        held_out -= {*self._searches.runs, *map(str, matrix.store.meta("first", []))}
         self._seen = [point for point in points if point.label not in held_out]
         self._judges = [point for point in points if point.label in held_out]
         first = min(request.most_kernels, len(self._seen))
@@ -79,13 +88,6 @@ class PortfolioWork:
             first=first if request.trials is None else min(first, request.trials),
             trials=request.trials,
             minutes=request.minutes,
-        )
-        self._searches = CaseSearches(
-            str(matrix.store.meta("id")),
-            request.space,
-            request.device,
-            request.runs_dir,
-            request.command,
         )
 
     def elapsed_s(self) -> float:

@@ -19,7 +19,7 @@ from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.reopening import ReopenedRun
 from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
-from evotune.portfolios import _case_searches, building
+from evotune.portfolios import _case_searches, _portfolio_work, building
 from evotune.portfolios.building import build_portfolio, stored_request
 from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix
 from evotune.portfolios.portfolio_file import read_portfolio
@@ -348,6 +348,18 @@ def test_damage_is_refused(finished: Path) -> None:
     run.store.write_bytes(run.store.read_bytes()[:9000])
     with pytest.raises(StoreError):
         build_portfolio(stored_request(runs), observing=silent)
+
+
+def test_a_case_that_was_searched_is_not_held_out(
+    space: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_portfolio(finished)[0].cases
+    monkeypatch.setattr(
+        _portfolio_work, "held_out_labels", lambda *given: {case.label for case in before[1:]}
+    )
+    found = built(stored_request(finished), PretendedSearch(space, by_rows),
+                  PretendedDevice(speedup))  # fmt: skip
+    assert all(case.held_out != bool(case.searched) for case in found.cases[1:])
 
 
 def test_the_hint_on_a_changed_file_can_be_pasted(done: Path, tmp_path: Path) -> None:

@@ -144,8 +144,19 @@ def test_held_out_cases_are_a_share_of_each_kind(seed: int, share: float) -> Non
     points = [point(n, causal=c) for n in LENGTHS for c in (False, True)] + [point(64, head_dim=32)]
     found = held_out_labels(points, share, seed)
     assert found == held_out_labels(points, share, seed)
-    assert len(found) == 2 * min(round(share * 6), 5)
+    each = min(round(share * 6), 5)
+    assert len(found) == (2 * each if each else round(2 * share * 6))
     assert points[-1].label not in found
+
+
+@given(st.integers(0, 5))
+def test_small_groups_share_their_held_out_cases(seed: int) -> None:
+    large = [point(n) for n in LENGTHS]
+    small = [point(n, head_dim=d) for n in LENGTHS[:2] for d in range(128, 228, 5)]
+    found = held_out_labels([*small, *large], 0.2, seed)
+    assert len(found & {p.label for p in small}) == 8
+    # A large group has the cases that it has without small ones.
+    assert found & {p.label for p in large} == held_out_labels(large, 0.2, seed)
 
 
 def test_an_exact_rule_has_a_region_for_each_measured_case() -> None:
