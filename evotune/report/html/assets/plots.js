@@ -171,11 +171,15 @@ function effect(parameter, valid, kind) {
   const filled = groups.map((group, place) => ({ name: plain(shortened(parameter.values[place], 14)), values: group.sort((a, b) => a - b) }))
     .filter((group) => group.values.length);
   const each = (share) => filled.map((group) => quantile(group.values, share));
-  return { data: [{ type: "box", x: filled.map((group) => group.name), lowerfence: each(0), q1: each(0.25), median: each(0.5),
+  // Short names of different values may be the same, so the boxes stand at numbers.
+  const nth = Math.ceil(filled.length / MOST_TICKS);
+  const named = filled.map((_, at) => at).filter((at) => at % nth === 0);
+  return { data: [{ type: "box", x: filled.map((_, at) => at), lowerfence: each(0), q1: each(0.25), median: each(0.5),
     q3: each(0.75), upperfence: each(1), line: { color: colour("accent"), width: 1.5 }, fillcolor: colour("accent-soft"), hoverinfo: "y" }],
   layout: { margin: { l: 40, r: 10, t: 30, b: 30 },
     title: { text: plain(parameter.name), font: { size: 13 }, x: 0, xanchor: "left" },
-    xaxis: { type: "category" }, yaxis: { type: kind.log ? "log" : "linear" } } };
+    xaxis: { type: "linear", tickvals: named, ticktext: named.map((at) => filled[at].name), zeroline: false },
+    yaxis: { type: kind.log ? "log" : "linear" } } };
 }
 
 function bars(names, groups) {
