@@ -22,6 +22,11 @@ const kind = { of: (seen) => seen };
 const { data, layout } = effect({ name: "TILE", at: 0, values }, rows, kind);
 console.log(JSON.stringify([data[0].x, data[0].median, layout.xaxis]));
 """
+_ERROR = """
+const [text, error] = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const columns = resultColumns({ recorded: false });
+console.log(JSON.stringify(compileFilter(text, columns)({ error })));
+"""
 
 
 def called(assets: tuple[str, ...], program: str, given: Json) -> Json:
@@ -52,3 +57,14 @@ def test_of_many_values_some_are_named() -> None:
     _, median, axis = called(("plots.js",), _EFFECT, [list(map(str, range(40))), list(range(40))])
     assert len(median) == 40
     assert axis["ticktext"] == [str(n) for n in range(0, 40, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "kept"),
+    [("error>50", 0.8, True), ("error>50", 0.31, False), ("error<50", 0.31, True),
+     ("error<50", None, False)],
+)  # fmt: skip
+def test_errors_are_filtered_by_the_percents_that_are_shown(
+    text: str, error: float | None, kept: bool
+) -> None:
+    assert called(("sections.js", "filter.js"), _ERROR, [text, error]) == kept

@@ -108,7 +108,8 @@ function resultColumns(run) {
     value: (row) => row.time_us, text: (row) => (row.time_us === null ? "-" : figureText(row.time_us) + " µs") });
   if (!run.recorded) {
     columns.push(
-      { name: "error", title: "Largest error as a share of its limit", numeric: true, value: (row) => row.error,
+      { name: "error", title: "Largest error, % of its limit", numeric: true,
+        value: (row) => (row.error === null ? null : row.error * 100), // as it is shown: the filter compares it
         text: (row) => (row.error === null ? "-" : (row.error * 100).toFixed(0) + "%") },
       { name: "confirmed", value: (row) => (row.confirmed ? "yes" : "no"), text: (row) => (row.confirmed ? "yes" : "no"),
         kind: (row) => (row.confirmed ? "good" : "quiet") });
