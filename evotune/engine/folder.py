@@ -142,7 +142,7 @@ def find_run(text: str, runs_dir: Path) -> RunFolder:
 
 
 def list_runs(runs_dir: Path) -> list[RunFolder]:
-    """All runs of a folder: those that somebody renamed, then the others, oldest first."""
+    """All runs of a folder: first the renamed ones, then the others, oldest first."""
     paths = [path.parent for path in runs_dir.glob("*/store.sqlite")]
     paths.sort(key=lambda path: (_STARTED.match(path.name) is not None, path.name))
     return [RunFolder(path) for path in paths]

@@ -217,7 +217,7 @@ class ClusterExecutor:
         return [address for address in workers_of(self._client) if address not in self._refused]
 
     def _check_workers(self) -> None:
-        """Sends trials elsewhere when all workers that may take them have gone, and those that
+        """Sends trials elsewhere when all workers that may take them have gone, and trials that
         could not be sent before.
 
         Once a worker has refused, each trial names the workers that may take it, as a champion

@@ -178,7 +178,7 @@ class PortfolioWork:
         return [point.label for point in heaviest if point.label not in tried]
 
     def _advice(self) -> str:
-        """What helps where no search has a champion; "" for nothing."""
+        """The advice where no search has a champion; "" for none."""
         runs = self._searches.runs
         unfinished = any(not self._searches.is_finished(label) for label in runs)
         if unfinished or (self._untried() and len(runs) < self._plan.most):

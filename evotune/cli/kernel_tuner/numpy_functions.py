@@ -235,7 +235,7 @@ _COUNTED = {
     "arange": {"dtype"},
     "linspace": {"start", "stop", "num", "endpoint", "dtype"},
 }
-"""The keywords that keep the length, and those that are read."""
+"""By function: the keywords that it may have. They keep the length, or are read."""
 
 
 def _counted(name: str, arguments: Arguments, keywords: Keywords, dtype: str) -> Array:

@@ -35,7 +35,7 @@ class RaggedCalls(NamedCalls):
         super().__init__(name, description, CALLS[problem].said, _OPTIONS[problem])
 
     def function(self) -> Callable[..., torch.Tensor]:
-        """The one that the package offers. A method would be pickled with its object."""
+        """The function that the package offers. A method would be pickled with its object."""
         call = self.attention_paged if self._is_paged else self.attention_varlen
 
         @functools.wraps(call)
