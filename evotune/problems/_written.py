@@ -41,10 +41,10 @@ class Written:
     def unchanged(self, method: str, inputs: Mapping[str, Any], *, of: str = "") -> Iterator[None]:
         """A context in which the method must not write to its inputs: the other methods and every
         launch read the same tensors. ProblemMistake if it does. `of` names a baseline."""
-        versions = {name: getattr(value, "_version", 0) for name, value in inputs.items()}
+        versions = {name: _writes_to(value) for name, value in inputs.items()}
         yield
         for name, version in versions.items():
-            if getattr(inputs[name], "_version", 0) != version:
+            if _writes_to(inputs[name]) != version:
                 raise self._at(method, f"{of or method} changed its input {name} in place")
 
     def check(self, sizes: Mapping[str, int]) -> str:
@@ -237,3 +237,10 @@ def _kind(found: object) -> str:
     if isinstance(found, tuple) and len(found) <= 8:
         return shorten(repr(found))
     return f"a {type(found).__name__}"
+
+
+def _writes_to(value: Any) -> int:
+    """PyTorch's count of writes to a tensor; 0 for a number, and in inference mode, which has no
+    such count."""
+    is_inference = getattr(value, "is_inference", None)
+    return 0 if is_inference is None or is_inference() else int(value._version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 
 from evotune.errors import ProblemMistake
@@ -226,6 +227,18 @@ def test_a_reference_that_changes_an_input_is_told(
     problem = create_problem("problem.py:Scale", "float32", folder)
     assert isinstance(problem, UserProblem)
     with pytest.raises(ProblemMistake, match="30: reference changed its input x in place"):
+        examine(problem, problem.case({"rows": 3, "columns": 5}, {}))
+
+
+def test_a_problem_is_examined_in_inference_mode_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors do not count writes there."""
+    monkeypatch.chdir(folder)
+    (folder / "problem.py").write_text(PROBLEM)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    with torch.inference_mode():
         examine(problem, problem.case({"rows": 3, "columns": 5}, {}))
 
 
