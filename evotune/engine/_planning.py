@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from evotune.backends import registry
@@ -322,17 +322,25 @@ class Planner:
         seed: int,
         skipped: list[Check],
     ) -> list[CaseJob]:
-        """Random shapes that the kernel supports and that need no further binary."""
+        """The measured cases in other layouts, and random shapes that need no further binary.
+
+        A layout may have a binary of its own, and an exported binary serves only the cases between
+        its own checks. Random shapes alone may leave out a measured case.
+        """
         text = f"{self._secret}/shapes/{seed}".encode()
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
-        far = 0  # tests of far tensors come on top
-        drawn = self.problem.random_cases(self._cases[TIMED], draw, self._kept[kernel.name])
+        further = 0  # tests of other layouts and of far tensors come on top
+        kept = self._kept[kernel.name]
+        drawn = self.problem.random_cases(self._cases[TIMED], draw, kept)
         known = {case.label for case in self._cases[TIMED]}
-        for case in islice(drawn, _RANDOM_SHAPES):
-            if len(jobs) - far == _RANDOM_TESTS:
+        measured = () if "layout" in kept else (*self._cases[TIMED], *self._cases[HELD_OUT])
+        others = [other for case in measured for other in self.problem.other_layouts(case)]
+        for case in chain(others, islice(drawn, _RANDOM_SHAPES)):
+            if len(jobs) - further == _RANDOM_TESTS:
                 break
-            compiled = compiled_in(self.bound, kernel, case) in compile_jobs
+            is_other = case in others
+            compiled = is_other or compiled_in(self.bound, kernel, case) in compile_jobs
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
                 known.add(case.label)
                 try:
@@ -340,7 +348,8 @@ class Planner:
                 except (Rejected, SpaceError):
                     continue
                 jobs.append(job)
-                far += any(spec.is_far for spec in self.problem.tensors(case))
+                of_far = any(spec.is_far for spec in self.problem.tensors(case))
+                further += of_far or is_other
         if not jobs:
             detail = f"kernel {kernel.name} needs another binary for every random shape"
             skipped.append(Check("random tests", ALL_KINDS, "skipped", detail=detail))

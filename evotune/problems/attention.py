@@ -167,6 +167,11 @@ class Attention:
         }
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
+    def other_layouts(self, case: Case) -> Sequence[Case]:
+        """As a projection leaves the tensors; contiguous, if the case is not."""
+        other = "blhd" if case.symbols["layout"] == layouts.DEFAULT else layouts.DEFAULT
+        return [_laid_out(case.symbols, other)]
+
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:

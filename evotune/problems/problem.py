@@ -137,8 +137,8 @@ class Problem(Protocol):
     """A computation that kernels must do, with its reference and its baselines.
 
     Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
-    `edge_cases`, `siblings`, `random_cases`, `random_kinds`, `place`) and again in the worker,
-    where the methods that take or give tensors run.
+    `edge_cases`, `siblings`, `other_layouts`, `random_cases`, `random_kinds`, `place`) and again in
+    the worker, where the methods that take or give tensors run.
     """
 
     name: ClassVar[str]
@@ -175,6 +175,9 @@ class Problem(Protocol):
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The case's shape in every variant, its own included; a finalist must pass all."""
+
+    def other_layouts(self, case: Case) -> Sequence[Case]:
+        """The case with its tensors in other memory, for kernels that receive strides."""
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()

@@ -94,6 +94,23 @@ def test_views_have_a_binary_of_their_own_that_champions_are_checked_with(tmp_pa
         assert len(job.plan.arguments) == len(job.compile.signature) == taken
 
 
+@pytest.mark.parametrize("layout", ["bhld", "blhd"])
+def test_measured_cases_are_checked_in_another_layout(tmp_path: Path, layout: str) -> None:
+    """A package serves a measured case in each layout, so both binaries were checked on it."""
+    planner = of_mma(tmp_path, f"{SHAPE}, layout: {layout}")
+    made = planner.proposal(0, planner.bound.default(), confirm=True)
+    other = {"bhld": "blhd", "blhd": "bhld"}
+
+    def of(*roles: str) -> set[tuple[str, ...]]:
+        names = ("batch", "heads", "seq_len_q", "seq_len_k", "causal", "layout")
+        found = [job.case.symbols for job in made.cases if job.role in roles]
+        return {tuple(str(symbols[name]) for name in names) for symbols in found}
+
+    measured = of(TIMED, HELD_OUT)
+    assert len(measured) > 2
+    assert {(*sizes, other[layout]) for *sizes, layout in measured} <= of(RANDOM)
+
+
 def test_a_space_that_times_views_searches_with_their_binary(tmp_path: Path) -> None:
     planner = of_mma(tmp_path, f"{SHAPE}, layout: blhd")
     timed = planner.compile_jobs(planner.bound.default())

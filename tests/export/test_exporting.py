@@ -8,7 +8,7 @@ import json
 import os
 import random
 import shutil
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +224,8 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
         widest[strided] = max(widest[strided], region["ranges"]["elements"][1])
     assert widest[0] < 1 << 31 < widest[1]
     package = Dispatch(dispatch)
-    served = package.exact_cases()[0]
-    for layout, strided, given in (("contiguous", 0, 12), ("strided", 1, 24)):
+    layouts = (("contiguous", 0, 12), ("strided", 1, 24))
+    for served, (layout, strided, given) in product(package.exact_cases(), layouts):
         case = with_strides(served, across=bool(strided))
         choice = package.choose(case, layout)
         assert isinstance(choice, Choice)

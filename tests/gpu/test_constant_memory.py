@@ -58,7 +58,7 @@ def test_each_call_copies_the_tensor(tmp_path: Path) -> None:
 
     for wrong, words in (
         (plan("c_weigths", 128), "no variable c_weigths"),
-        (plan("c_weights", 260), "has 256 bytes, the tensor weights 260"),
+        (plan("c_weights", 260), "has 256 bytes, but the tensor weights has 260"),
     ):
         with pytest.raises(LaunchFailure, match=words):
             session.bind(session.load(binary, wrong), wrong, pointers)
