@@ -114,7 +114,11 @@ def _mate(
 def _mutate(
     space: SearchSpace, configuration: Configuration, rng: random.Random
 ) -> dict[str, Value]:
-    """Changes one active gene always, and sometimes further ones."""
+    """Changes one active gene always, and sometimes further ones.
+
+    A gene that mating made active may still have its inactive value. If that lies outside the
+    domain, a value is drawn.
+    """
     values = configuration.to_json()
     active = frozenset(space.active(configuration))
     genes = [parameter for parameter in space.parameters if parameter.name in active]
@@ -123,7 +127,11 @@ def _mutate(
     certain = rng.randrange(len(genes))
     for i, parameter in enumerate(genes):
         if i == certain or rng.random() * len(genes) < _EXTRA_MUTATIONS:
-            values[parameter.name] = parameter.mutate(values[parameter.name], rng)
+            value = values[parameter.name]
+            known = value in parameter
+            values[parameter.name] = (
+                parameter.mutate(value, rng) if known else parameter.sample(rng)
+            )
     return values
 
 

@@ -16,10 +16,14 @@ from evotune.trial import Value
 
 
 class Parameter(ABC):
-    """A named finite domain. `values` is a sequence with O(1) `len` and indexing."""
+    """A named finite domain. `values` is a sequence with O(1) `len` and indexing.
+
+    `outside`: the value of the inactive parameter if it is not in the domain; else empty.
+    """
 
     kind: ClassVar[str]
     ordered: ClassVar[bool] = False  # whether the distance between indices means something
+    outside: tuple[Value, ...] = ()
 
     def __init__(self, name: str, values: Sequence[Value]) -> None:
         if len(values) == 0:

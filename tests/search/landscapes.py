@@ -14,6 +14,7 @@ from evotune.search.catalog import create_strategy
 from evotune.search.strategy import Strategy
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 Evaluate = Callable[[Configuration], Outcome]
@@ -97,7 +98,7 @@ class Session:
 
 def session(
     name: str,
-    space: ExplicitSpace,
+    space: SearchSpace,
     evaluate: Evaluate,
     *,
     seed: int = 0,

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from evotune.errors import StoreError
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import STRATEGY_NAMES, create_strategy
-from evotune.trial import Outcome, OutcomeKind, Trial
+from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+from tests.space.spaces import bind_text
 
 from .landscapes import all_fail, recording, session, small_space, smooth
 
@@ -47,6 +48,25 @@ def test_proposes_valid_configurations_never_told_or_pending(name: str, lookahea
     proposals = session(name, recorded.space, recorded.outcome, lookahead=lookahead).run(400)
     assert all(recorded.space.is_valid(c) for c in proposals)
     assert len(set(proposals)) == 400
+
+
+@every_strategy
+def test_an_inactive_value_may_lie_outside_the_domain(name: str) -> None:
+    space = bind_text(
+        "parameters: {A: [1, 2, 4], B: {values: [2, 4], when: A > 1, otherwise: 0}, "
+        "C: {choices: [early], when: B > 2, otherwise: late}, D: {range: [1, 30]}}"
+    )
+
+    def evaluate(configuration: Configuration) -> Outcome:
+        return Outcome(OutcomeKind.OK, fitness=float(configuration["D"]))
+
+    search = session(name, space, evaluate, lookahead=0)
+    proposals = search.run(120)
+    assert all(space.is_valid(c) for c in proposals)
+    assert len({c["C"] for c in proposals}) == 2
+    resumed = create_strategy(name, space, SearchSettings(0, 8, 3, 0))
+    resumed.restore(json.loads(json.dumps(search.strategy.snapshot())))
+    assert resumed.ask(120, ()) == search.strategy.ask(120, ())
 
 
 @every_strategy

@@ -43,3 +43,15 @@ def test_indices_take_no_more_room_than_they_need() -> None:
 
 def test_values_of_different_types_that_look_alike_are_told_apart() -> None:
     assert Encoder([Categorical("X", (1, "1"))]).row({"X": "1"}).tolist() == [1]
+
+
+def test_an_inactive_value_outside_the_domain_comes_last() -> None:
+    stages, wait = OrderedParameter("STAGES", (2, 4)), Categorical("WAIT", ("early",))
+    stages.outside, wait.outside = (1,), ("late",)
+    encoder = Encoder([stages, wait])
+    inactive = {"STAGES": 1, "WAIT": "late"}
+    assert encoder.indices(inactive) == [2, 1]
+    assert encoder.configuration([2, 1]).to_json() == inactive
+    assert [len(axis) for axis in encoder.axes] == [3, 2]
+    with pytest.raises(ValueError, match="not in"):
+        encoder.indices({"STAGES": 8, "WAIT": "late"})

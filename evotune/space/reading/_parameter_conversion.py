@@ -91,6 +91,8 @@ class ParameterConverter:
                 f"{otherwise} has another type than the values of {name}, such as "
                 f"{parameter.values[0]}"
             )
+        if otherwise not in parameter:
+            parameter.outside = (otherwise,)
         if field.default is not None and not _is_member(field.default, parameter):
             raise self._not_a_value(field.default, parameter, (*path, "default"))
         return ParameterSpec(parameter, when, otherwise, field.default, position)
