@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from evotune.run_options import SearchSettings
 from evotune.search._population import Individual
 from evotune.search.folded import FoldedStrategy
 from evotune.search.strategy import stream
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Json, Trial
 
 
@@ -45,7 +47,9 @@ class LocalSearch(FoldedStrategy):
 
     name: ClassVar[str] = "local"
 
-    _incumbent: Individual | None = None
+    def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
+        super().__init__(space, settings)
+        self._incumbent: Individual | None = None
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
         taken = frozenset(pending)

@@ -82,6 +82,22 @@ class FoldedStrategy:
         }
 
     def restore(self, snapshot: Json) -> None:
+        try:
+            self._require_own(snapshot)
+            self._told = int(snapshot["told"])
+            self._seen.restore(snapshot["seen"])
+            self._unseen.forget()
+            self._elites.restore(snapshot["chronicle"], self._names)
+            self._restore_learnt(snapshot["learnt"])
+        except StoreError:
+            self._forget_everything()
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            self._forget_everything()
+            raise StoreError(f"the snapshot of the search is damaged: {error}") from error
+
+    def _require_own(self, snapshot: Json) -> None:
+        """StoreError for the snapshot of another search."""
         found = snapshot if isinstance(snapshot, Mapping) else {}
         for name, expected in self._identity().items():
             if found.get(name) != expected:
@@ -89,15 +105,9 @@ class FoldedStrategy:
                     f"the snapshot of the search has {name} {found.get(name)!r}, "
                     f"this search has {expected!r}"
                 )
-        try:
-            self._told = int(snapshot["told"])
-            self._seen.restore(snapshot["seen"])
-            self._unseen.forget()
-            self._elites.restore(snapshot["chronicle"], self._names)
-            self._restore_learnt(snapshot["learnt"])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self.__init__(self._space, self._settings)  # type: ignore[misc]  # half restored
-            raise StoreError(f"the snapshot of the search is damaged: {error}") from error
+
+    def _forget_everything(self) -> None:
+        self.__init__(self._space, self._settings)  # type: ignore[misc]
 
     def _identity(self) -> dict[str, Json]:
         settings = self._settings

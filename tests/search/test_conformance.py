@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -166,6 +167,18 @@ def test_refuses_a_snapshot_of_another_search(name: str) -> None:
             other.restore(snapshot)
     with pytest.raises(StoreError, match="this search has"):
         search.strategy.restore(None)
+
+
+@every_strategy
+@pytest.mark.parametrize("change", [{"seed": 2}, {"seen": 3}, {"told": math.inf}], ids=str)
+def test_a_refused_snapshot_leaves_a_search_that_was_told_nothing(
+    name: str, change: dict[str, float]
+) -> None:
+    search = session(name, small_space(), smooth)
+    search.run(30)
+    with pytest.raises(StoreError):
+        search.strategy.restore({**search.strategy.snapshot(), **change})
+    assert search.strategy.snapshot() == session(name, small_space(), smooth).strategy.snapshot()
 
 
 @every_strategy
