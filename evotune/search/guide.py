@@ -265,7 +265,7 @@ class Guide:
     def _fitted(
         self, start: Kernel, trials: Numbers, values: Floats, count: int, warp: Warp
     ) -> tuple[Kernel, float]:
-        rng = np.random.default_rng([self._seed, count])
+        rng = np.random.default_rng([abs(self._seed), count])  # NumPy takes no negative seed
         chosen = worth_fitting(values, rng)
         rows, values = self._told.rows(trials[chosen]), values[chosen]
         kernel, likely = fit_kernel(start, self._encoder.axes, rows, warp.all(values), rng)

@@ -77,6 +77,11 @@ def test_the_same_seed_and_outcomes_give_the_same_proposals(name: str) -> None:
     assert session(name, recorded.space, recorded.outcome, seed=5).run(200) == first
 
 
+@every_strategy
+def test_a_seed_may_be_negative(name: str) -> None:
+    assert len(session(name, small_space(), smooth, seed=-1).run(20)) == 20
+
+
 @pytest.mark.parametrize("name", [n for n in STRATEGY_NAMES if n != "exhaustive"])
 def test_another_seed_gives_other_proposals(name: str) -> None:
     recorded = recording()
