@@ -241,7 +241,7 @@ class Posterior:
         return len(self._own)
 
     def truncate(self, count: int) -> None:
-        """Forgets all but the first `count` appended trials."""
+        """Forgets all but the first `count` appended trials, bit by bit."""
         if count == 0:
             self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
             # Shapes: appended trials x candidates, and axes x appended trials, with room for more.
@@ -253,9 +253,9 @@ class Posterior:
             self._inverse: Floats = np.zeros((_ROOM, _ROOM))
         else:
             self._own = self._own[:count]
-        self.variance: Floats = np.maximum(
-            self._base_variance - (self._extra[:count] ** 2).sum(axis=0), _LEAST_VARIANCE
-        )
+        self.variance: Floats = np.maximum(self._base_variance, _LEAST_VARIANCE)
+        for extra in self._extra[:count]:
+            self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
 
     def append(self, row: Rows) -> None:
         """Appends a trial. Its value is an argument of `means`."""
