@@ -74,7 +74,6 @@ class TrialModel:
         chosen = _most_telling(values, rng)
         values = np.maximum(values[chosen], values.max() - _LARGEST_GAP)
         rows = self._rows([configurations[i] for i in chosen])
-        self._scale = float(values.std()) or 1.0
         self._figures = _Figures([figures[i] if figures else () for i in chosen])
         with _THREADS.limit(limits=1, user_api="blas"):
             self._kernel = self._fitted(rows, values, rng)
