@@ -158,3 +158,15 @@ def _value_or_none(expression: Expression, row: dict[str, Value]) -> Value | Non
         return expression.evaluate(row)
     except SpaceError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("text", "without_value"),
+    [("C < 3", 2), ("D and C", 1), ("not C", 2), ("(1 if C else 2) == 1", 2), ("C != 2", 0)],
+)
+def test_a_constraint_says_how_often_it_meets_a_word(text: str, without_value: int) -> None:
+    space = bind_text(
+        "parameters: {C: {choices: [1, fast, 2]}, D: [false, true]}\n"
+        f'constraints: ["C == 1 or D or not D", "{text}"]\n'
+    )
+    assert space.constraint_report()[1].without_value == without_value

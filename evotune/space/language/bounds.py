@@ -36,7 +36,7 @@ class Bounds:
 
 
 UNBOUNDED = Bounds(np.array(-np.inf), np.array(np.inf))
-_ALWAYS_DEFINED = EQUALITY | ORDERING | {"and", "or", "not", "if"}  # if their operands are
+_FAIL_ON_TEXT_ALONE = ORDERING | {"and", "or", "not"}
 _FALSE_OR_TRUE = Bounds(np.array(0.0), np.array(1.0))
 
 
@@ -74,11 +74,15 @@ def may_fail(node: Node, known: Mapping[str, Bounds]) -> bool:
         return any(
             _may_fail(part.operator, [intervals.done[operand] for operand in part.operands], found)
             for part, found in intervals.done.items()
-            if isinstance(part, Operation) and part.operator not in _ALWAYS_DEFINED
+            if isinstance(part, Operation) and part.operator not in EQUALITY
         )
 
 
 def _may_fail(operator: str, operands: Sequence[Bounds], found: Bounds) -> bool:
+    if operator in _FAIL_ON_TEXT_ALONE:
+        return any(map(_may_be_text, operands))
+    if operator == "if":
+        return _may_be_text(operands[0])
     if operator in ("/", "//", "%", "ceil_div"):
         divisor = operands[1]
         if ((divisor.low <= 0) & (divisor.high >= 0)).any():
@@ -88,6 +92,10 @@ def _may_fail(operator: str, operands: Sequence[Bounds], found: Bounds) -> bool:
     if operator in ("**", "is_pow2"):  # these need integers, which bounds cannot show
         return True
     return bool(((found.low <= -LIMIT) | (found.high >= LIMIT)).any())
+
+
+def _may_be_text(operand: Bounds) -> bool:
+    return bool((np.isinf(operand.low) & np.isinf(operand.high)).any())
 
 
 class _Intervals:
