@@ -147,6 +147,7 @@ BAD_KERNELS = [
     (CppKernel(entry="f"), "", "missing key 'source'"),
     (CppKernel("a.cpp", "f g", name="k"), ".entry", "expected an identifier"),
     (CppKernel(7, "f"), ".source", "expected a text, found 7"),
+    (CppKernel(entry="f", source_text=b"x"), ".source_text", "expected a text, found b'x'"),
     (CppKernel("a.cpp", "f", arguments="x"), ".arguments", "expected a list, found 'x'"),
     (CppKernel("a.cpp", "f", ["x", 3]), ".arguments[1]", "expected a text, found 3"),
     (CppKernel("a.cpp", "f", ["x", Argument(1, "int")]), ".arguments[1].type", "'int32', 'int64'"),

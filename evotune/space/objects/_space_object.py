@@ -113,6 +113,7 @@ class Space:
     def document(self) -> SpaceDocument:
         """The space as evotune works with it, checked as far as it can be without a device."""
         root = self._root
+        self._check_source_texts()
         text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": root.as_posix()})
         if len(text.encode()) > MAX_BYTES:
             raise Position(place="Space").error("the space is larger than 1 MiB")
@@ -231,6 +232,14 @@ class Space:
                 raise Position(place=place).error(message)
             named[name] = kernel
         return named
+
+    def _check_source_texts(self) -> None:
+        """SpaceError for a source that is no text, as bytes are."""
+        for name, kernel in self._named_kernels.items():
+            found: object = kernel.source_text
+            if found is not None and not isinstance(found, str):
+                place = self._place(("kernels", name, "source_text"))
+                raise Position(place=place).error(f"expected a text, found {describe(found)}")
 
     @functools.cached_property
     def _kernel_data(self) -> dict[str, dict[str, object]]:
