@@ -7,45 +7,53 @@
 // How         D = A B^T by tiles of BLOCK_M x BLOCK_N, of which a consumer warpgroup has ROW_TILES x 64 rows in registers.
 //             A and B are both K-major, as wgmma takes them from shared memory. One thread of the producer warp loads
 //             BLOCK_K = 64 * K_PANELS columns of both at a time by TMA into a ring of STAGES, into the next tile too.
+//             A 128 x 256 tile at 700 TFLOP/s reads 8 TB/s from the L2 cache, more than that gives. So the blocks of a
+//             cluster load a part of B each, for all of them.
 //             SKINNY 0: A is x, B is weight. SKINNY 1: A is weight, B is x, so that few rows of x fill a tile: the
 //             64 rows that an MMA has at least are weights, of which there are always enough.
-//             SPLIT_K blocks share the columns of a tile. Each writes its sums to the workspace; the last one to arrive
-//             adds them up, in the order of the parts, so that a launch always gives the same bits.
+//             SPLIT_K clusters share the columns of a tile. Each block writes its sums to the workspace; the last one to
+//             arrive adds them up, in the order of the parts, so that a launch always gives the same bits.
 // Tunables
 //   CONSUMER_WARPGROUPS  1, 2, 3
 //   ROW_TILES            1, 2: BLOCK_M = 64 * ROW_TILES * CONSUMER_WARPGROUPS
 //   BLOCK_N              columns of a tile (16..256), a multiple of 16
 //   K_PANELS             1, 2: columns that a stage has, in panels of 64
 //   STAGES               stages of the ring (2..12)
-//   SPLIT_K              1..16: blocks that share a tile
+//   CLUSTER              1, 2, 4: blocks that share B
+//   SPLIT_K              1..16: clusters that share a set of tiles
 //   PERSISTENT           0: a block a tile. 1: as many blocks as fit walk over the tiles (SPLIT_K 1)
-//   TILE_GROUP           rows of tiles that are walked together, column by column: A and B stay in the L2 cache
+//   TILE_GROUP           rows of sets of tiles that are walked together
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..4)
+//   L2_PROMOTION         0, 128, 256: bytes that a TMA load brings to the L2 cache at a time, in the maps alone
 //   SKINNY, GELU         0/1, fixed by a space
 // Constraints Registers of a thread: 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, at most 255.
-//             A consumer holds ROW_TILES * BLOCK_N / 2 sums and some 36 more.
-// Launch      tiles = ceil(rows / BLOCK_M) * ceil(columns / BLOCK_N), where (rows, columns) is (m, n), SKINNY (n, m)
-//             grid  (PERSISTENT ? min(tiles, MIN_CTAS * multiprocessors) : tiles * SPLIT_K)
+//             A consumer holds ROW_TILES * BLOCK_N / 2 sums and some 36 more. BLOCK_N is a multiple of 8 * CLUSTER.
+// Launch      sets  = ceil(rows / (CLUSTER * BLOCK_M)) * ceil(columns / BLOCK_N), where (rows, columns) is (m, n), SKINNY (n, m)
+//             grid  CLUSTER * (PERSISTENT ? min(sets, MIN_CTAS * multiprocessors / CLUSTER) : sets * SPLIT_K)
 //             block (128 * CONSUMER_WARPGROUPS + 32)
-// Arguments   a_map, b_map by value: maps of A and B with boxes (64, 64) and (BLOCK_N, 64), swizzled by 128 bytes
-// Workspace   SPLIT_K > 1: parts float[tiles * SPLIT_K * BLOCK_M * BLOCK_N], counter int[tiles], zero
+// Arguments   a_map, b_map by value: maps of A and B with boxes (64, 64) and (BLOCK_N / CLUSTER, 64), swizzled by 128 bytes
+// Workspace   SPLIT_K > 1: parts float[CLUSTER * sets * SPLIT_K * BLOCK_M * BLOCK_N], counter int[CLUSTER * sets], zero
 // Shared      128 * K_PANELS * STAGES * (BLOCK_M + BLOCK_N) + 16 * STAGES bytes
 // Archs       sm_90a.
 // References  PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor".
-#include "../attention/element.cuh"
+#include "../attention/cluster_multicast.cuh"
 #include "../attention/last_block.cuh"
 #include "../attention/mma_sync.cuh"
 #include "../attention/wgmma_panels.cuh"
 #include "../attention/wgmma_product.cuh"
+#include "linear_epilogue.cuh"
+#include "linear_tiles.cuh"
 #include "tma_2d.cuh"
 
-#define BLOCK_M (64 * ROW_TILES * CONSUMER_WARPGROUPS)
-#define BLOCK_K (64 * K_PANELS)
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_DIMS
+#endif
 
 namespace {
 
 using Columns = Panels<BLOCK_K>;
-constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32;
 constexpr int kSums = ROW_TILES * BLOCK_N / 2;  // of a consumer's thread
 constexpr int kTilesOfA = ROW_TILES * CONSUMER_WARPGROUPS;
@@ -57,6 +65,7 @@ constexpr unsigned kBarriersAt = STAGES * kStageBytes;
 constexpr unsigned kSharedBytes = kBarriersAt + 16 * STAGES;
 static_assert(SPLIT_K == 1 || !PERSISTENT, "a block merges one tile");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "an MMA has up to 256 columns");
+static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 __device__ __forceinline__ unsigned shared_at(unsigned offset) {
@@ -69,43 +78,26 @@ __device__ __forceinline__ unsigned b_at(int stage) { return a_at(stage, kTilesO
 __device__ __forceinline__ unsigned full(int stage) { return shared_at(kBarriersAt + 16 * stage); }
 __device__ __forceinline__ unsigned empty(int stage) { return full(stage) + 8; }
 
-__device__ __forceinline__ float widened(Element bits) { return to_float<kBfloat16>(bits); }
-
-struct Problem {
-  int rows, columns, row_tiles, column_tiles, steps;
-  __device__ __forceinline__ Problem(int m, int n, int k)
-      : rows(SKINNY ? n : m),
-        columns(SKINNY ? m : n),
-        row_tiles((rows + BLOCK_M - 1) / BLOCK_M),
-        column_tiles((columns + BLOCK_N - 1) / BLOCK_N),
-        steps((k + BLOCK_K - 1) / BLOCK_K) {}
-  __device__ __forceinline__ int shares() const { return row_tiles * column_tiles * SPLIT_K; }
-};
-
-// A share of a tile: the columns of A and B from step `first` to step `end`.
-struct Share {
-  int row, column, tile, first, end;
-  __device__ __forceinline__ Share(const Problem& problem, int number) : tile(number / SPLIT_K) {
-    const int part = number % SPLIT_K, in_group = TILE_GROUP * problem.column_tiles, group = tile / in_group;
-    const int height = min(TILE_GROUP, problem.row_tiles - group * TILE_GROUP), rest = tile - group * in_group;
-    row = (group * TILE_GROUP + rest % height) * BLOCK_M;
-    column = rest / height * BLOCK_N;
-    first = problem.steps * part / SPLIT_K;
-    end = problem.steps * (part + 1) / SPLIT_K;
-  }
-};
-
+// Each block counts the bytes of all of its stage. B's may arrive before its own thread has announced them.
 __device__ __forceinline__ void produce(const Problem& problem, const TensorMap& a, const TensorMap& b) {
+  constexpr int kRows = BLOCK_N / CLUSTER;  // of B, that this block loads
+  const int first = number_in_cluster() * kRows;
+  prefetch_map(a);
+  prefetch_map(b);
   Ring<STAGES> ring;
-  for (int number = blockIdx.x; number < problem.shares(); number += gridDim.x) {
-    const Share share(problem, number);
+  for (Walk walk; walk.has(problem); walk.next()) {
+    const Share share(problem, walk);
     for (int step = share.first; step < share.end; ++step) {
       wait_mbarrier(empty(ring.stage), ring.parity ^ 1);
       expect_bytes(full(ring.stage), kStageBytes);
 #pragma unroll
       for (int panel = 0; panel < K_PANELS; ++panel) {
         const int from = step * BLOCK_K + 64 * panel;
-        load_box_2d(b_at(ring.stage) + Columns::panel_at(BLOCK_N, panel), b, full(ring.stage), from, share.column);
+        const unsigned to_b = b_at(ring.stage) + Columns::panel_at(BLOCK_N, panel) + first * Columns::kRowBytes;
+        if constexpr (CLUSTER > 1)
+          load_box_2d_for_all<CLUSTER>(to_b, b, full(ring.stage), from, share.column + first);
+        else
+          load_box_2d(to_b, b, full(ring.stage), from, share.column);
 #pragma unroll
         for (int tile = 0; tile < kTilesOfA; ++tile)
           load_box_2d(a_at(ring.stage, tile) + Columns::panel_at(64, panel), a, full(ring.stage), from,
@@ -116,15 +108,19 @@ __device__ __forceinline__ void produce(const Problem& problem, const TensorMap&
   }
 }
 
-// Sum i of a thread's row tile is row 16 warp + 8 (i / 2 % 2) + lane / 4, column 8 (i / 4) + 2 (lane % 4) + i % 2.
 struct Consumer {
   const Problem& problem;
   const int group, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   Ring<STAGES> ring;
   float sums[ROW_TILES][BLOCK_N / 2];
   __device__ Consumer(const Problem& problem, int group) : problem(problem), group(group) {}
+  // To all blocks that load into the stage.
   __device__ __forceinline__ void give_back(int stage) const {
-    if (lane == 0) arrive_at_mbarrier(empty(stage));
+    if constexpr (CLUSTER > 1) {
+      if (lane < CLUSTER) arrive_in_block(empty(stage), lane);
+    } else {
+      if (lane == 0) arrive_at_mbarrier(empty(stage));
+    }
   }
 
   __device__ __forceinline__ void multiply(const Share& share) {
@@ -160,10 +156,10 @@ struct Consumer {
     const long long threads = (static_cast<long long>(tile) * SPLIT_K + part) * kSums + number;
     return parts + threads * (128 * CONSUMER_WARPGROUPS) + threadIdx.x;
   }
-  __device__ __forceinline__ void put_part(float* parts, const Share& share, int part) const {
+  __device__ __forceinline__ void put_part(float* parts, const Share& share) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i)
-      *part_at(parts, share.tile, part, i) = sums[i / (BLOCK_N / 2)][i % (BLOCK_N / 2)];
+      *part_at(parts, share.tile, share.part, i) = sums[i / (BLOCK_N / 2)][i % (BLOCK_N / 2)];
   }
   __device__ __forceinline__ void add_parts(float* parts, const Share& share) {
 #pragma unroll 1
@@ -175,46 +171,18 @@ struct Consumer {
       }
   }
 
-  static __device__ __forceinline__ float finished(float y) {
-    return GELU ? 0.5f * y * (1.0f + erff(y * 0.70710678118654752f)) : y;
-  }
   __device__ __forceinline__ void store(const Share& share, const Element* bias, Element* out) const {
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = share.row + 64 * (group * ROW_TILES + tile) + 16 * warp + 8 * half + lane / 4;
-        if (row >= problem.rows) continue;
-        const float of_row = SKINNY ? widened(bias[row]) : 0.0f;
-#pragma unroll
-        for (int i = 2 * half; i < BLOCK_N / 2; i += 4) {
-          const int column = share.column + i / 4 * 8 + lane % 4 * 2;
-          const float first = sums[tile][i], second = sums[tile][i + 1];
-          if constexpr (SKINNY) {  // out is (columns, rows)
-            const unsigned pair = pack<kBfloat16>(finished(first + of_row), finished(second + of_row));
-            Element* to = out + static_cast<long long>(column) * problem.rows + row;
-            if (column < problem.columns) to[0] = static_cast<Element>(pair);
-            if (column + 1 < problem.columns) to[problem.rows] = static_cast<Element>(pair >> 16);
-          } else if (column < problem.columns) {
-            const bool both = column + 1 < problem.columns;
-            const unsigned pair = pack<kBfloat16>(
-                finished(first + widened(bias[column])), finished(second + (both ? widened(bias[column + 1]) : 0.0f)));
-            Element* to = out + static_cast<long long>(row) * problem.columns + column;
-            if (problem.columns % 2 == 0) {
-              *reinterpret_cast<unsigned*>(to) = pair;
-            } else {
-              to[0] = static_cast<Element>(pair);
-              if (both) to[1] = static_cast<Element>(pair >> 16);
-            }
-          }
-        }
-      }
+    const int first_row = share.row + 64 * group * ROW_TILES;
+    if constexpr (SKINNY)
+      store_in_columns(sums, first_row, share.column, warp, lane, bias, out, problem.rows, problem.columns);
+    else
+      store_in_rows(sums, first_row, share.column, warp, lane, bias, out, problem.rows, problem.columns);
   }
 };
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     linear(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const Element* bias,
            Element* out, float* parts, int* counter, int m, int n, int k) {
   const Problem problem(m, n, k);
@@ -222,27 +190,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       start_mbarrier(full(stage), 1);
-      start_mbarrier(empty(stage), 4 * CONSUMER_WARPGROUPS);
+      start_mbarrier(empty(stage), 4 * CONSUMER_WARPGROUPS * CLUSTER);
     }
     publish_mbarriers();
   }
-  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    __syncwarp();
+    sync_cluster();
+  } else {
+    __syncthreads();
+  }
   Consumer consumer(problem, warpgroup);
   if (warpgroup == CONSUMER_WARPGROUPS) {
     if (threadIdx.x % 32 == 0) produce(problem, a_map, b_map);
     __syncwarp();
   } else {
-    for (int number = blockIdx.x; number < problem.shares(); number += gridDim.x) {
-      const Share share(problem, number);
+    for (Walk walk; walk.has(problem); walk.next()) {
+      const Share share(problem, walk);
       consumer.multiply(share);
       if constexpr (SPLIT_K == 1)
         consumer.store(share, bias, out);
       else
-        consumer.put_part(parts, share, number % SPLIT_K);
+        consumer.put_part(parts, share);
     }
   }
+  if constexpr (CLUSTER > 1) {
+    __syncwarp();
+    sync_cluster();  // the others may still load into this block's memory, and give back stages to it
+  }
   if constexpr (SPLIT_K > 1) {
-    const Share share(problem, blockIdx.x);
+    const Share share(problem, Walk());
     if (!last_to_arrive(counter + share.tile, SPLIT_K) || warpgroup == CONSUMER_WARPGROUPS) return;
     consumer.add_parts(parts, share);
     consumer.store(share, bias, out);

@@ -5,7 +5,8 @@
 // Shapes    x, out (rows, columns), weight (columns), contiguous, 16-byte aligned; any sizes >= 1.
 // Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
 // Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD, STORE: see row_team.cuh
-//           KEPT      vectors of a row that a thread keeps in registers (0..16). Columns beyond are read twice.
+//           KEPT      vectors of a row that a thread keeps in registers as they were read (0..16). Columns beyond are read
+//                     twice.
 // Launch    grid (ceil(rows / ROWS)), block (32 * WARPS_PER_ROW * ROWS). Workspace: none.
 // Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_80 and later.
@@ -18,17 +19,20 @@ __device__ __forceinline__ void norm_of_row(const Number* x, const Number* weigh
                                             float eps, int columns) {
   constexpr int kStride = kTeamThreads * WIDTH;
   const int first = place.thread * WIDTH;
-  float kept[KEPT > 0 ? KEPT : 1][WIDTH], sum = 0.0f;
+  Vector<WIDTH> kept[KEPT > 0 ? KEPT : 1];
+  float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < KEPT; ++j) {
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) kept[j][i] = 0.0f;
-    if (first + j * kStride < columns) load(kept[j], x + first + j * kStride);
+    kept[j].word = {};
+    if (first + j * kStride < columns) kept[j] = load_vector_of<WIDTH>(x + first + j * kStride);
   }
 #pragma unroll
-  for (int j = 0; j < KEPT; ++j)
+  for (int j = 0; j < KEPT; ++j) {
+    float values[WIDTH];
+    widen(values, kept[j]);
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) sum += kept[j][i] * kept[j][i];
+    for (int i = 0; i < WIDTH; ++i) sum += values[i] * values[i];
+  }
   for (int at = first + KEPT * kStride; at < columns; at += kStride) {
     float values[WIDTH];
     load<WIDTH, true>(values, x + at);  // it is read again
@@ -37,8 +41,9 @@ __device__ __forceinline__ void norm_of_row(const Number* x, const Number* weigh
   }
   const float scale = rsqrtf(reduce<Sum, 0>(sum) / columns + eps);
   if (!place.exists) return;
-  const auto put = [&](int at, float(&values)[WIDTH]) {
-    float weights[WIDTH];
+  const auto put = [&](int at, const Vector<WIDTH>& vector) {
+    float values[WIDTH], weights[WIDTH];
+    widen(values, vector);
     load<WIDTH, true>(weights, weight + at);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) values[i] *= scale * weights[i];
@@ -47,11 +52,7 @@ __device__ __forceinline__ void norm_of_row(const Number* x, const Number* weigh
 #pragma unroll
   for (int j = 0; j < KEPT; ++j)
     if (first + j * kStride < columns) put(first + j * kStride, kept[j]);
-  for (int at = first + KEPT * kStride; at < columns; at += kStride) {
-    float values[WIDTH];
-    load(values, x + at);
-    put(at, values);
-  }
+  for (int at = first + KEPT * kStride; at < columns; at += kStride) put(at, load_vector_of<WIDTH>(x + at));
 }
 
 }  // namespace

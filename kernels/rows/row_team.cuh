@@ -42,9 +42,9 @@ union Vector {
   __device__ __forceinline__ Vector() {}
 };
 
-// WIDTH numbers, widened. KEPT_IN_CACHE: read with the default policy whatever LOAD is.
+// WIDTH numbers. KEPT_IN_CACHE: read with the default policy whatever LOAD is.
 template <int WIDTH, bool KEPT_IN_CACHE = false>
-__device__ __forceinline__ void load(float (&to)[WIDTH], const Number* from) {
+__device__ __forceinline__ Vector<WIDTH> load_vector_of(const Number* from) {
   Vector<WIDTH> vector;
   const auto* word = reinterpret_cast<const decltype(vector.word)*>(from);
 #if LOAD == LOAD_STREAMING
@@ -54,8 +54,18 @@ __device__ __forceinline__ void load(float (&to)[WIDTH], const Number* from) {
 #else
   vector.word = *word;
 #endif
+  return vector;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void widen(float (&to)[WIDTH], const Vector<WIDTH>& vector) {
 #pragma unroll
   for (int i = 0; i < WIDTH; ++i) to[i] = widened(vector.at[i]);
+}
+
+template <int WIDTH, bool KEPT_IN_CACHE = false>
+__device__ __forceinline__ void load(float (&to)[WIDTH], const Number* from) {
+  widen(to, load_vector_of<WIDTH, KEPT_IN_CACHE>(from));
 }
 
 template <int WIDTH>

@@ -18,6 +18,10 @@ inline float erff(float x) { return std::erf(x); }
 inline void load_box_2d(unsigned shared, const TensorMap& map, unsigned full, int column, int row) {
   load_box(shared, map, full, column, row, 0, 0);
 }
+template <int BLOCKS>
+void load_box_2d_for_all(unsigned shared, const TensorMap& map, unsigned full, int column, int row) {
+  load_box_for_all<BLOCKS>(shared, map, full, column, row, 0, 0);
+}
 
 // The number of 8 bits that is nearest, of two equally near ones that with an even mantissa. A step is 2^-9 below 2^-6,
 // and from there on an eighth of the power of two below the number.

@@ -31,6 +31,7 @@ ROOT = HERE.parents[1]
 _INSTRUCTIONS = (
     *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh"),
     *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh", "e4m3.cuh"),
+    *("cluster_multicast.cuh", "cluster_push.cuh"),
 )
 _DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
 _FENCE = 4096  # elements before and behind each tensor, all NaN, or

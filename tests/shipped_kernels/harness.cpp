@@ -3,6 +3,9 @@
 
 #include KERNEL_FILE
 
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
 #define RUN(entry) \
-  extern "C" void run_##entry(const Launch* launch, void** values) { run(*launch, values, entry); }
+  extern "C" void run_##entry(const Launch* launch, void** values) { run(*launch, values, entry, CLUSTER); }
 ENTRIES

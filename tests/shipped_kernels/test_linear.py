@@ -20,17 +20,25 @@ from .emulation import EmulatedKernel
 needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 LARGE: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "ROW_TILES": 1, "BLOCK_N": 64, "STAGES": 2}
-LARGE |= {"PERSISTENT": False, "TILE_GROUP": 2}
+LARGE |= {"PERSISTENT": False, "TILE_GROUP": 2, "CLUSTER": 1}
 SKINNY: dict[str, Value] = {"CONSUMER_WARPGROUPS": 1, "ROW_TILES": 2, "BLOCK_N": 32, "K_PANELS": 1}
-SKINNY |= {"STAGES": 3, "SPLIT_K": 3, "MIN_CTAS": 1}
+SKINNY |= {"STAGES": 3, "SPLIT_K": 3, "MIN_CTAS": 1, "CLUSTER": 1}
 
 
 @needs_gpp
 @pytest.mark.parametrize(
     ("space", "values", "dtype", "shapes"),
     [
-        ("linear_gelu", LARGE, "float16", [(130, 130, 200), (3, 259, 8)]),
+        ("linear_gelu", LARGE, "float16", [(130, 136, 200), (3, 259, 8)]),
         ("linear_skinny", SKINNY, "bfloat16", [(5, 131, 328), (33, 6, 192)]),
+        ("linear", {**LARGE, "CLUSTER": 2, "PERSISTENT": True}, "bfloat16", [(260, 72, 328)]),
+        pytest.param(
+            "linear_skinny",
+            {**SKINNY, "CLUSTER": 4, "SPLIT_K": 2},
+            "float16",
+            [(33, 390, 264)],
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             "linear",
             {**LARGE, "ROW_TILES": 2, "K_PANELS": 2, "CONSUMER_WARPGROUPS": 1, "BLOCK_N": 96},
@@ -90,6 +98,7 @@ def test_products_by_mma_sync_come_out_right(
 
 @needs_gpp
 @pytest.mark.soak
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -97,10 +106,18 @@ def test_products_by_mma_sync_come_out_right(
         ("      wait_products<1>();\n", ""),
         ("problem.steps * part / SPLIT_K", "problem.steps / SPLIT_K * part"),
         ("(part > 0 ? sum : 0.0f)", "sum"),
+        ("+ first * Columns::kRowBytes", ""),
+        (
+            "if (lane < CLUSTER) arrive_in_block(empty(stage), lane);",
+            "if (lane < 1) arrive_at_mbarrier(empty(stage));",
+        ),
+        ("4 * CONSUMER_WARPGROUPS * CLUSTER", "4 * CONSUMER_WARPGROUPS"),
     ],
 )
-def test_the_model_sees_a_mistake(right: str, wrong: str, tmp_path: Path) -> None:
-    values = {**SKINNY, "STAGES": 2}
+def test_the_model_sees_a_mistake(right: str, wrong: str, cluster: int, tmp_path: Path) -> None:
+    if cluster == 1 and ("first" in right or "CLUSTER" in right):
+        pytest.skip("only clusters show it")
+    values = {**SKINNY, "STAGES": 2, "CLUSTER": cluster}
     kernel = EmulatedKernel(tmp_path, "linear_skinny", values, "float16", mistakes={right: wrong})
     try:
         shares = [

@@ -128,6 +128,7 @@ inline void __syncwarp() { exchange(0); }
 inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return __int_as_float(exchange(__float_as_int(value))[(threadIdx.x % 32) ^ mask]);
 }
+inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return exchange(value)[(threadIdx.x % 32) ^ mask]; }
 inline unsigned __shfl_sync(unsigned, unsigned value, int lane) { return exchange(value)[lane]; }
 inline bool __any_sync(unsigned, bool value) {
   const unsigned* words = exchange(value);
