@@ -339,6 +339,34 @@ def test_threads_share_the_launcher(opened: Open, native: bool) -> None:
     assert module.info()["calls"] == 160
 
 
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_a_call_made_while_another_is_decided_keeps_its_own_decision(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, by_operator: bool
+) -> None:
+    """A program may call while Python warns of a miss, for instance. Another thread has to look the
+    decision up."""
+    module = opened()
+    call = getattr(torch.ops, module.__name__).attention if by_operator else module.attention
+    kernels = module._loaded._kernels  # type: ignore[attr-defined]
+    decide, inner = kernels.decide, inputs(40)
+
+    def calling(asked: Any) -> Any:
+        monkeypatch.setattr(kernels, "decide", decide)
+        call(*inner, **GROUPED)
+        return decide(asked)
+
+    monkeypatch.setattr(kernels, "decide", calling)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call(*inputs(50), **GROUPED)  # not served
+        assert module.info()["calls"] == 1
+        thread = threading.Thread(target=call, args=inner, kwargs=GROUPED)
+        thread.start()
+        thread.join()
+    info = module.info()
+    assert (info["calls"], info["misses"]["not measured to win"]["count"]) == (2, 1)
+
+
 @pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_thread_without_a_context_can_call(

@@ -134,6 +134,15 @@ inline std::vector<std::unique_ptr<Decision>> all_decisions;
 inline std::atomic<std::uint64_t> forgotten{0};     // how often all keys were forgotten
 inline thread_local Key asked_for;  // the key that Python is asked about
 
+class Asking {  // about a key. What Python does meanwhile may ask about another one
+ public:
+  explicit Asking(const Key& key) : before_(key) { std::swap(before_, asked_for); }
+  ~Asking() { std::swap(before_, asked_for); }
+
+ private:
+  Key before_;
+};
+
 // The decision of the call, null where there is none yet. Each thread keeps the decisions that it used last, one in each
 // slot, and finds them without a lock. A decision is never freed, but its key may be forgotten.
 inline Decision* known(const Key& key) {
@@ -165,8 +174,8 @@ template <typename Ask>
 Decision& decided(const Call& call, const Ask& ask) {
   Key wanted;
   make_key(call, wanted);
-  for (int attempts = 0; attempts < 2; ++attempts) {  // what Python does meanwhile may call here again
-    asked_for = wanted;
+  for (int attempts = 0; attempts < 2; ++attempts) {  // another thread may forget all decisions meanwhile
+    const Asking asking(wanted);
     ask();
     if (Decision* found = known(wanted)) return *found;
   }
