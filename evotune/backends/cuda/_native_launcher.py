@@ -38,6 +38,7 @@ class Native:
         self._library.evotune_native_add.restype = ctypes.c_int64
         self._library.evotune_native_calls.restype = ctypes.c_int64
         self._library.evotune_native_calls.argtypes = [ctypes.c_int64]
+        self._library.evotune_native_drop.argtypes = [ctypes.c_int64]
         failure = self._library.evotune_native_open(namespace.encode(), key.encode())
         if failure:
             raise OSError(failure.decode(errors="replace"))
@@ -113,12 +114,17 @@ class Native:
         )
 
     def calls(self, number: int) -> int:
-        """The calls of a decision since the last time that it was asked."""
+        """The calls of a decision since the last time that it was asked; 0 of one that was
+        dropped."""
         return int(self._library.evotune_native_calls(number))
 
     def forget(self) -> None:
         """Has native code ask again about every case."""
         self._library.evotune_native_forget()
+
+    def drop(self, number: int) -> None:
+        """Has native code free a decision that it was to forget, when no call uses it any more."""
+        self._library.evotune_native_drop(number)
 
     def _add(self, words: list[int]) -> int:
         array = (ctypes.c_int64 * len(words))(*map(int, words))

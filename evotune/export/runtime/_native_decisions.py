@@ -13,6 +13,8 @@ from ._attention_package import ALIGNMENT, AttentionKernels, Call, Served
 from ._missed import Missed
 from ._plain_state import questions
 
+_MOST_DECISIONS = 4096
+
 
 def given_scale(scale: float) -> float | None:
     """The scale that a caller gave, from the scale that native code passes on; None if the caller
@@ -30,6 +32,7 @@ class NativeDecisions:
         self._kernels = kernels
         self._native = native
         self._told: list[tuple[int, Served | Missed]] = []
+        self._forgotten: list[tuple[int, Served | Missed]] = []
         self._calls = 0
         self._lock = threading.Lock()
 
@@ -55,6 +58,7 @@ class NativeDecisions:
     ) -> int:
         """Tells native code what serves a call, in the same thread in which that asks."""
         call = Call(q, k, v, is_causal, given_scale(scale), enable_gqa)
+        self._forget(least=_MOST_DECISIONS)
         decision = self._kernels.decide(call)
         if isinstance(decision, Served) and any(t.data_ptr() % ALIGNMENT for t in call[:3]):
             decision = self._kernels.misaligned(call)
@@ -71,12 +75,27 @@ class NativeDecisions:
 
     def forget(self) -> None:
         """Has native code ask again about every case. Its counts stay."""
-        self._native.forget()
+        self._forget(least=0)
+
+    def _forget(self, least: int) -> None:
+        """Does nothing if native code was told fewer than `least` decisions. A call that has begun
+        counts for the decision that it found, so decisions are dropped the next time."""
+        with self._lock:
+            if len(self._told) < least:
+                return
+            self._native.forget()
+            dropped, self._forgotten, self._told = self._forgotten, self._told, []
+        self._collect(dropped)
+        for number, _ in dropped:
+            self._native.drop(number)
 
     def collect(self) -> None:
         """Adds the calls since the last time to the misses and to `calls`."""
         with self._lock:
-            told = list(self._told)
+            told = [*self._forgotten, *self._told]
+        self._collect(told)
+
+    def _collect(self, told: list[tuple[int, Served | Missed]]) -> None:
         for number, decision in told:
             times = self._native.calls(number)
             if not times:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import itertools
+import resource
 import shutil
 import subprocess
 import sys
@@ -365,6 +366,71 @@ def test_a_call_made_while_another_is_decided_keeps_its_own_decision(
         thread.join()
     info = module.info()
     assert (info["calls"], info["misses"]["not measured to win"]["count"]) == (2, 1)
+
+
+def test_native_code_keeps_no_more_decisions_than_python_does(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened()
+    monkeypatch.setattr(sys.modules[f"{module.__name__}._native_decisions"], "_MOST_DECISIONS", 4)
+    decisions = module._loaded._operator.decisions  # type: ignore[attr-defined]
+    added: set[int] = set()
+    for name in ("add", "add_miss"):
+        add = getattr(decisions._native, name)
+        noted = functools.partial(lambda add, *given: _noted(added, add(*given)), add)
+        monkeypatch.setattr(decisions._native, name, noted)
+    drop = decisions._native.drop
+    dropped: set[int] = set()
+    monkeypatch.setattr(decisions._native, "drop", lambda number: drop(_noted(dropped, number)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for turn in range(3):
+            for number in range(10):
+                out = module.attention(*inputs(), scale=0.1 * (number + 1), **GROUPED)
+                tensors = inputs(50 + number)  # not served
+                module.attention(*tensors, **GROUPED)
+                torch.testing.assert_close(
+                    out, sdpa(*inputs(), scale=0.1 * (number + 1), **GROUPED)
+                )
+            assert module.info()["calls"] == 10 * (turn + 1)
+    assert sum(each["count"] for each in module.misses()) == 30
+    assert len(added) == 60
+    assert len(added - dropped) <= 8
+
+
+def _noted(numbers: set[int], number: int) -> int:
+    numbers.add(number)
+    return number
+
+
+def test_a_decision_that_is_dropped_takes_no_memory(opened: Open) -> None:
+    native = opened()._loaded._operator.decisions._native  # type: ignore[attr-defined]
+    plan = {**PLAN, "workspaces": [], "constant_memory": [], "arguments": [], "launches": []}
+    bound = types.SimpleNamespace(
+        plan=plan,
+        code=types.SimpleNamespace(index=0),
+        places={},
+        prepared=lambda key: types.SimpleNamespace(launches=[]),
+    )
+    launch = types.SimpleNamespace(__self__=bound)
+    out = torch.empty(1, 4, 40, 16)
+
+    def grown_bytes() -> int:
+        before = memory_bytes()
+        for _ in range(50_000):
+            native.drop(native.add(launch, out))
+        return memory_bytes() - before
+
+    grown_bytes()
+    assert grown_bytes() < 2 << 20
+    number = native.add_miss()
+    native.drop(number)
+    assert native.calls(number) == 0
+
+
+def memory_bytes() -> int:
+    """The memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("native", NATIVE)

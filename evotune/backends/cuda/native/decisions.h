@@ -129,8 +129,9 @@ struct Decision {
 };
 
 inline std::shared_mutex decisions_mutex;
-inline std::unordered_map<Key, Decision*, Hash> decisions;
-inline std::vector<std::unique_ptr<Decision>> all_decisions;
+inline std::unordered_map<Key, std::shared_ptr<Decision>, Hash> decisions;
+inline std::unordered_map<std::int64_t, std::shared_ptr<Decision>> numbered;  // until Python drops them
+inline std::int64_t next_number = 0;
 inline std::atomic<std::uint64_t> forgotten{0};     // how often all keys were forgotten
 inline thread_local Key asked_for;  // the key that Python is asked about
 
@@ -144,10 +145,10 @@ class Asking {  // about a key. What Python does meanwhile may ask about another
 };
 
 // The decision of the call, null where there is none yet. Each thread keeps the decisions that it used last, one in each
-// slot, and finds them without a lock. A decision is never freed, but its key may be forgotten.
-inline Decision* known(const Key& key) {
+// slot, and finds them without a lock. A call holds its decision, which may be forgotten and dropped meanwhile.
+inline std::shared_ptr<Decision> known(const Key& key) {
   struct Slot {
-    Decision* decision = nullptr;
+    std::shared_ptr<Decision> decision;
     Key key;
     std::uint64_t forgotten = 0;
   };
@@ -163,7 +164,7 @@ inline Decision* known(const Key& key) {
   return slot.decision = found->second;
 }
 
-inline Decision* known(const Call& call) {
+inline std::shared_ptr<Decision> known(const Call& call) {
   thread_local Key key;
   make_key(call, key);
   return known(key);
@@ -171,13 +172,13 @@ inline Decision* known(const Call& call) {
 
 // The decision of a call that has none yet. `ask` has Python make it, under the key `asked_for`.
 template <typename Ask>
-Decision& decided(const Call& call, const Ask& ask) {
+std::shared_ptr<Decision> decided(const Call& call, const Ask& ask) {
   Key wanted;
   make_key(call, wanted);
   for (int attempts = 0; attempts < 2; ++attempts) {  // another thread may forget all decisions meanwhile
     const Asking asking(wanted);
     ask();
-    if (Decision* found = known(wanted)) return *found;
+    if (std::shared_ptr<Decision> found = known(wanted)) return found;
   }
   throw std::runtime_error("evotune: no decision was made");
 }
@@ -189,8 +190,8 @@ Decision& decided(const Call& call, const Ask& ask) {
 // - arguments: how many, and for each its kind with
 //   a pointer's place; a scalar's bits; a map's place, dtype, swizzle, promotion, rank, extents, rank - 1 strides, box;
 // - launches: how many, and for each function, grid, block, shared bytes.
-inline std::unique_ptr<Decision> read_decision(const std::int64_t* words) {
-  auto made = std::make_unique<Decision>();
+inline std::shared_ptr<Decision> read_decision(const std::int64_t* words) {
+  auto made = std::make_shared<Decision>();
   auto next = [&words] { return *words++; };
   made->kind = static_cast<Kind>(next());
   if (made->kind == kProgram) {
@@ -237,17 +238,30 @@ inline std::unique_ptr<Decision> read_decision(const std::int64_t* words) {
 }
 
 // Keeps a decision under the key that Python was asked about in this thread, and returns its number.
-inline std::int64_t keep(std::unique_ptr<Decision> made) {
+inline std::int64_t keep(std::shared_ptr<Decision> made) {
   std::unique_lock<std::shared_mutex> lock(decisions_mutex);
-  decisions[asked_for] = made.get();
-  all_decisions.push_back(std::move(made));
-  return static_cast<std::int64_t>(all_decisions.size()) - 1;
+  decisions[asked_for] = made;
+  numbered.emplace(next_number, std::move(made));
+  return next_number++;
+}
+
+// The calls of a decision since the last time that it was asked; 0 of one that was dropped.
+inline std::int64_t calls_of(std::int64_t number) {
+  std::shared_lock<std::shared_mutex> lock(decisions_mutex);
+  const auto found = numbered.find(number);
+  return found == numbered.end() ? 0 : found->second->calls.exchange(0);
 }
 
 inline void forget() {
   std::unique_lock<std::shared_mutex> lock(decisions_mutex);
   decisions.clear();
   forgotten.fetch_add(1, std::memory_order_release);
+}
+
+// Drops a decision whose key was forgotten. It is freed when no thread uses it any more.
+inline void drop(std::int64_t number) {
+  std::unique_lock<std::shared_mutex> lock(decisions_mutex);
+  numbered.erase(number);
 }
 
 }  // namespace native

@@ -93,8 +93,9 @@ Owned empty_like_q(const Arguments& arguments, const Decision& decision) {
 // The output; nothing where no kernel serves the call.
 Owned served(const Arguments& arguments) {
   const Call& call = arguments.call;
-  Decision* found = known(call);
-  Decision& decision = found ? *found : decided(call, [&] { ask(arguments, "_decide"); });
+  std::shared_ptr<Decision> found = known(call);
+  if (!found) found = decided(call, [&] { ask(arguments, "_decide"); });
+  Decision& decision = *found;
   if (decision.kind == kPython)  // which counts it
     return Owned(reinterpret_cast<Tensor>(ask(arguments, "_launch")));
   decision.calls.fetch_add(1, std::memory_order_relaxed);
@@ -191,8 +192,8 @@ EXPORTED std::int64_t evotune_native_add(const std::int64_t* words) {
 // Forgets which decisions were made for which keys: each case is asked about again.
 EXPORTED void evotune_native_forget() { native::forget(); }
 
-// The calls of a decision since the last time that it was asked.
-EXPORTED std::int64_t evotune_native_calls(std::int64_t number) {
-  std::shared_lock<std::shared_mutex> lock(native::decisions_mutex);
-  return native::all_decisions[number]->calls.exchange(0);
-}
+// The calls of a decision since the last time that it was asked; 0 of one that was dropped.
+EXPORTED std::int64_t evotune_native_calls(std::int64_t number) { return native::calls_of(number); }
+
+// Drops a decision whose key was forgotten: nobody will ask for its calls.
+EXPORTED void evotune_native_drop(std::int64_t number) { native::drop(number); }

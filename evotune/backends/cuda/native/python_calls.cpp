@@ -203,16 +203,17 @@ Object answer(Object object) {
 Object served(Object const* arguments) {
   Call call;
   if (!read_call(arguments, call)) return answer(asked.none);
-  Decision* found = known(call);
+  std::shared_ptr<Decision> found = known(call);
   if (found && found->kind == kMiss && !holds(asked.autocast)) {  // whatever else PyTorch's state is
     found->calls.fetch_add(1, std::memory_order_relaxed);
     return answer(asked.no);
   }
   if (!all_is_plain(arguments)) return answer(asked.none);
-  Decision& decision = found ? *found : decided(call, [&] {
+  if (!found) found = decided(call, [&] {
     const Reference scale(python.FromDouble(call.scale));
     ask(asked.decide, arguments, scale.get());
   });
+  Decision& decision = *found;
   if (decision.kind == kPython) return ask(asked.serve, arguments, arguments[6]).release();  // which counts it
   decision.calls.fetch_add(1, std::memory_order_relaxed);
   if (decision.kind == kMiss) return answer(asked.no);
