@@ -36,7 +36,7 @@ _L2_SHARE = 4  # a quarter of L2: on some GPUs each half of it keeps a copy
 _COPY_L2S = 8  # the copied bytes, in sizes of L2
 _EMPTY_LAUNCHES = 1000
 _NO_TENSOR_KERNEL = 100
-"""The first architecture for which `tensor_peak` does nothing."""
+"""From this architecture on `tensor_peak` does nothing, as before 80."""
 
 
 @dataclass(frozen=True, slots=True)

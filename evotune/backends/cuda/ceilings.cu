@@ -5,7 +5,8 @@
 // own instructions are a few in a hundred. Each thread has CHAINS independent chains, which hide the latency.
 //
 // Tunables   BFLOAT  the tensor cores' inputs are bfloat16, not float16
-// Archs      sm_80 and later; tensor cores by mma.sync, on sm_90a by wgmma. On later ones tensor_peak does nothing.
+// Archs      sm_75 and later; tensor cores by mma.sync, on sm_90a by wgmma. On sm_75 and on later ones than sm_90a
+//            tensor_peak does nothing.
 // References PTX ISA: "mma.sync.m16n8k16", "wgmma.mma_async", "Asynchronous warpgroup level matrix shared memory layout".
 #define CHAINS 8
 #define STEPS 16  // in one round
@@ -171,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(256) tensor_peak(float* memory, int
 
 // CHAINS x STEPS products m16n8k16 of each warp a round.
 extern "C" __global__ void __launch_bounds__(512) tensor_peak(float* memory, int rounds) {
-#if __CUDA_ARCH__ < 900
+#if __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 900
   unsigned a[4], b[2];
   for (int i = 0; i < 4; ++i) a[i] = __float_as_uint(memory[i]);
   for (int i = 0; i < 2; ++i) b[i] = __float_as_uint(memory[i + 4]);
