@@ -137,6 +137,19 @@ def test_launches_keep_their_order(ncu: Path) -> None:
     assert [(each.kernel, each.grid) for each in found] == [("attend", 128), ("merge", 64)]
 
 
+@pytest.mark.parametrize("line", ['"a" and "b"', '"a", she said, "b"', '"ID"', f'"x"{",1" * 60}'])
+def test_lines_of_the_program_that_begin_with_a_quote_are_no_part_of_the_table(line: str) -> None:
+    rows = table({}, {"Kernel Name": "merge"}).splitlines()
+    for place in (1, -2, -1):
+        text = "\n".join([*rows[:place], line, *rows[place:]])
+        found = read_launches(text, "ncu")
+        assert [(each.kernel, each.registers) for each in found] == [
+            ("attend", 220),
+            ("merge", 220),
+        ]
+    assert read_launches(line, "ncu") == []
+
+
 def test_an_ncu_that_lacks_a_metric_is_asked_for_the_others(ncu: Path) -> None:
     stand_in(ncu, table({}), unless="--metrics")
     assert len(profile("module", "JOB", os.environ)) == 1

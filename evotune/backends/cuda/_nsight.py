@@ -27,6 +27,7 @@ _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
 _VERSION = re.compile(r"Version (\d+\.\d+)")
 _ERROR = re.compile(r"^==ERROR== *(.+)$", re.MULTILINE)
+_HEADER = '"ID",'
 _PROGRAM_FAILED = "application returned an error code"
 _TOLD_LINES = 2
 _FORBIDDEN = "ERR_NVGPUCTRPERM"
@@ -157,16 +158,23 @@ def reason(output: str, status: int) -> str:
 
 def read_launches(output: str, source: str) -> list[ProfiledLaunch]:
     """The launches in ncu's output, in their order; none where it holds no table."""
-    rows = list(csv.DictReader(_table(output.splitlines())))
+    rows = _table(output.splitlines())
     if len(rows) < 2:
         return []
     units, *launches = rows
     return [_launch(row, _values(row, units), source) for row in launches]
 
 
-def _table(lines: Iterable[str]) -> list[str]:
-    """The lines of the table. Before and among them are those of ncu and of the program."""
-    return [line for line in lines if line.startswith('"')]
+def _table(lines: Iterable[str]) -> list[dict[str, str]]:
+    """The units and the launches by the names of their columns. Before and among the lines of the
+    table are those of ncu and of the program."""
+    rows: list[list[str]] = []
+    for line in lines:
+        if line.startswith('"' if rows else _HEADER):
+            row = next(csv.reader([line]))
+            if not rows or len(row) == len(rows[0]):
+                rows.append(row)
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
 def _values(row: Mapping[str, str], units: Mapping[str, str]) -> dict[str, float]:
@@ -174,11 +182,11 @@ def _values(row: Mapping[str, str], units: Mapping[str, str]) -> dict[str, float
     values: dict[str, float] = {}
     for name, text in row.items():
         try:
-            value = float((text or "").replace(",", ""))
+            value = float(text.replace(",", ""))
         except ValueError:
             continue
         if name and math.isfinite(value):
-            values[name] = value * _UNITS.get((units.get(name) or "").partition("/")[0], 1.0)
+            values[name] = value * _UNITS.get(units[name].partition("/")[0], 1.0)
     return values
 
 
@@ -187,7 +195,7 @@ def _launch(row: Mapping[str, str], values: Mapping[str, float], source: str) ->
         return round(values.get(name, 0.0))
 
     return ProfiledLaunch(
-        kernel=(row.get("Kernel Name") or "").strip('"'),
+        kernel=row.get("Kernel Name", "").strip('"'),
         grid=_product(row.get("Grid Size")) or whole("launch__grid_size"),
         block=_product(row.get("Block Size")) or whole("launch__block_size"),
         registers=whole("launch__registers_per_thread"),
