@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,6 +113,15 @@ def test_a_failed_measurement_has_a_reason() -> None:
     environment = {"PATH": "/usr/bin", "PYTHONPATH": "/nowhere"}
     with pytest.raises(_ceilings.NotMeasured, match="the ceilings could not be measured: "):
         _ceilings._measure(profile, environment, bfloat=False)
+
+
+def test_the_reason_of_a_failed_measurement_need_not_be_utf8(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = ("sh", "-c", r"printf 'cannot open \351t\351\n' >&2; exit 1")
+    monkeypatch.setattr(_ceilings, "module_command", lambda *_: failing)
+    with pytest.raises(_ceilings.NotMeasured, match="measured: cannot open \ufffdt\ufffd"):
+        _ceilings._measure(_profiles.named("h200"), os.environ, bfloat=False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import _cubin, _profiles, _static_view
+from evotune.backends.cuda import _cubin, _profiles, _ptx_view, _static_view
 from evotune.backends.cuda._ptx_view import classify as ptx_class
 from evotune.backends.cuda._ptx_view import read_functions as read_ptx
 from evotune.backends.cuda._sass import classify, is_waiting, read_functions
@@ -214,6 +214,16 @@ def test_ptx_is_read_where_no_disassembler_is_found(
     assert (found.source, found.code_bytes) == ("ptx", 0)
     assert found.loop_instructions["mufu"] == 1
     assert found.instructions["barrier"] == 1
+
+
+def test_the_reason_why_there_is_no_ptx_need_not_be_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = ("sh", "-c", r"printf 'cannot open \351t\351\n' >&2; exit 1")
+    monkeypatch.setattr(_ptx_view, "module_command", lambda *_: failing)
+    job = CompileJob("cuda", str(tmp_path), "k.cu", (), (), "sm_80", "")
+    with pytest.raises(_ptx_view.NoPtx, match="cannot open \ufffdt\ufffd"):
+        _ptx_view.compiled_ptx(job, tmp_path / "job", 60.0)
 
 
 def test_without_both_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,11 @@ def test_nvidia_smi_counts_where_nothing_else_shows(machine: Path) -> None:
     assert gpus_present() == []
 
 
+def test_an_answer_of_nvidia_smi_need_not_be_utf8(machine: Path) -> None:
+    _nvidia_smi(machine, r"printf 'GPU 0: NVIDIA L4 \351\n'")
+    assert gpus_present() == ["GPU 0: NVIDIA L4 \ufffd"]
+
+
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_gpus_that_the_user_hides_do_not_count(
     machine: Path, monkeypatch: pytest.MonkeyPatch, hidden: str

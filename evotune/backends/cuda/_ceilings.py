@@ -132,6 +132,7 @@ def _measure(profile: DeviceProfile, environment: Mapping[str, str], *, bfloat: 
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=LIMIT_S,
             env=dict(environment),
             check=False,

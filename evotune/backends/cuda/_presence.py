@@ -57,7 +57,7 @@ def _nvidia_smi() -> list[str]:
         return []
     try:
         listing = subprocess.run(
-            [path, "-L"], capture_output=True, text=True, timeout=20, check=False
+            [path, "-L"], capture_output=True, text=True, errors="replace", timeout=20, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return []

@@ -69,6 +69,7 @@ def compiled_ptx(job: CompileJob, file: Path, limit_s: float) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=limit_s,
             check=False,
         )
