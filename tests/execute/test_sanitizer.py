@@ -203,6 +203,20 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
         assert (check.status, "does not start" in check.detail) == ("skipped", True)
 
 
+def test_the_program_under_a_tool_that_hangs_has_ended_with_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alarm ends it, as it ends `sanitized_launch`."""
+    ended = tmp_path / "ended"
+    under = f"sleep 2; echo >> {ended}"
+    program = f"import subprocess; subprocess.run(['/bin/sh', '-c', {under!r}], env={{}})"
+    install(tmp_path, monkeypatch, program)
+    monkeypatch.setattr(_sanitizer, "LIMIT_S", 1.0)
+    details = [check.detail for check in checks_of_tools()]
+    assert details == [f"{name} did not end within 1 s" for name in TOOLS]
+    assert ended.read_text().count("\n") == len(TOOLS)
+
+
 def test_a_tool_at_work_ends_with_the_block_that_needs_it_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,10 @@ from evotune.trial import Check, OutcomeKind
 LIMIT_S = 180.0
 """A tool that runs longer is stopped, and its check is skipped."""
 
+_ALARM_S = 20.0
+"""The program under a tool ends at most this much later than the tool, by its own alarm: it sets
+that when it has started. Until then it holds the tool's output."""
+
 DONE = "launched every case"
 """The last line that the program prints; without it the tool has not seen every launch."""
 
@@ -124,6 +128,8 @@ class _Tool:
                 output, _ = process.communicate(timeout=LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=_ALARM_S)
                 words = f"{self.name} did not end within {LIMIT_S:g} s"
                 return sanitizer_check(self.name, "skipped", words)
         return read_findings(self.name, output.decode(errors="replace"))
