@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
+from evotune.backends.cuda import _cuda_caller, _profiles
 from evotune.backends.cuda import _kernel as kernel_module
 from evotune.backends.cuda._kernel import CudaKernel, bind
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
@@ -99,3 +103,28 @@ def test_what_does_not_fit_is_a_launch_failure(
     with pytest.raises(LaunchFailure) as caught:
         bind(kernel(), plan(symbol, size), {"x": 100, "weights": 200}, lambda: STREAM)
     assert str(caught.value) == words
+
+
+def test_each_stream_of_a_caller_has_constant_memory_of_its_own(
+    calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one module a call would fill the memory that a kernel on another stream still reads."""
+    loaded: list[CudaKernel] = []
+    stream = STREAM
+
+    def load(binary: Path) -> CudaKernel:
+        loaded.append(kernel())
+        return loaded[-1]
+
+    monkeypatch.setattr(_cuda_caller, "CudaKernel", load)
+    monkeypatch.setattr(_cuda_caller, "_current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    call = _cuda_caller.CudaCaller(_profiles.named("h200")).load(Path("k.cubin"))
+    filling, pointers = plan("c_filter", ROOM), {"x": 100, "weights": 200}
+    for stream, modules in ((3, 1), (4, 2), (3, 2), (4, 2)):
+        call(filling, pointers)
+        assert calls[-3][-1] == stream
+        assert len(loaded) == modules
+    for stream in (3, 4, 5):  # noqa: B007  `_current_stream` gives it
+        call(msgspec.structs.replace(filling, constant_memory=()), pointers)
+    assert len(loaded) == 3

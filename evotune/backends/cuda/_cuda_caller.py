@@ -45,14 +45,17 @@ class CudaCaller:
             yield
 
     def load(self, binary: Path) -> KernelCall:
-        """A function that launches the kernel; it loads the machine code once for each GPU."""
-        loaded: dict[int, CudaKernel] = {}
+        """A function that launches the kernel. It loads the machine code once for each GPU. Code
+        that fills constant memory is loaded once for each stream, since a kernel on another stream
+        may still read what is there."""
+        loaded: dict[tuple[int, int | None], CudaKernel] = {}
 
         def call(plan: LaunchPlan, addresses: Mapping[str, int]) -> None:
-            index = torch.cuda.current_device()
-            if index not in loaded:
-                loaded[index] = CudaKernel(binary)
-            bind(loaded[index], plan, addresses, _current_stream)()
+            stream = _current_stream()
+            key = (torch.cuda.current_device(), stream if plan.constant_memory else None)
+            if key not in loaded:
+                loaded[key] = CudaKernel(binary)
+            bind(loaded[key], plan, addresses, lambda: stream)()
 
         return call
 
