@@ -75,7 +75,7 @@ def test_an_answer_of_nvidia_smi_need_not_be_utf8(machine: Path) -> None:
     assert gpus_present() == ["GPU 0: NVIDIA L4 \ufffd"]
 
 
-@pytest.mark.parametrize("hidden", ["", "-1"])
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
 def test_gpus_that_the_user_hides_do_not_count(
     machine: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
 ) -> None:

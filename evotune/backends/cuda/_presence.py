@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import warnings
@@ -15,13 +16,15 @@ from pathlib import Path
 SYSTEM_ROOT = Path("/")
 """The folder that has /proc and /dev; tests set it to a made-up machine's."""
 
+_NAMES_A_GPU = re.compile(r"\s*(?:[0-9]|GPU-|MIG-)", re.IGNORECASE)
+
 
 def gpus_present() -> list[str]:
     """The names of this machine's NVIDIA GPUs, whether or not software can use them.
 
     The kernel driver's own list comes first, since it needs no library; then the device
-    files, then nvidia-smi (containers and WSL may have only that). GPUs that the user hides
-    (CUDA_VISIBLE_DEVICES empty or -1) do not count.
+    files, then nvidia-smi (containers and WSL may have only that). GPUs that
+    CUDA_VISIBLE_DEVICES hides do not count.
     """
     if are_hidden():
         return []
@@ -38,7 +41,10 @@ def gpus_present() -> list[str]:
 
 
 def are_hidden() -> bool:
-    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    """Whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA stops at the first entry that names none.
+    Slurm says `NoDevFiles` where a job has no GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and _NAMES_A_GPU.match(visible) is None
 
 
 def _model(information: Path) -> str:
