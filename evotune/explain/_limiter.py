@@ -34,7 +34,7 @@ SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"
 
 _SPILLING: Final = 0.05  # of the instructions in the innermost loops
 _SPILLED_BYTES: Final = 4  # of one local load or store
-_PTX: Final = "ptx"
+PTX: Final = "ptx"
 _AT_LEAST: Final = "part of the time that the problem's own work needs at least"
 _LAUNCHING: Final = 1 / 3  # of the time
 _BUSY: Final = 0.7
@@ -94,7 +94,7 @@ def _spills(case: Case) -> Limiter | None:
     in_loops = bool(view.loop_instructions) and "local" in view.instructions
     counted = view.loop_instructions if in_loops else view.instructions
     local = counted.get("local", 0)
-    if not local and not in_loops and view.source == _PTX:
+    if not local and not in_loops and view.source == PTX:
         # PTX has no spills yet: their bytes tell the number of the instructions to come. A CPU's
         # code has bytes too, but most are registers that a function saves once.
         local = spilled // _SPILLED_BYTES

@@ -15,7 +15,7 @@ from typing import Final
 
 from evotune.device.evidence import Counters, LaunchEvidence, StaticView
 from evotune.device.gathered import GatheredEvidence
-from evotune.explain._limiter import Case, stalls_of
+from evotune.explain._limiter import PTX, Case, stalls_of
 from evotune.explain._roofline import launch_counters
 from evotune.explain._stall_reasons import STALLS
 from evotune.explain.explanation import Against, Kind, Line
@@ -152,7 +152,7 @@ def _sum(counters: list[Counters], name: str) -> float | None:
 
 def _static(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
     one, another = _view(mine), _view(other)
-    if one is None or another is None:
+    if one is None or another is None or (one.source == PTX) != (another.source == PTX):
         return
     counted = bool(one.loop_instructions and another.loop_instructions)
     first, second = (

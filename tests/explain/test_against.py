@@ -13,6 +13,7 @@ from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
 from evotune.explain import explaining
+from evotune.explain._machine_differences import Machine, against_of
 from evotune.explain._measuring import Gathering
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
@@ -20,7 +21,7 @@ from evotune.explain.explaining import ExplainRequest, explain_run
 from evotune.explain.explanation import Suggestion
 from evotune.explain.explanation_html import html_page_of
 
-from .planted import number_of, planted_run
+from .planted import gathered, launch, number_of, planted_run
 
 
 def test_times_of_two_cases_are_not_divided(tmp_path: Path) -> None:
@@ -74,6 +75,19 @@ def test_a_side_that_cannot_be_opened_is_missing_unless_measuring_is_demanded(
         return
     said = f"machine code and counters of trial 0 of {other.id}: it cannot be opened"
     assert said in explain_run(run, request).missing
+
+
+def test_machine_code_is_not_compared_with_ptx() -> None:
+    """PTX counts other instructions: nothing is unrolled or spilled in it yet."""
+    view = launch(local=12).static
+    assert view is not None
+    few = msgspec.structs.replace(view, loop_instructions={"tensor": 4, "alu": 400})
+    for source, found in (("ptx", set()), ("nvdisasm 13.0", {"tensor", "alu", "shared_load"})):
+        there = msgspec.structs.replace(few, source=source)
+        sides = (launch(), msgspec.structs.replace(launch(), static=there))
+        mine, other = (Machine("", gathered=gathered(side)) for side in sides)
+        named = {line.figure for line in against_of(mine, other).lines if line.kind == "static"}
+        assert named == {f"{kind} instructions" for kind in found}
 
 
 def test_html_says_what_the_text_says_of_the_other_side_and_of_tries(tmp_path: Path) -> None:
