@@ -121,6 +121,7 @@ def test_static_shared_memory_that_does_not_fit_is_a_resource_limit(tmp_path: Pa
     found = failure(tmp_path, source)
     assert found.kind is OutcomeKind.RESOURCE_LIMIT
     assert "uses too much shared data" in found.reason
+    assert "\0" not in found.log
 
 
 def test_a_source_that_is_not_text_is_a_compile_error(tmp_path: Path) -> None:

@@ -213,8 +213,9 @@ def _program(nvrtc: Any, source: str, name: str) -> Iterator[Any]:
 
 
 def _legible(log: str, root: str) -> str:
-    """The log without this machine's folders. Of a long log only the beginning and the end."""
-    log = log.replace(root.rstrip(os.sep) + os.sep, "")
+    """The log without this machine's folders and ptxas's NUL. Of a long log only the beginning and
+    the end."""
+    log = log.replace("\0", "").replace(root.rstrip(os.sep) + os.sep, "")
     for folder in search_folders(nvrtc_version()[0]):
         log = log.replace(f"{folder}{os.sep}", "")
     if len(log) > 2 * _LOG_BYTES:
