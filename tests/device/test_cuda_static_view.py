@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -214,6 +215,30 @@ def test_ptx_is_read_where_no_disassembler_is_found(
     assert (found.source, found.code_bytes) == ("ptx", 0)
     assert found.loop_instructions["mufu"] == 1
     assert found.instructions["barrier"] == 1
+
+
+def test_where_one_disassembler_does_not_know_the_gpu_another_one_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A toolkit's on PATH may be older than that of a wheel."""
+    newer = find_disassembler()
+    if not newer:
+        pytest.skip("no nvdisasm is installed")
+    older = tmp_path / "old" / "nvdisasm"
+    older.parent.mkdir()
+    older.write_text(
+        """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release 10.2, V10.2.89";;
+  *) echo "nvdisasm fatal   : SM90 is not a known architecture" >&2; exit 1;;
+esac
+"""
+    )
+    older.chmod(older.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{older.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_HOME", str(Path(newer).parents[1]))
+    assert find_disassembler() == str(older)
+    assert view(tmp_path).source == _static_view.disassembler_version(newer)
 
 
 def test_the_reason_why_there_is_no_ptx_need_not_be_utf8(

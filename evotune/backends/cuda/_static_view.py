@@ -36,6 +36,12 @@ def find_disassembler() -> str:
     return shutil.which(DISASSEMBLER) or next(_installed(), "")
 
 
+def _disassemblers() -> list[str]:
+    """The paths of all, that of `find_disassembler` first."""
+    first = find_disassembler()
+    return list(dict.fromkeys((first, *_installed()))) if first else []
+
+
 def _installed() -> Iterator[str]:
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [Path(root) / "bin" for root in roots if root]
@@ -62,8 +68,7 @@ def static_views(request: EvidenceRequest) -> dict[str, StaticView]:
     """The view of each function of the request's binary, by name. NoStaticView where the binary
     cannot be read in any way."""
     reasons = []
-    path = find_disassembler()
-    if path:
+    for path in _disassemblers():  # an older one may not know the GPU
         try:
             functions = _sass.read_functions(_TOOL.output([path, "-c", request.binary]))
             if functions:
@@ -71,8 +76,7 @@ def static_views(request: EvidenceRequest) -> dict[str, StaticView]:
             reasons.append(f"{DISASSEMBLER} found no function")
         except NoStaticView as error:
             reasons.append(str(error))
-    else:
-        reasons.append(f"no {DISASSEMBLER} was found; fix: {INSTALL}")
+    reasons = reasons[:1] or [f"no {DISASSEMBLER} was found; fix: {INSTALL}"]
     if request.compile is None or request.compile.language != "cuda":
         raise NoStaticView("; ".join(reasons))
     try:
