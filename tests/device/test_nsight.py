@@ -190,10 +190,25 @@ def test_a_failing_ncu_gives_a_reason(ncu: Path, output: str, words: str) -> Non
     assert "\n" not in str(error.value)
 
 
+def test_another_program_of_that_name_is_passed_over(ncu: Path) -> None:
+    """npm-check-updates is called ncu, too."""
+    other = ncu / "ncu"
+    other.write_text("#!/bin/sh\n[ $1 = --version ] && echo 16.14.0 || echo no option --csv >&2\n")
+    other.chmod(0o755)
+    with pytest.raises(NoCounters, match="was not found; fix: install it"):
+        profile("module", "JOB", os.environ)
+    (ncu / "bin").mkdir()
+    stand_in(ncu / "bin", table({}))
+    assert len(profile("module", "JOB", os.environ)) == 1
+
+
 def test_without_ncu_the_reason_says_how_to_get_it(ncu: Path) -> None:
     with pytest.raises(NoCounters, match="was not found; fix: install it"):
         profile("module", "JOB", os.environ)
     (ncu / "ncu").write_text("no program")
     (ncu / "ncu").chmod(0o755)
     with pytest.raises(NoCounters, match="does not start: Exec format error"):
+        profile("module", "JOB", os.environ)
+    (ncu / "ncu").write_text("#!/bin/sh\necho 'libQt6Core.so.6 is missing' >&2\nexit 127\n")
+    with pytest.raises(NoCounters, match=r"ncu failed: libQt6Core\.so\.6 is missing"):
         profile("module", "JOB", os.environ)

@@ -95,15 +95,24 @@ def find_ncu() -> str:
     """ncu's path, on PATH, in a CUDA toolkit or in a package of its own; "" where it is not."""
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = os.pathsep.join(f"{root}/bin" for root in roots if root)
-    found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path=folders)
-    return found or max(glob.glob(_INSTALLED), default="")
+    found = (shutil.which(_PROGRAM), shutil.which(_PROGRAM, path=folders))
+    paths = (*found, max(glob.glob(_INSTALLED), default=""))
+    return next((path for path in paths if path and not _is_another(path)), "")
+
+
+def _is_another(path: str) -> bool:
+    """Whether it is a program that only has the name, as npm-check-updates has."""
+    try:
+        return not ncu_version(path)
+    except NoCounters:
+        return False
 
 
 @functools.cache
 def ncu_version(path: str) -> str:
-    """`ncu 2025.3`; NoCounters where it does not start."""
-    found = _VERSION.search(_TOOL.run([path, "--version"], os.environ).stdout)
-    return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
+    """`ncu 2025.3`; "" where it does not tell, NoCounters where it fails."""
+    found = _VERSION.search(_TOOL.output([path, "--version"]))
+    return f"{_PROGRAM} {found[1]}" if found else ""
 
 
 def profile(
