@@ -6,6 +6,7 @@ It imports torch and the standard library only. Two ways lead to the driver: nat
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -133,10 +134,19 @@ class Arena:
         self._lock = threading.Lock()
         self._address = 0
         self._left = 0
+        self._spare: dict[tuple[int, int], list[int]] = {}
 
-    def part(self, size: int) -> int:
-        """The address of zeros that nobody else gets, for ever: a graph may be replayed at any
-        time."""
+    def give_back(self, address: int, size: int, stream: int) -> None:
+        """Takes back a counter of this stream that lies in no graph. Holds no lock, since garbage
+        collection calls it at any time."""
+        self._spare.setdefault((size, stream), []).append(address)
+
+    def part(self, size: int, stream: int, capture: int) -> int:
+        """The address of zeros that nobody else has. Those of a capture are nobody else's for ever:
+        a graph may be replayed at any time."""
+        if not capture and (spare := self._spare.get((size, stream))):
+            with contextlib.suppress(IndexError):  # another thread took it
+                return spare.pop()
         size = -(-size // _SLICE_BYTES) * _SLICE_BYTES
         with self._lock:
             if self._left < size:
@@ -231,11 +241,17 @@ class Bound:
     def _counter(self, workspace: Mapping[str, Any], stream: int) -> int:
         """The address of a workspace that the kernels leave zero. Each stream has its own; so has
         each stream of a capture, since a graph may run beside everything else."""
-        key = (workspace["name"], stream, capture_of(stream))
+        key = (workspace["bytes"], workspace["name"], stream, capture_of(stream))
         found = self._counters.get(key)
         if found is None:
-            found = self._counters.setdefault(key, self._arena.part(workspace["bytes"]))
+            made = self._arena.part(workspace["bytes"], *key[2:])
+            found = self._counters.setdefault(key, made)
         return found
+
+    def __del__(self) -> None:
+        for (size, _, stream, capture), address in getattr(self, "_counters", {}).items():
+            if not capture:
+                self._arena.give_back(address, size, stream)
 
 
 class Prepared:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import hashlib
 import itertools
 import resource
@@ -396,6 +397,31 @@ def test_native_code_keeps_no_more_decisions_than_python_does(
     assert sum(each["count"] for each in module.misses()) == 30
     assert len(added) == 60
     assert len(added - dropped) <= 8
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_counters_of_forgotten_decisions_are_used_again_on_their_stream(
+    opened: Open, driver: Any, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    counter = {"name": "counter", "bytes": 1 << 19, "init": "zero_once"}  # half an arena
+    module = opened(native, plan={**PLAN, "workspaces": [PLAN["workspaces"][0], counter]})  # type: ignore[index]
+    for name in ("_native_decisions", "_attention_package"):
+        monkeypatch.setattr(sys.modules[f"{module.__name__}.{name}"], "_MOST_DECISIONS", 2)
+    notes(driver)
+    allocated = []
+    for stream in (7, 8):
+        driver.fake_set(stream, 0)
+        for number in range(1, 151):
+            out = module.attention(*inputs(), scale=0.01 * number, **GROUPED)
+            torch.testing.assert_close(out, sdpa(*inputs(), scale=0.01 * number, **GROUPED))
+            if number % 10 == 0:
+                gc.collect()
+        allocated.append(sum(line.startswith("allocate") for line in notes(driver)))
+    assert all(1 <= count <= 36 for count in allocated)  # a thread keeps its last 64 decisions
+    driver.fake_set(7, 5)
+    for number in range(1, 5):  # a graph keeps its counters
+        module.attention(*inputs(), scale=0.1 * number, **GROUPED)
+    assert sum(line.startswith("allocate") for line in notes(driver)) in (1, 2)
 
 
 def _noted(numbers: set[int], number: int) -> int:

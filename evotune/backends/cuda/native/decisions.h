@@ -11,9 +11,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -114,9 +116,24 @@ struct Counter {  // a workspace that is zero between launches, of one stream, o
   std::uint64_t capture;
   std::size_t workspace;
   void* data;
+  std::int32_t device;
+  std::int64_t bytes;
 };
 
+inline std::mutex counters_mutex;
+// Counters of decisions that are gone, by device, stream and size. Those of captures are not among them: a graph may be
+// replayed at any time. Never destroyed, since a thread may end after the library's variables are.
+inline auto& spare_counters = *new std::map<std::tuple<std::int32_t, void*, std::int64_t>, std::vector<void*>>;
+
 struct Decision {
+  Decision() = default;
+  Decision(const Decision&) = delete;
+  ~Decision() {
+    std::lock_guard<std::mutex> lock(counters_mutex);
+    for (const Counter& each : counters)
+      if (!each.capture) spare_counters[{each.device, each.stream, each.bytes}].push_back(each.data);
+  }
+
   Kind kind;
   void* context;
   std::vector<std::int64_t> sizes, strides;  // of the output

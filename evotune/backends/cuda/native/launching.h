@@ -16,8 +16,7 @@ struct Arena {
   std::int64_t left = 0;
 };
 
-inline std::mutex arenas_mutex;
-inline std::unordered_map<int, Arena> arenas;
+inline std::unordered_map<int, Arena> arenas;  // under counters_mutex
 
 class Current {  // makes a context current, where another one or none is
  public:
@@ -66,6 +65,26 @@ inline std::uint64_t zeros(std::int64_t bytes) {
   return address;
 }
 
+// Zeros for a counter: one of this stream that no decision has any more, else new memory. Under counters_mutex.
+inline void* zeros_for(std::int32_t device, void* stream, std::uint64_t capture, std::int64_t bytes) {
+  const auto spare = spare_counters.find({device, stream, bytes});
+  if (!capture && spare != spare_counters.end() && !spare->second.empty()) {
+    void* data = spare->second.back();
+    spare->second.pop_back();
+    return data;
+  }
+  Arena& arena = arenas[device];
+  if (arena.left < bytes) {
+    const std::int64_t size = std::max(bytes, kArenaBytes);
+    arena.address = zeros(size);
+    arena.left = size;
+  }
+  void* data = reinterpret_cast<void*>(arena.address);
+  arena.address += bytes;
+  arena.left -= bytes;
+  return data;
+}
+
 // The workspace of this stream, or of this stream in its capture.
 inline void* counter(Decision& decision, const Call& call, std::size_t number, void* stream) {
   int status = 0;
@@ -76,17 +95,9 @@ inline void* counter(Decision& decision, const Call& call, std::size_t number, v
   for (const Counter& each : decision.counters)
     if (each.stream == stream && each.capture == capture && each.workspace == number) return each.data;
   const std::int64_t bytes = (decision.workspaces[number].bytes + kSliceBytes - 1) / kSliceBytes * kSliceBytes;
-  std::lock_guard<std::mutex> arena_lock(arenas_mutex);
-  Arena& arena = arenas[call.device_index];
-  if (arena.left < bytes) {
-    const std::int64_t size = std::max(bytes, kArenaBytes);
-    arena.address = zeros(size);
-    arena.left = size;
-  }
-  void* data = reinterpret_cast<void*>(arena.address);
-  arena.address += bytes;
-  arena.left -= bytes;
-  decision.counters.push_back({stream, capture, number, data});
+  std::lock_guard<std::mutex> counters_lock(counters_mutex);
+  void* data = zeros_for(call.device_index, stream, capture, bytes);
+  decision.counters.push_back({stream, capture, number, data, call.device_index, bytes});
   return data;
 }
 
