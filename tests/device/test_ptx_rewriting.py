@@ -150,6 +150,17 @@ def test_a_predicate_holds_for_the_late_copy_too() -> None:
     assert (look[:16], look[16:32]) == (bytes(16), bytes([9] * 16))
 
 
+def test_a_kernel_whose_function_waits_for_its_copies_is_not_rewritten(tmp_path: Path) -> None:
+    """The queue of copies is known to the kernel alone."""
+    waits = '__device__ __noinline__ void wait() { asm volatile("WAIT;" ::: "memory"); }\n'
+    for wait in ("cp.async.wait_group 1", "cp.async.wait_all", "cp.async.commit_group"):
+        source = waits.replace("WAIT", wait) + KERNEL.replace("__syncthreads();", "wait();")
+        ptx = ptx_of(tmp_path, "sm_80", source)
+        assert ".func" in ptx
+        with pytest.raises(UnknownCopy, match="a function that is called, not inlined, copies or"):
+            with_late_copies(ptx)
+
+
 def test_a_copy_in_an_unknown_form_is_not_rewritten() -> None:
     body = "cp.async.cg.shared.global [%r1], [%rd1], 16, %p1;\n"
     with pytest.raises(UnknownCopy, match="ignore its source"):

@@ -161,8 +161,10 @@ def with_late_copies(ptx: str) -> tuple[str, int]:
     one."""
     if not _ANY.search(ptx):
         return ptx, 0
-    if any(_ANY.search(function.group()) for function in _FUNCTION.finditer(ptx)):
-        raise UnknownCopy("a function that is called, not inlined, copies")
+    known = (_ANY, _COMMIT, _WAIT, _ALL, _ARRIVE)
+    for function in _FUNCTION.finditer(ptx):
+        if any(each.search(function.group()) for each in known):
+            raise UnknownCopy("a function that is called, not inlined, copies or waits for copies")
     writer = _Writer()
     made = ptx
     for pattern, write in (
