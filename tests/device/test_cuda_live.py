@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import _live_profile
+from evotune.backends.cuda import _ceilings, _live_profile, _profiles
 
 
 class Runtime:
@@ -44,3 +44,29 @@ def test_a_gpu_is_named_so_that_a_worker_sees_that_one(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert _live_profile._id(Runtime, 0, nvml) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "clock_mhz"),  # NVIDIA's data sheets, the highest clock
+    [("t4", 1590), ("a100", 1410), ("a10", 1695), ("l4", 2040), ("h100", 1980), ("b200", 1965)],
+)
+def test_the_peak_of_a_gpu_is_that_of_its_model_or_a_little_above(
+    name: str, clock_mhz: int
+) -> None:
+    model = _profiles.named(name)
+    major, minor = divmod(int(model.attributes["arch"]), 10)
+    values = {13: 1000 * clock_mhz, 16: model.attributes["multiprocessors"], 75: major, 76: minor}
+
+    class Runtime:
+        @staticmethod
+        def deviceGetAttribute(number: int, index: int) -> Any:
+            return values.get(number, 1)
+
+        @staticmethod
+        def getDeviceProperties(index: int) -> dict[str, Any]:
+            return {"name": model.name.encode(), "totalGlobalMem": 1 << 30}
+
+    found = _live_profile._profile(Runtime, 0, None)
+    assert model.peak_gflops <= found.peak_gflops < 1.2 * model.peak_gflops
+    ceilings = _ceilings.modelled(found, "float16")
+    assert ceilings.tensor_flops == pytest.approx(model.peak_gflops * 1e9, rel=0.15)
