@@ -26,7 +26,7 @@ from evotune.engine.launches import CasePlanner, Rejected
 from evotune.errors import SpaceError
 from evotune.execute.build_review import BuildRules
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
-from evotune.problems.problem import Case, Problem
+from evotune.problems.problem import Case, HasLayouts, Problem
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import parse_expression
@@ -334,8 +334,10 @@ class Planner:
         kept = self._kept[kernel.name]
         drawn = self.problem.random_cases(self._cases[TIMED], draw, kept)
         known = {case.label for case in self._cases[TIMED]}
-        measured = () if "layout" in kept else (*self._cases[TIMED], *self._cases[HELD_OUT])
-        others = [other for case in measured for other in self.problem.other_layouts(case)]
+        others: list[Case] = []
+        if isinstance(self.problem, HasLayouts) and "layout" not in kept:
+            for case in (*self._cases[TIMED], *self._cases[HELD_OUT]):
+                others += self.problem.other_layouts(case)
         for case in chain(others, islice(drawn, _RANDOM_SHAPES)):
             if len(jobs) - further == _RANDOM_TESTS:
                 break

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from evotune.errors import UsageError
 from evotune.problems.element_types import ELEMENT_BYTES
@@ -133,12 +133,20 @@ class WrongSymbol(ValueError):
         self.name = name
 
 
+@runtime_checkable
+class HasLayouts(Protocol):
+    """A problem whose tensors may lie in memory in several ways."""
+
+    def other_layouts(self, case: Case) -> Sequence[Case]:
+        """The case with its tensors in other memory, for kernels that receive strides."""
+
+
 class Problem(Protocol):
     """A computation that kernels must do, with its reference and its baselines.
 
     Built in the main process (torch-free: `case`, `tensors`, `flops`, `bytes_moved`,
-    `edge_cases`, `siblings`, `other_layouts`, `random_cases`, `random_kinds`, `place`) and again in
-    the worker, where the methods that take or give tensors run.
+    `edge_cases`, `siblings`, `random_cases`, `random_kinds`, `place`) and again in the worker,
+    where the methods that take or give tensors run.
     """
 
     name: ClassVar[str]
@@ -175,9 +183,6 @@ class Problem(Protocol):
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The case's shape in every variant, its own included; a finalist must pass all."""
-
-    def other_layouts(self, case: Case) -> Sequence[Case]:
-        """The case with its tensors in other memory, for kernels that receive strides."""
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()

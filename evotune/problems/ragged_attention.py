@@ -149,10 +149,6 @@ class RaggedAttention(ABC):
         shape["scale"] = case.symbols["softmax_scale"]
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
-    def other_layouts(self, case: Case) -> Sequence[Case]:
-        """None: the tensors are contiguous."""
-        return []
-
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:

@@ -226,10 +226,6 @@ class UserProblem(abc.ABC):
         choices = itertools.product((False, True), repeat=len(self.flags))
         return [self.case(shape, dict(zip(self.flags, each, strict=True))) for each in choices]
 
-    def other_layouts(self, case: Case) -> Sequence[Case]:
-        """None: the tensors are contiguous."""
-        return []
-
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:

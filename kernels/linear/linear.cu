@@ -7,8 +7,7 @@
 // How         D = A B^T by tiles of BLOCK_M x BLOCK_N, of which a consumer warpgroup has ROW_TILES x 64 rows in registers.
 //             A and B are both K-major, as wgmma takes them from shared memory. One thread of the producer warp loads
 //             BLOCK_K = 64 * K_PANELS columns of both at a time by TMA into a ring of STAGES, into the next tile too.
-//             A 128 x 256 tile at 700 TFLOP/s reads 8 TB/s from the L2 cache, more than that gives. So the blocks of a
-//             cluster load a part of B each, for all of them.
+//             The blocks of a cluster have tiles of the same columns. Each loads a part of B, for all of them.
 //             SKINNY 0: A is x, B is weight. SKINNY 1: A is weight, B is x, so that few rows of x fill a tile: the
 //             64 rows that an MMA has at least are weights, of which there are always enough.
 //             SPLIT_K clusters share the columns of a tile. Each block writes its sums to the workspace; the last one to
