@@ -109,6 +109,10 @@ struct Ring {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void skip(int uses) {
+    parity ^= (stage + uses) / COUNT & 1;
+    stage = (stage + uses) % COUNT;
+  }
 };
 
 }  // namespace

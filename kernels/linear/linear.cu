@@ -14,7 +14,8 @@
 //             arrive adds them up, in the order of the parts, so that a launch always gives the same bits.
 // Tunables
 //   CONSUMER_WARPGROUPS  1, 2, 3
-//   ROW_TILES            1, 2: BLOCK_M = 64 * ROW_TILES * CONSUMER_WARPGROUPS
+//   ROW_TILES            1, 2: BLOCK_M = 64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS)
+//   PINGPONG             1: each consumer has tiles of its own, in turn (PERSISTENT 1, at least two consumers)
 //   BLOCK_N              columns of a tile (16..256), a multiple of 16
 //   K_PANELS             1, 2: columns that a stage has, in panels of 64
 //   STAGES               stages of the ring (2..12)
@@ -55,7 +56,8 @@ namespace {
 using Columns = Panels<BLOCK_K>;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32;
 constexpr int kSums = ROW_TILES * BLOCK_N / 2;  // of a consumer's thread
-constexpr int kTilesOfA = ROW_TILES * CONSUMER_WARPGROUPS;
+constexpr int kConsumersOfTile = PINGPONG ? 1 : CONSUMER_WARPGROUPS;
+constexpr int kTilesOfA = ROW_TILES * kConsumersOfTile;
 
 // Shared memory: the stages, each 64 rows of A after the other and then B; the mbarriers.
 constexpr unsigned kTileBytes = 128 * BLOCK_K;  // 64 rows of A
@@ -63,6 +65,7 @@ constexpr unsigned kStageBytes = 2 * BLOCK_K * (BLOCK_M + BLOCK_N);
 constexpr unsigned kBarriersAt = STAGES * kStageBytes;
 constexpr unsigned kSharedBytes = kBarriersAt + 16 * STAGES;
 static_assert(SPLIT_K == 1 || !PERSISTENT, "a block merges one tile");
+static_assert(!PINGPONG || PERSISTENT, "consumers that take turns need several tiles");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "an MMA has up to 256 columns");
 static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
 extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -109,10 +112,22 @@ __device__ __forceinline__ void produce(const Problem& problem, const TensorMap&
 
 struct Consumer {
   const Problem& problem;
-  const int group, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int warpgroup, group = PINGPONG ? 0 : warpgroup;  // the group has 64 * ROW_TILES rows of a tile
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   Ring<STAGES> ring;
   float sums[ROW_TILES][BLOCK_N / 2];
-  __device__ Consumer(const Problem& problem, int group) : problem(problem), group(group) {}
+  __device__ Consumer(const Problem& problem, int warpgroup) : problem(problem), warpgroup(warpgroup) {}
+
+  // Turns with PINGPONG. A parity tells neighbouring phases of a stage apart and no others, so a consumer may wait for its
+  // stages only after the one before it has waited for all of its own.
+  static __device__ __forceinline__ int turn_of(int warpgroup) { return 1 + warpgroup % CONSUMER_WARPGROUPS; }
+  __device__ __forceinline__ void give_turn() const { arrive_named(turn_of(warpgroup + 1), 256); }
+  __device__ __forceinline__ void begin() {
+    if constexpr (PINGPONG) {
+      ring.skip(warpgroup * problem.steps);
+      if (warpgroup == CONSUMER_WARPGROUPS - 1) give_turn();
+    }
+  }
   // To all blocks that load into the stage.
   __device__ __forceinline__ void give_back(int stage) const {
     if constexpr (CLUSTER > 1) {
@@ -122,12 +137,13 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void multiply(const Share& share) {
+  __device__ __forceinline__ void multiply(const Share& share, const Walk& walk) {
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 2; ++i) sums[tile][i] = 0.0f;
     int last = -1;  // the stage whose MMA is under way
+    if constexpr (PINGPONG) sync_named(turn_of(warpgroup), 256);
     for (int step = share.first; step < share.end; ++step) {
       wait_mbarrier(full(ring.stage), ring.parity);
       fence_products();
@@ -143,6 +159,10 @@ struct Consumer {
       if (last >= 0) give_back(last);
       last = ring.stage;
       ring.advance();
+    }
+    if constexpr (PINGPONG) {
+      if (walk.has_more(problem)) give_turn();
+      ring.skip((CONSUMER_WARPGROUPS - 1) * problem.steps);
     }
     wait_products<0>();
     if (last >= 0) give_back(last);
@@ -189,7 +209,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       start_mbarrier(full(stage), 1);
-      start_mbarrier(empty(stage), 4 * CONSUMER_WARPGROUPS * CLUSTER);
+      start_mbarrier(empty(stage), 4 * kConsumersOfTile * CLUSTER);
     }
     publish_mbarriers();
   }
@@ -204,9 +224,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     if (threadIdx.x % 32 == 0) produce(problem, a_map, b_map);
     __syncwarp();
   } else {
-    for (Walk walk; walk.has(problem); walk.next()) {
+    consumer.begin();
+    for (Walk walk = PINGPONG ? Walk(warpgroup, CONSUMER_WARPGROUPS) : Walk(); walk.has(problem); walk.next()) {
       const Share share(problem, walk);
-      consumer.multiply(share);
+      consumer.multiply(share, walk);
       if constexpr (SPLIT_K == 1)
         consumer.store(share, bias, out);
       else

@@ -4,10 +4,13 @@
 // tiles are a set. Sets are walked TILE_GROUP rows of sets at a time, column by column: A and B stay in the L2 cache.
 // SPLIT_K clusters share a set; each has a part of the steps along k.
 //
+// Without PINGPONG all consumers of a block work on one tile. With it each has tiles of its own, in turn: while one stores
+// its tile, the next one's products run.
+//
 // Where the rows end inside of a set, the tiles of the last blocks have no rows: TMA fills them with zeros.
 #pragma once
 
-#define BLOCK_M (64 * ROW_TILES * CONSUMER_WARPGROUPS)
+#define BLOCK_M (64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS))
 #define BLOCK_K (64 * K_PANELS)
 
 namespace {
@@ -25,11 +28,17 @@ struct Problem {
   __device__ __forceinline__ int shares() const { return sets_in_column * sets_in_row * SPLIT_K; }
 };
 
-// The numbers of the shares that a block's cluster walks over.
+// The numbers of the shares that a block's cluster walks over; or every `turns`-th of them, from number `turn` on.
 struct Walk {
-  int number = blockIdx.x / CLUSTER;
+  int number, stride;
+  __device__ __forceinline__ explicit Walk(int turn = 0, int turns = 1)
+      : number((blockIdx.x + turn * gridDim.x) / CLUSTER), stride(turns * gridDim.x / CLUSTER) {}
   __device__ __forceinline__ bool has(const Problem& problem) const { return number < problem.shares(); }
-  __device__ __forceinline__ void next() { number += gridDim.x / CLUSTER; }
+  // Whether the block has a share after this one, whoever's turn it is.
+  __device__ __forceinline__ bool has_more(const Problem& problem) const {
+    return number + static_cast<int>(gridDim.x) / CLUSTER < problem.shares();
+  }
+  __device__ __forceinline__ void next() { number += stride; }
 };
 
 // A block's tile, and its part of the tile's sums: columns of A and B from step `first` to step `end`.

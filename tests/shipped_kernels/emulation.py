@@ -65,8 +65,11 @@ class EmulatedKernel:
         mistakes: Mapping[str, str] | None = None,
         device: str = "h200",
         variant: Mapping[str, Value] | None = None,
+        most_blocks: int | None = None,
     ) -> None:
-        """`mistakes` maps texts of the kernel to wrong ones."""
+        """`mistakes` maps texts of the kernel to wrong ones. `most_blocks` of a persistent kernel:
+        the others' work is theirs, as on a device with few multiprocessors."""
+        self._most_blocks = most_blocks
         self._device = device
         self._folder = folder
         path = ROOT / "search_spaces" / f"{space}.yaml"
@@ -136,7 +139,8 @@ class EmulatedKernel:
         addresses, kept = addresses_of(job.plan, pointers)
         assert kept
         for launch in job.plan.launches:
-            grid = (ctypes.c_int * 3)(*(*launch.grid, 1, 1)[:3])
+            blocks = min(launch.grid[0], self._most_blocks or launch.grid[0])
+            grid = (ctypes.c_int * 3)(*(blocks, *launch.grid[1:], 1, 1)[:3])
             given = _Launch(grid, launch.threads, launch.shared_bytes, seed, 0xFF)
             function = library[f"run_{launch.entry}"]
             _in_child(functools.partial(function, ctypes.byref(given), addresses))

@@ -31,7 +31,6 @@ SKINNY |= {"STAGES": 3, "SPLIT_K": 3, "MIN_CTAS": 1, "CLUSTER": 1}
     [
         ("linear_gelu", LARGE, "float16", [(130, 136, 200), (3, 259, 8)]),
         ("linear_skinny", SKINNY, "bfloat16", [(5, 131, 328), (33, 6, 192)]),
-        ("linear", {**LARGE, "CLUSTER": 2, "PERSISTENT": True}, "bfloat16", [(260, 72, 328)]),
         pytest.param(
             "linear_skinny",
             {**SKINNY, "CLUSTER": 4, "SPLIT_K": 2},
@@ -68,6 +67,17 @@ def test_products_come_out_right(
         shape = {"m": m, "n": n, "k": k}
         kind = kernel.problem.input_kinds[number % 4]
         assert kernel.share_of_tolerance(shape, kind, number) <= 1, shape
+
+
+@needs_gpp
+@pytest.mark.parametrize("pingpong", [False, True])
+def test_blocks_of_a_cluster_that_walk_over_tiles_come_out_right(
+    pingpong: bool, tmp_path: Path
+) -> None:
+    """Four blocks have nine or six sets of tiles, whose steps are no multiple of the stages."""
+    values = {**LARGE, "CLUSTER": 2, "PERSISTENT": True, "PINGPONG": pingpong, "STAGES": 3}
+    kernel = EmulatedKernel(tmp_path, "linear", values, "bfloat16", most_blocks=4)
+    assert kernel.share_of_tolerance({"m": 330, "n": 136, "k": 200}) <= 1
 
 
 MMA: dict[str, Value] = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1}
@@ -111,7 +121,7 @@ def test_products_by_mma_sync_come_out_right(
             "if (lane < CLUSTER) arrive_in_block(empty(stage), lane);",
             "if (lane < 1) arrive_at_mbarrier(empty(stage));",
         ),
-        ("4 * CONSUMER_WARPGROUPS * CLUSTER", "4 * CONSUMER_WARPGROUPS"),
+        ("4 * kConsumersOfTile * CLUSTER", "4 * kConsumersOfTile"),
     ],
 )
 def test_the_model_sees_a_mistake(right: str, wrong: str, cluster: int, tmp_path: Path) -> None:
@@ -147,3 +157,25 @@ def test_configurations_compile(space: str, device: str, tmp_path: Path) -> None
         assert not isinstance(built, CompileFailure), built.reason
         figures = (built["spill_store_bytes"], built.get("serialized", 0))
         assert number > 0 or figures == (0, 0)
+
+
+@needs_gpp
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("ring.skip(warpgroup * problem.steps);", ""),
+        ("ring.skip((CONSUMER_WARPGROUPS - 1) * problem.steps);", ""),
+        ("if constexpr (PINGPONG) sync_named(turn_of(warpgroup), 256);", ""),
+        ("stride(turns * gridDim.x / CLUSTER)", "stride(gridDim.x / CLUSTER)"),
+    ],
+)
+def test_the_model_sees_a_mistake_in_taking_turns(right: str, wrong: str, tmp_path: Path) -> None:
+    values = {**LARGE, "CLUSTER": 1, "PERSISTENT": True, "PINGPONG": True, "STAGES": 3}
+    mistakes = {right: wrong}
+    kernel = EmulatedKernel(tmp_path, "linear", values, "float16", mistakes=mistakes, most_blocks=2)
+    try:
+        share = kernel.share_of_tolerance({"m": 330, "n": 136, "k": 200})
+    except AssertionError:
+        return
+    assert share > 1

@@ -238,6 +238,9 @@ struct Ring {
       parity ^= 1;
     }
   }
+  void skip(int uses) {
+    while (uses-- > 0) advance();
+  }
 };
 
 // Lane l gives the address of row l % 8 of tile l / 8, and gets elements 2 (l % 4) and the next of row l / 4 of each.
