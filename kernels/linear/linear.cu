@@ -36,6 +36,9 @@
 // Shared      128 * K_PANELS * STAGES * (BLOCK_M + BLOCK_N) + 16 * STAGES bytes
 // Archs       sm_90a.
 // References  PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor".
+#define BLOCK_M (64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS))
+#define BLOCK_K (64 * K_PANELS)
+
 #include "../attention/cluster_multicast.cuh"
 #include "../attention/last_block.cuh"
 #include "../attention/mma_sync.cuh"
