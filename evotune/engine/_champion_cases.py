@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evotune.errors import SpaceError
-from evotune.problems.problem import Case, TensorSpec
+from evotune.problems.problem import Case, HasLayouts, Problem, TensorSpec
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
@@ -106,6 +106,21 @@ def compiled_in(bound: BoundSpace, kernel: KernelSpec, case: Case) -> tuple[Valu
         bound.evaluate(let[name], {}, case.symbols) if name in let else case.symbols[name]
         for name in kernel.define
     )
+
+
+def with_other_binaries(
+    bound: BoundSpace, kernel: KernelSpec, problem: Problem, cases: Iterable[Case]
+) -> list[Case]:
+    """The cases in other layouts that have a binary of their own. An exported binary serves only
+    the cases between its own checks, and random shapes may leave out a measured case."""
+    if not isinstance(problem, HasLayouts):
+        return []
+    return [
+        other
+        for case in cases
+        for other in problem.other_layouts(case)
+        if compiled_in(bound, kernel, other) != compiled_in(bound, kernel, case)
+    ]
 
 
 def strides_untold(

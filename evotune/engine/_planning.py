@@ -20,13 +20,14 @@ from evotune.engine._champion_cases import (
     strides_untold,
     symbols_kept,
     symbols_kept_in_search,
+    with_other_binaries,
 )
 from evotune.engine._compile_jobs import CompileJobs
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.errors import SpaceError
 from evotune.execute.build_review import BuildRules
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
-from evotune.problems.problem import Case, HasLayouts, Problem
+from evotune.problems.problem import Case, Problem
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import parse_expression
@@ -322,11 +323,8 @@ class Planner:
         seed: int,
         skipped: list[Check],
     ) -> list[CaseJob]:
-        """The measured cases in other layouts, and random shapes that need no further binary.
-
-        A layout may have a binary of its own, and an exported binary serves only the cases between
-        its own checks. Random shapes alone may leave out a measured case.
-        """
+        """The measured cases with the binaries of other layouts, and random shapes that need no
+        further binary."""
         text = f"{self._secret}/shapes/{seed}".encode()
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
@@ -335,9 +333,9 @@ class Planner:
         drawn = self.problem.random_cases(self._cases[TIMED], draw, kept)
         known = {case.label for case in self._cases[TIMED]}
         others: list[Case] = []
-        if isinstance(self.problem, HasLayouts) and "layout" not in kept:
-            for case in (*self._cases[TIMED], *self._cases[HELD_OUT]):
-                others += self.problem.other_layouts(case)
+        if "layout" not in kept:
+            measured = (*self._cases[TIMED], *self._cases[HELD_OUT])
+            others = with_other_binaries(self.bound, kernel, self.problem, measured)
         for case in chain(others, islice(drawn, _RANDOM_SHAPES)):
             if len(jobs) - further == _RANDOM_TESTS:
                 break
