@@ -6,7 +6,9 @@
 //   softcap  cap tanh(x), x = q k softmax_scale / cap, of all scores of a warp at once. Where each |x| <= 1/2: an odd
 //            polynomial of degree 7, by multiply-adds alone, at most 1.6e-7 of the cap off. Else
 //            cap - 2 cap / (1 + 2^(2 log2(e) x)), which takes two MUFU operations a score. tanh.approx is one, but its
-//            error of 2^-11 of the cap is larger than that of 16-bit weights.
+//            error of 2^-11 of the cap is larger than that of 16-bit weights. Where each |x| <= 0.15 and scores are
+//            rounded into weights alone: x (a + b x^2), at most 6.3e-7 of the cap off. That grows with x, so that the
+//            largest capped score is the largest score's, and the factor a + b x^2 enters the weight's exponent.
 //   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24
 //
 // Archs      sm_80 and later.
@@ -19,11 +21,22 @@
 namespace {
 
 #define SCORES_CHANGE (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
+#define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE)
 constexpr bool kScoresChange = SCORES_CHANGE;
 constexpr float kLog2e = 1.44269504088896341f;
 
 // A score modification takes scores as they are, the softmax takes them times log2(e).
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
+
+// The capped score is score * factor(score), for small scores.
+struct SmallCap {
+  static constexpr bool kIsNone = false;
+  float first, third;
+  __device__ __forceinline__ float operator()(float score) const { return fmaf(third, score * score, first); }
+};
+struct NoCap {
+  static constexpr bool kIsNone = true;
+};
 
 // Turns q k into the capped score, in units of kUnit. It is built again for each block of keys; the compiler computes
 // its numbers only once.
@@ -31,6 +44,7 @@ struct SoftCap {
   float cap;
   float exponent;  // from q k to the argument of 2^x
   float most;      // the largest |q k| for which the polynomial holds; below 0: none
+  float small;     // the largest |q k| for which `for_small` holds; below 0: none
   float terms[4];  // of the polynomial, from the first power on
 
   __device__ static __forceinline__ SoftCap of(const Features& features, float softmax_scale) {
@@ -39,11 +53,17 @@ struct SoftCap {
     made.cap = kUnit * features.softcap;
     made.exponent = 2.0f * kLog2e * scale;
     made.most = scale > 1e-4f && scale < 1e4f ? 0.5f / scale : -1.0f;  // beyond, the seventh power leaves float's range
+    made.small = 0.3f * made.most;
     made.terms[0] = 0.999997676f * made.cap * scale;
     made.terms[1] = -0.333206552f * made.cap * scale * squared;
     made.terms[2] = 0.131451457f * made.cap * scale * squared * squared;
     made.terms[3] = -0.0433724837f * made.cap * scale * squared * squared * squared;
     return made;
+  }
+
+  __device__ static __forceinline__ SmallCap for_small(const Features& features, float softmax_scale) {
+    const float scale = softmax_scale / features.softcap, whole = kLog2e * softmax_scale;
+    return {0.9999792f * whole, -0.32962035f * whole * scale * scale};
   }
 
   __device__ __forceinline__ float by_polynomial(float score) const {

@@ -148,9 +148,18 @@ struct Consumer {
     }
 #if HAS_SOFTCAP
     // Rows and keys that do not exist are zeros: tensor maps fill them in.
-    SoftCap::of(problem.features, problem.softmax_scale)(scores, SoftCap::largest_of(scores));
+    const SoftCap cap = SoftCap::of(problem.features, problem.softmax_scale);
+    const float largest = SoftCap::largest_of(scores);
+#if CAPS_ALONE
+    if (!MASKED && !__any_sync(~0u, largest > cap.small)) {
+      const SmallCap small = SoftCap::for_small(problem.features, problem.softmax_scale);
+      softmax.weigh<false>(scores, seen, hidden, change, problem.exponent_scale(), small);
+      return;
+    }
 #endif
-    softmax.weigh<MASKED>(scores, seen, hidden, change, problem.exponent_scale());
+    cap(scores, largest);
+#endif
+    softmax.weigh<MASKED>(scores, seen, hidden, change, problem.exponent_scale(), NoCap());
   }
 
   template <int SET>

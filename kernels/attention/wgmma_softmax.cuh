@@ -46,28 +46,29 @@ struct Softmax {
   }
 
   // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible, without
-  // the first `hidden`. `change`: where features change the scores of a row.
-  template <bool MASKED, int COUNT>
+  // the first `hidden`. `change`: where features change the scores of a row. `cap`: where scores are to be capped yet.
+  template <bool MASKED, class Cap, int COUNT>
   __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2],
-                                        const ScoreChange (&change)[2], float scale) {
+                                        const ScoreChange (&change)[2], float scale, const Cap& cap) {
     float next[2];
     bool grown = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float before = maximum[half];
-      float top = before;
+      float top = Cap::kIsNone ? before : kLowest;
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[i + 2 * half + e];
-          if constexpr (kScoresChange) score = change[half](score, 2 * i + e);
+          if constexpr (kScoresChange && Cap::kIsNone) score = change[half](score, 2 * i + e);
           if (MASKED && (2 * i + e >= seen[half] || (HAS_WINDOW && 2 * i + e < hidden[half])))
             score = __int_as_float(0xff800000);  // -inf
           top = fmaxf(top, score);
         }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      if constexpr (!Cap::kIsNone) top = fmaxf(before, top * cap(top));
       if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
       grown |= top != before;
       next[half] = top;
@@ -84,7 +85,9 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& weight = scores[i + 2 * half + e];
-          const float x = fmaf(weight, scale, -shift);
+          float factor = scale;
+          if constexpr (!Cap::kIsNone) factor = cap(weight);
+          const float x = fmaf(weight, factor, -shift);
           weight = !MASKED && by_polynomial(i / 2 + e) ? exp2_polynomial(x) : exp2_approximate(x);
           sum[half] += weight;
         }
