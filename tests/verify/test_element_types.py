@@ -20,8 +20,9 @@ from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
+from evotune.problems.rounding import rounding_of
 from evotune.trial import Configuration, OutcomeKind
-from evotune.verify.accuracy import errors_against, expected, not_finite, worst_element
+from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 
@@ -133,3 +134,13 @@ def test_integers_are_exact(dtype: str) -> None:
     wanted = expected(reference, torch.full_like(reference, 0.5), kind)
     assert errors_against(reference.to(kind), wanted).max == 0.0
     assert errors_against(torch.tensor([0, 4, 255], dtype=kind), wanted).max == 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_smallest_floats_of_8_bits_are_no_zeros(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    small = info.tiny * torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    wanted = expected(small, rounding_of(small, dtype), dtype)
+    right, zeros = small.to(dtype), torch.zeros_like(small).to(dtype)
+    assert LIMITS.hold(errors_against(right, wanted))
+    assert not LIMITS.hold(errors_against(zeros, wanted))
