@@ -234,11 +234,11 @@ class RaggedAttention(ABC):
             whole["kv_heads" if "kv_heads" not in kept else "heads"] = whole[
                 "heads" if "kv_heads" not in kept else "kv_heads"
             ]
-        return self.case(self.fitted(whole), {"causal": case.symbols["causal"]})
+        return self.case(self.fitted(whole, kept), {"causal": case.symbols["causal"]})
 
-    def fitted(self, shape: Shape) -> Shape:
-        """The shape, with sizes that follow from kept ones."""
-        return shape
+    @abstractmethod
+    def fitted(self, shape: Shape, kept: Collection[str]) -> Shape:
+        """The shape with sizes that fit the kept ones, which are those of a case."""
 
 
 class VarlenAttention(RaggedAttention):
@@ -294,11 +294,17 @@ class VarlenAttention(RaggedAttention):
             tokens = [rng.randint(each, sequences * each) for each in longest]
             yield _varlen(sequences, group * kv_heads, kv_heads, (tokens[0], tokens[1]), longest)
 
-    def fitted(self, shape: Shape) -> Shape:
-        for side in ("q", "k"):
-            longest, sequences = int(shape[f"longest_{side}"]), int(shape["sequences"])
-            tokens = int(shape[f"tokens_{side}"])
-            shape[f"tokens_{side}"] = max(longest, min(tokens, sequences * longest))
+    def fitted(self, shape: Shape, kept: Collection[str]) -> Shape:
+        sides = (("tokens_q", "longest_q"), ("tokens_k", "longest_k"))
+        for name, most in sides:
+            tokens, longest, sequences = (int(shape[each]) for each in (name, most, "sequences"))
+            if name in kept and most in kept:
+                shape["sequences"] = max(sequences, -(-tokens // longest))
+            elif name in kept:
+                shape[most] = max(-(-tokens // sequences), min(longest, tokens))
+        for name, most in sides:
+            longest, room = int(shape[most]), int(shape["sequences"]) * int(shape[most])
+            shape[name] = max(longest, min(int(shape[name]), room))
         return shape
 
     def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
@@ -356,6 +362,12 @@ class PagedAttention(RaggedAttention):
             longest, queries = rng.randint(1, 500), rng.choice((1, 1, 2, rng.randint(3, 16)))
             sizes = (rng.randint(1, 9), min(queries, longest), group * kv_heads, kv_heads, longest)
             yield _paged(*sizes, rng.choice((1, 16, 64, page)))
+
+    def fitted(self, shape: Shape, kept: Collection[str]) -> Shape:
+        if int(shape["queries"]) > int(shape["longest"]):
+            name, other = ("queries", "longest") if "longest" in kept else ("longest", "queries")
+            shape[name] = shape[other]
+        return shape
 
     def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
         sequences, queries, heads, head_dim = shapes["q"]

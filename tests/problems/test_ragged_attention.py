@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from itertools import islice, pairwise
 from typing import Any
@@ -241,3 +242,16 @@ def test_they_are_found_by_name() -> None:
     assert create_problem("attention_paged", "float16").name == "attention_paged"
     with pytest.raises(UsageError, match="attention_paged has no dtype 'int8'"):
         create_problem("attention_paged", "int8")
+
+
+@pytest.mark.parametrize("problem", [VARLEN, PAGED], ids=lambda each: each.name)
+def test_sizes_that_are_compiled_in_are_those_of_every_test(problem: Any) -> None:
+    tight = {"tokens_q": 90, "longest_q": 17} if problem is VARLEN else {"longest": 5}
+    this = case(problem, **tight)
+    free = [name for name in problem.sizes if name != "head_dim"]
+    for kept in (*((name,) for name in free), *itertools.combinations(free, 2)):
+        drawn = islice(problem.random_cases([this], 3, kept), 30)
+        for test in (*problem.edge_cases(this, kept), *drawn):
+            assert {name: test.symbols[name] for name in kept} == {
+                name: this.symbols[name] for name in kept
+            }
