@@ -29,7 +29,7 @@ _FEW = 3.0
 _RUNS, _RUNS_OF_MANY, _MANY = 8, 4, 1 << 20  # elements
 _ENOUGH = 8  # elements that a row needs for a quantile of them to mean something
 
-_ATEN = torch.ops.aten
+_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _MATRICES = {  # operation -> which argument has the summed dimension last
     _ATEN.mm: 0,
     _ATEN.bmm: 0,
@@ -39,8 +39,13 @@ _MATRICES = {  # operation -> which argument has the summed dimension last
     _ATEN.baddbmm: 1,
     _ATEN.addbmm: 1,
     _ATEN.addmv: 1,
+    _ATEN.vdot: 0,
 }
-_SUMS = {_ATEN.sum, _ATEN.mean, _ATEN.nansum, _ATEN.cumsum, _ATEN.scatter_add, _ATEN.index_add}
+_SUMS = {
+    *(_ATEN.sum, _ATEN.mean, _ATEN.nansum, _ATEN.cumsum, _ATEN.trace, _ATEN.avg_pool2d),
+    *(_ATEN.scatter_add, _ATEN.scatter_add_, _ATEN.index_add, _ATEN.index_add_),
+    *(_PRIMS.sum, _PRIMS.var),  # that operations are decomposed into
+}
 _BASIC = {
     _ATEN.add,
     _ATEN.sub,
@@ -68,6 +73,9 @@ _IN_PARTS = {
     *(_ATEN.var, _ATEN.var_mean, _ATEN.std, _ATEN.std_mean, _ATEN.linalg_vector_norm),
     _ATEN._scaled_dot_product_flash_attention_for_cpu,
     *(_ATEN.gelu, _ATEN.silu, _ATEN.mish, _ATEN.softplus, _ATEN.log_sigmoid_forward, _ATEN.elu),
+    *(_ATEN.native_batch_norm, _ATEN._adaptive_avg_pool2d, _ATEN.mse_loss, _ATEN.huber_loss),
+    *(_ATEN.nll_loss_forward, _ATEN.nll_loss2d_forward, _ATEN.smooth_l1_loss),
+    *(_ATEN.binary_cross_entropy, _ATEN.binary_cross_entropy_with_logits),
 }
 """Operations with several roundings inside, which are decomposed first."""
 
@@ -121,11 +129,15 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func.overloadpacket
         if packet in _MATRICES:
             count = args[_MATRICES[packet]].shape[-1]
+        elif packet is _ATEN.convolution:
+            weight, transposed = args[1], args[6]
+            count = weight.numel() / weight.shape[1 if transposed else 0]
         elif packet in _SUMS:
             count = None
         else:
             return None
-        magnitudes = func(*map(_absolute, args), **kwargs)
+        of_terms = args if packet is _PRIMS.var else map(_absolute, args)  # its terms are squares
+        magnitudes = func(*of_terms, **kwargs)
         if not magnitudes.is_floating_point():
             return None
         if count is None:

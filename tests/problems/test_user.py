@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -564,6 +565,50 @@ def test_limits_of_anything_that_pytorch_computes(folder: Path, name: str) -> No
     rounded = {key: value.bfloat16().float() for key, value in made.inputs.items()}
     coarse = problem.compute(**rounded)["out"]
     assert errors_against(coarse, made.expected["out"]).max > 10
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the first dimension in float32, one term after the other."""
+    return torch.from_numpy(np.add.accumulate(x.numpy(), axis=0))[-1]
+
+
+def _batch_norm_in_order(x: torch.Tensor) -> torch.Tensor:
+    centred = x - _in_order(x) / len(x)
+    return centred / (_in_order(centred.square()) / len(x) + 1e-5).sqrt()
+
+
+SUMS: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "convolution": (
+        "torch.nn.functional.conv1d(x[:2000].T[:, None], x[:600, :1].T[None])[:, 0].T",
+        "(1401, columns)",
+        lambda x: _in_order(x[:2000].unfold(0, 600, 1).permute(2, 0, 1) * x[:600, :1, None]),
+    ),
+    "loss": (
+        "torch.nn.functional.mse_loss(x.flatten(), x.flatten().roll(1))[None]",
+        "(1,)",
+        lambda x: _in_order((x.flatten() - x.flatten().roll(1)).square())[None] / x.numel(),
+    ),
+    "norm": (
+        "torch.nn.functional.batch_norm(x, None, None, training=True)",
+        "(rows, columns)",
+        _batch_norm_in_order,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_any_sum_may_be_added_in_order(folder: Path, name: str) -> None:
+    written, shape, way = SUMS[name]
+    text = GOOD.replace("3.0 * x", written).replace(
+        '{"out": (rows, columns)}', f'{{"out": {shape}}}'
+    )
+    (folder / "problem.py").write_text(
+        text.replace("def compute(self, x):\n", "def compute(self, x):\n        import torch\n")
+    )
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    made = InputPool(problem).get(problem.case({"rows": 20000, "columns": 4}, {}), "normal", 0)
+    assert LIMITS.hold(errors_against(way(made.inputs["x"]), made.expected["out"]))
+    assert LIMITS.hold(errors_against(problem.compute(**made.inputs)["out"], made.expected["out"]))
 
 
 TYPED = """
