@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evotune.problems._lengths import other_scalar
+from evotune.problems._ragged_lengths import partition, visible
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
 
@@ -129,7 +130,7 @@ class RaggedAttention(ABC):
 
     def flops(self, case: Case) -> int:
         s: Any = case.symbols
-        scores = sum(_visible(q, k, s["causal"]) for q, k in self.timed_lengths(case))
+        scores = sum(visible(q, k, s["causal"]) for q, k in self.timed_lengths(case))
         size: int = s["heads"] * s["head_dim"]
         return 4 * size * scores
 
@@ -374,27 +375,6 @@ class PagedAttention(RaggedAttention):
         _, page_size, kv_heads, _ = shapes["k_pages"]
         sizes: Shape = {"sequences": sequences, "queries": queries, "heads": heads}
         return sizes | {"kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
-
-
-def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[int]:
-    """Lengths of at most `longest` that add up to `tokens`, longest first."""
-    if lengths == "even":
-        return [tokens // sequences + (n < tokens % sequences) for n in range(sequences)]
-    found = [longest // n for n in range(1, sequences + 1)]
-    missing = tokens - sum(found)
-    for n in range(1, sequences):  # the later ones get or lose the rest
-        place = n if missing > 0 else sequences - n
-        by = max(-found[place], min(missing, longest - found[place]))
-        found[place] += by
-        missing -= by
-    return sorted(found, reverse=True)
-
-
-def _visible(rows: int, keys: int, causal: bool) -> int:
-    if not causal:
-        return rows * keys
-    rows_seeing = min(rows, keys)  # the last ones; the last of them sees all keys
-    return rows_seeing * keys - rows_seeing * (rows_seeing - 1) // 2
 
 
 def _varlen(
