@@ -18,6 +18,9 @@ import torch
 from evotune.problems.rounding import rounding_share
 
 _RMS_LIMIT = 0.6
+_LEAST_COUNT = 8
+"""An RMS error is that of at least so many elements; those that an output lacks count as exact. Of
+one or two elements all may be off by almost their tolerances, by chance."""
 _SLACK = 1.01
 
 
@@ -113,7 +116,7 @@ def error_terms(output: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Ten
 def errors_of(terms: Sequence[float], count: int) -> Errors:
     """The errors of one output of `count` elements, from its terms as numbers on the host."""
     largest, norm = terms
-    return Errors(largest, norm / math.sqrt(count))
+    return Errors(largest, norm / math.sqrt(max(count, _LEAST_COUNT)))
 
 
 def errors_against(output: torch.Tensor, expected: torch.Tensor) -> Errors:

@@ -611,6 +611,20 @@ def test_any_sum_may_be_added_in_order(folder: Path, name: str) -> None:
     assert LIMITS.hold(errors_against(problem.compute(**made.inputs)["out"], made.expected["out"]))
 
 
+def test_one_element_may_be_rounded_twice(folder: Path) -> None:
+    """Of few elements all may be off by almost two roundings; of many not."""
+    text = GOOD.replace("3.0 * x", "3.0 * x.mean(-1)")
+    text = text.replace('{"out": (rows, columns)}', '{"out": (rows,)}')
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "bfloat16", folder)
+    case = problem.case({"rows": 1, "columns": 7}, {})
+    pool = InputPool(problem)
+    for seed in range(100):
+        made = pool.get(case, "normal", seed)
+        twice = problem.compute(**made.inputs)["out"]
+        assert LIMITS.hold(errors_against(twice, made.expected["out"])), seed
+
+
 TYPED = """
 from evotune.problems import Tensor, UserProblem
 
