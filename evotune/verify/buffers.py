@@ -27,7 +27,9 @@ _GUARD_WORD = 0x7FFF
 """Guard bands repeat these 16 bits, from even addresses on: a NaN in every type of floats, those of
 8 bits included, and a large integer. So a read beyond a buffer shows even when it is multiplied by
 zero. The poison differs."""
-POISON_BYTE = 0xFF  # all ones is a NaN in every type of floats, and -1 or 255
+POISON_BYTE = 0xFF  # all ones is a NaN in every type of floats
+_POISON_OF_INTEGERS = 0xA5
+"""A right kernel seldom writes these bits. It often writes -1 or 255, which are all ones."""
 _ALIGNMENT = 256
 _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
@@ -43,7 +45,12 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwritten(output: torch.Tensor) -> torch.Tensor:
     """A mask of the elements of `output` that still hold the poison."""
-    return bits(output) == -1
+    word = bytes([_poison_of(output.dtype)] * output.element_size())
+    return bits(output) == int.from_bytes(word, "little", signed=True)
+
+
+def _poison_of(dtype: torch.dtype) -> int:
+    return POISON_BYTE if dtype.is_floating_point else _POISON_OF_INTEGERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +291,12 @@ class BufferSets:
             self._expected_views[name].copy_(value)
 
     def poison(self, number: int | None = None) -> None:
-        """Overwrites the memory that launches write with NaN, in one set or in all."""
-        for payload in self._payloads:
-            (payload if number is None else payload[number]).fill_(POISON_BYTE)
+        """Overwrites the memory that launches write with the poison, in one set or in all."""
+        for name, payload in zip(self._layout.written, self._payloads, strict=True):
+            byte = (
+                _poison_of(self._views[name].dtype) if name in self._layout.specs else POISON_BYTE
+            )
+            (payload if number is None else payload[number]).fill_(byte)
         for tensor in self._far:
             if tensor.is_output:
                 tensor.poison(POISON_BYTE)

@@ -15,11 +15,11 @@ from red_team.timed import judge_timed
 
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure
+from evotune.device.launch import CompileFailure, LaunchPlan
 from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import TIMED, CaseJob
-from evotune.problems import create_problem
+from evotune.problems import Tensor, UserProblem, create_problem
 from evotune.problems.rounding import rounding_of
 from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
@@ -144,3 +144,28 @@ def test_the_smallest_floats_of_8_bits_are_no_zeros(dtype: torch.dtype) -> None:
     right, zeros = small.to(dtype), torch.zeros_like(small).to(dtype)
     assert LIMITS.hold(errors_against(right, wanted))
     assert not LIMITS.hold(errors_against(zeros, wanted))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_an_integer_that_nobody_writes_is_not_the_usual_mark_of_nothing(dtype: str) -> None:
+    class FirstAbove(UserProblem):
+        sizes = ("rows",)
+
+        def inputs(self, rows: int) -> dict[str, tuple[int, ...]]:
+            return {"x": (rows,)}
+
+        def outputs(self, rows: int) -> dict[str, Tensor]:
+            return {"out": Tensor((rows,), dtype)}
+
+        def operations(self, rows: int) -> int:
+            return rows
+
+        def compute(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            nothing = 255 if dtype == "uint8" else -1
+            return {"out": torch.full_like(x, nothing).to(getattr(torch, dtype))}
+
+    problem = FirstAbove("float32")
+    gate, verdict = Gate(CpuSession(), problem, InputPool(problem), deterministic=True), Verdict()
+    subject = Subject(problem.case({"rows": 5}, {}), LaunchPlan("f", (), (), ()), lambda: None)
+    gate.examine(subject, ["normal"], 0, verdict)
+    assert verdict.kind is WRONG
