@@ -17,6 +17,8 @@ class DeviceProfile:
     - `backend`: cpu, cuda or recorded.
     - `arch`: the architecture that binaries are compiled for.
     - `attributes`: the names that a space may use as `device.NAME`, with their values.
+    - `peak_gflops`: of dense products in half precision, with sums in float32. Of a CPU that has no
+      such products it is float32's.
     - `id`, `driver`: the UUID and driver version of a live GPU; other devices have none.
     """
 

@@ -20,7 +20,13 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.session import LaunchFailure, Session
 from evotune.execute._baseline_timer import BaselineTimer
 from evotune.execute._champion_checks import Beside, ChampionChecks, Rebuilt
-from evotune.execute._scoring import is_suspicious, needed_speedup, outcome_of
+from evotune.execute._scoring import (
+    impossible,
+    is_near_peak,
+    is_suspicious,
+    needed_speedup,
+    outcome_of,
+)
 from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.messages import PrepareRequest, TrialCase, TrialRequest
@@ -37,8 +43,6 @@ Loaded: TypeAlias = tuple[TrialCase, Subject]
 
 _POOL_SEEDS = 4
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
-_NEAR_PEAK = 0.85  # of the device's peak
-_CACHED = 2.0  # an L2 cache that does not work by LRU still holds some of the rotating inputs
 _START_S = 1.0  # for all timed cases together
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
@@ -309,7 +313,7 @@ class TrialRunner:
                 self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.draw)
             # In the search a slow candidate would gain nothing by reusing results.
             contends = thorough or measurement.speedup_high >= needed
-            suspicious = thorough and self._is_suspicious(measurement, flops)
+            suspicious = thorough and self._is_suspicious(measurement, flops, subject.case)
             self._check_timed(candidate, job, verdict, contends=contends, suspicious=suspicious)
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             if "replay" not in self._without:
@@ -321,7 +325,7 @@ class TrialRunner:
             candidate.sampler.run()  # threads that it left may rest until the next call
             self._session.synchronize()  # a fault now would be the next candidate's
             self._check_quiet(verdict, candidate.sampler.run)
-            self._check_roofline(measurement, flops, verdict)
+            self._check_roofline(measurement, flops, verdict, subject.case)
             measurements.append(measurement)
             if repeat or not (thorough and verdict.passed):
                 continue
@@ -360,31 +364,19 @@ class TrialRunner:
         if left and verdict.passed:
             verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
 
-    def _is_suspicious(self, measurement: Measurement, flops: int) -> bool:
+    def _is_suspicious(self, measurement: Measurement, flops: int, case: Case) -> bool:
         """Whether a champion is so fast that it must pass the deepest audit as well."""
-        gflops = flops / measurement.time_us / 1e3
-        near_peak = self._profile.peak_gflops and gflops > _NEAR_PEAK * self._profile.peak_gflops
-        return bool(near_peak or is_suspicious(measurement))
+        tensors = self._problem.tensors(case)
+        near_peak = is_near_peak(measurement, flops, self._profile, tensors)
+        return near_peak or is_suspicious(measurement)
 
     def _check_roofline(
-        self, measurement: Measurement, flops: int, verdict: Verdict, cold: Case | None = None
+        self, measurement: Measurement, flops: int, verdict: Verdict, case: Case
     ) -> None:
-        """Fails a candidate that is faster than the device's peak GFLOP/s allows, or, on a `cold`
-        case, faster than the memory's peak GB/s: caches may serve some of the bytes, but not
-        most."""
+        """Fails a candidate that is faster than the device can be."""
         if not verdict.passed:
             return
-        peak_gflops = self._profile.peak_gflops
-        gflops = flops / measurement.time_us / 1e3
-        reason = ""
-        if peak_gflops and gflops > peak_gflops:
-            reason = f"{gflops:.0f} GFLOP/s is more than the device's peak of {peak_gflops:.0f}"
-        peak_gbps = float(self._profile.attributes.get("memory_gbps", 0.0))
-        if cold is not None and peak_gbps:
-            gbps = self._problem.bytes_moved(cold) / measurement.time_us / 1e3
-            if gbps > _CACHED * peak_gbps:
-                moved = f"{gbps:.0f} GB/s on cold inputs"
-                reason = f"{moved} is more than the memory's peak of {peak_gbps:.0f}"
+        reason = impossible(measurement, flops, self._profile, self._problem, case)
         if reason:
             verdict.kind = OutcomeKind.TOO_FAST
             verdict.reason = f"{measurement.case}: {reason}"
