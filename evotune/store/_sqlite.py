@@ -79,11 +79,14 @@ class RunStore(StoreQueries):
         if path.exists():
             raise StoreError(f"{path} exists already")
         unfinished = path.with_name(f".{path.name}.unfinished")
-        unfinished.unlink(missing_ok=True)
-        store = cls._open_writable(unfinished)
-        with contextlib.closing(store._connection):
-            store.set_facts(facts or {})
-        os.rename(unfinished, path)
+        try:
+            unfinished.unlink(missing_ok=True)
+            store = cls._open_writable(unfinished)
+            with contextlib.closing(store._connection):
+                store.set_facts(facts or {})
+            os.rename(unfinished, path)
+        except OSError as error:
+            raise damaged(path, error) from error
         return cls._open_writable(path)
 
     @classmethod

@@ -175,8 +175,8 @@ def require(path: Path) -> None:
 
 @contextlib.contextmanager
 def opening(path: Path, uri: str) -> Iterator[sqlite3.Connection]:
-    """A connection to the store. When the block fails, it is closed and an error of SQLite becomes
-    a StoreError."""
+    """A connection to the store. When the block fails, it is closed and an error of SQLite, or of
+    the files beside the store, becomes a StoreError."""
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
     except sqlite3.Error as error:
@@ -184,7 +184,7 @@ def opening(path: Path, uri: str) -> Iterator[sqlite3.Connection]:
     try:
         connection.execute("PRAGMA trusted_schema = OFF")  # SQL in the file may call no function
         yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         connection.close()
         raise damaged(path, error) from error
     except StoreError:
@@ -216,7 +216,7 @@ def damaged(path: Path, error: Exception) -> StoreError:
     """The StoreError for an error; its message says how to go on."""
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes hold the plain one in their lowest byte.
-    if isinstance(code, int) and code & 0xFF in _NOT_DAMAGE:
+    if isinstance(error, OSError) or (isinstance(code, int) and code & 0xFF in _NOT_DAMAGE):
         return StoreError(
             f"the store {path} cannot be used now ({error}); repair that, then resume"
         )

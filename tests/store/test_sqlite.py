@@ -278,6 +278,17 @@ def test_a_store_is_not_made_where_there_is_something(path: Path, tmp_path: Path
         RunStore.create(tmp_path / "no" / "such" / "folder.sqlite")
 
 
+@pytest.mark.parametrize("name", [".store.sqlite.unfinished", "store.sha256"])
+def test_a_file_beside_the_store_that_cannot_be_removed_is_told(path: Path, name: str) -> None:
+    if name == "store.sha256":
+        RunStore.create(path).close()
+        path.with_name(name).unlink()
+    path.with_name(name).mkdir()
+    opened = RunStore.open_for_writing if path.exists() else RunStore.create
+    with pytest.raises(StoreError, match=f"cannot be used now .*{name}"):
+        opened(path)
+
+
 def test_a_store_in_a_folder_with_an_odd_name_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "50% of #1?mode=memory"
     folder.mkdir()
