@@ -16,6 +16,8 @@ from evotune.trial import Json
 # --- The tables of a run's store, and the steps that bring an older store to the newest version ---
 
 encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one each time
+WRONG_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors from reading JSON that is cut, nested too deeply, or of another shape than was written."""
 APPLICATION_ID = 0x45564F54  # "EVOT"
 
 
@@ -81,10 +83,9 @@ def columns_of_text(text: str) -> tuple[Json, ...]:
     """The columns of an outcome's text. A damaged text gives empty ones; reading it will raise the
     error."""
     try:
-        outcome = json.loads(text)
-    except (ValueError, RecursionError):
-        outcome = None
-    return outcome_columns(outcome if isinstance(outcome, dict) else {})
+        return outcome_columns(json.loads(text))
+    except WRONG_SHAPE:
+        return outcome_columns({})
 
 
 def _version_3(connection: sqlite3.Connection) -> None:
@@ -142,9 +143,6 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 _LEAST_BYTES = 512  # SQLite's smallest page
-WRONG_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Errors from reading JSON that is cut, nested too deeply, or of another shape than was written."""
-
 _NOT_DAMAGE = frozenset(
     {
         sqlite3.SQLITE_FULL,

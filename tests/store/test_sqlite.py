@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -351,6 +352,21 @@ def test_an_older_store_is_migrated_when_opened_for_writing_and_not_for_reading(
         assert store._read("SELECT note FROM outcomes") == [("",)]
         assert store.count() == 1
     assert _version(path) == before + 1
+
+
+@pytest.mark.parametrize("opened", [RunStore.open_for_writing, RunStore.open_for_reading])
+@pytest.mark.parametrize("text", ['{"fitness": "x"}', "[]", "{"])
+def test_a_damaged_text_of_the_first_version_is_told_when_it_is_read(
+    path: Path, opened: Callable[[Path], RunStore], text: str
+) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        opening.MIGRATIONS[0](connection)
+        connection.execute("INSERT INTO outcomes VALUES (0, '{}', ?, 1.0)", (text,))
+        connection.execute(f"PRAGMA application_id = {opening.APPLICATION_ID}")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    with opened(path) as store, pytest.raises(StoreError, match="is damaged"):
+        list(store.trials())
 
 
 def test_a_migration_that_fails_changes_nothing(
