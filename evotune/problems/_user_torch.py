@@ -105,14 +105,17 @@ def reference(problem: UserProblem, case: Case, inputs: Tensors) -> Tensors:
 
 def checked(problem: UserProblem, case: Case, method: str, found: Any) -> Tensors:
     """The method's answer as a reference in float64. Outputs that are integers may come as any
-    numbers."""
+    numbers; those of 64 bits, which float64 does not hold, stay as they are."""
     floats = {
         spec.name: torch.float64
         for spec in problem.tensors(case)
         if spec.is_output and torch_dtype(spec.dtype).is_floating_point
     }
     outputs = problem.written.outputs(method, found, problem.output_shapes(case), floats)
-    return {name: value.double() for name, value in outputs.items()}
+    return {
+        name: value if value.dtype == torch.int64 else value.double()
+        for name, value in outputs.items()
+    }
 
 
 def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
@@ -120,6 +123,7 @@ def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Ten
     where `yardstick_of` is off by more than that, plus twice the largest excess. Integers must be
     exact."""
     dtypes = {spec.name: torch_dtype(spec.dtype) for spec in problem.tensors(case)}
+    reference = {name: value.double() for name, value in reference.items()}
     ranged = problem.constants_of(case)
     compute = functools.partial(problem.written.call, "compute", **ranged)
     deviations = rounding_errors(compute, inputs, reference)

@@ -215,7 +215,8 @@ class Problem(Protocol):
         """Seeded tensors of one input kind. The values differ between kinds of devices."""
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
-        """Outputs in float64 from the rounded inputs, by a separate, tiled path."""
+        """Outputs in float64 from the rounded inputs, by a separate, tiled path. Integers may be
+        int64."""
 
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random

@@ -4,7 +4,8 @@ A problem gives the tolerance of each element of its outputs: how far a right ke
 (`Problem.tolerances`). So one output may mix rows and columns of any scale, and none hides the
 errors of others. An output is compared with one tensor, *expected*, that holds
 -reference / tolerance and 1 / tolerance: an error then takes one multiply-add. Of an output that
-may be infinite there is a third part: the infinities of the reference, and 0 elsewhere.
+may be infinite there is a third part: the infinities of the reference, and 0 elsewhere. Of an
+output of integers it is the reference alone, if that is int64: float64 does not hold them all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _LEAST_COUNT = 8
 """An RMS error is that of at least so many elements; those that an output lacks count as exact. Of
 one or two elements all may be off by almost their tolerances, by chance."""
 _SLACK = 1.01
+_OF_INTEGERS = 0.5
+"""The tolerance of integers: no difference is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ def expected(
     may_be_infinite: bool = False,
 ) -> torch.Tensor:
     """The *expected* tensor (see the module's docstring), its parts one after the other."""
+    if reference.dtype == torch.int64:
+        return reference[None]
     parts = []
     if may_be_infinite:
         infinite = reference.isinf()
@@ -76,6 +81,8 @@ def expected(
 def shares_of(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Errors as shares of the tolerances. Where the reference is infinite: 0 for the same infinity,
     else infinite."""
+    if expected.dtype == torch.int64:
+        return (output.long() - expected[0]).double() / _OF_INTEGERS
     # torch has no arithmetic on floats of 8 bits.
     if output.element_size() == 1 or not output.is_floating_point():
         output = output.to(expected.dtype)
@@ -137,5 +144,6 @@ def worst_element(output: torch.Tensor, expected: torch.Tensor) -> tuple[float, 
     """Error and tolerance of the element with the largest share of its tolerance."""
     shares = shares_of(output, expected).flatten().abs()
     place = int(shares.argmax())
-    tolerance = 1.0 / float(expected[1].flatten()[place])
+    exact = expected.dtype == torch.int64
+    tolerance = _OF_INTEGERS if exact else 1.0 / float(expected[1].flatten()[place])
     return float(shares[place]) * tolerance, tolerance

@@ -136,6 +136,35 @@ def test_integers_are_exact(dtype: str) -> None:
     assert errors_against(torch.tensor([0, 4, 255], dtype=kind), wanted).max == 2.0
 
 
+def test_large_integers_are_exact_too() -> None:
+    """float64 does not tell these from their neighbours."""
+
+    class Mixed(UserProblem):
+        sizes = ("rows",)
+
+        def inputs(self, rows: int) -> dict[str, Tensor]:
+            return {"x": Tensor((rows,), "int64", range(1 << 62, (1 << 63) - 1))}
+
+        def outputs(self, rows: int) -> dict[str, Tensor]:
+            return {"out": Tensor((rows,), "int64")}
+
+        def operations(self, rows: int) -> int:
+            return rows
+
+        def compute(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"out": x ^ (x >> 7)}
+
+    problem = Mixed("float32")
+    made = InputPool(problem).get(problem.case({"rows": 50}, {}), "normal", 0)
+    right = problem.compute(made.inputs["x"])["out"]
+    assert errors_against(right, made.expected["out"]).max == 0.0
+    for place in range(50):
+        wrong = right.clone()
+        wrong[place] ^= 1
+        assert not LIMITS.hold(errors_against(wrong, made.expected["out"]))
+        assert worst_element(wrong, made.expected["out"]) == (1.0, 0.5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_the_smallest_floats_of_8_bits_are_no_zeros(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
