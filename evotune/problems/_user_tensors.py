@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,8 @@ class Tensor:
             least = 0 if self.dtype == "uint8" else -_MOST[self.dtype]
             if ends[0] < least or ends[1] >= _MOST[self.dtype]:
                 return f"has the values {self.values}, which do not fit {self.dtype}"
+            if (ends[1] - ends[0]) // abs(self.values.step) >= sys.maxsize:
+                return f"has the values {self.values}, expected fewer than 2**63 of them"
         elif self.values is not None and self.values != INDICES and not _is_range(self.values):
             expected = "a range, two positive numbers or 'indices'"
             return f"has the values {self.values!r}, expected {expected}"

@@ -669,6 +669,11 @@ class Typed(UserProblem):
             "(rows,)",
             "values range.0, 300., which do not fit",
         ),
+        (
+            'Tensor((rows,), "int64", range(-(1 << 63), 1 << 63))',  # range() cannot count them
+            "(rows,)",
+            "expected fewer than 2..63 of them",
+        ),
         ('Tensor((rows,), "int32", range(0))', "(rows,)", "expected some integers of an integer"),
         ('Tensor((rows,), "float16", range(3))', "(rows,)", "expected some integers of an integer"),
         ('Tensor((rows,), "float32", (0, 1))', "(rows,)", "expected a range, two positive numbers"),
