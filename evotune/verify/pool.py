@@ -7,7 +7,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -125,12 +125,11 @@ class InputPool:
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
         alterations: tuple[Alteration, ...] = ()
         if kind.startswith(_CHANGED):
-            alterations = self._alterations(case, int(kind.removeprefix(_CHANGED)), seed)
-            normal = self.get(case, "normal", seed).inputs
-            inputs = _alter(normal, alterations)
+            number = int(kind.removeprefix(_CHANGED))
+            alterations, inputs, wanted = self._make_changed(case, number, seed)
         else:
             inputs = self._inputs(case, kind, seed)
-        wanted = self._wanted_after(case, inputs, alterations, seed)
+            wanted = self._wanted(case, inputs)
         rounded = frozenset(
             spec.name
             for spec in self._problem.tensors(case)
@@ -138,6 +137,24 @@ class InputPool:
         )
         checksum = _checksum(inputs, wanted, alterations)
         return InputSet(inputs, wanted, alterations, checksum, rounded)
+
+    def _make_changed(
+        self, case: Case, number: int, seed: int
+    ) -> tuple[tuple[Alteration, ...], Tensors, Tensors]:
+        """The alterations of changed set `number`, its inputs and its expected outputs."""
+        normal = self.get(case, "normal", seed).inputs
+        alterations = self._alterations(case, number, seed)
+        inputs = _alter(normal, alterations)
+        wanted = self._wanted_after(case, inputs, alterations, seed)
+        if number < self._changed_sets(case) - 1 or self._fits(case, wanted):
+            return alterations, inputs, wanted
+        others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
+        alterations = tuple(
+            replace(each, values=others[each.name].view(-1)[each.place].reshape(1).clone())
+            for each in alterations
+        )
+        inputs = _alter(normal, alterations)
+        return alterations, inputs, self._wanted_after(case, inputs, alterations, seed)
 
     def _wanted_after(
         self, case: Case, inputs: Tensors, alterations: Sequence[Alteration], seed: int
@@ -174,6 +191,17 @@ class InputPool:
             for spec in self._problem.tensors(case)
             if spec.is_output
         }
+
+    def _fits(self, case: Case, wanted: Tensors) -> bool:
+        """False if an output's type does not hold a result. Far values of several inputs together
+        may have such results, since no kind of inputs has all of them."""
+        for spec in self._problem.tensors(case):
+            dtype = torch_dtype(spec.dtype)
+            if spec.is_output and dtype.is_floating_point:
+                of_limits, inverse = wanted[spec.name][:2]
+                if not bool((of_limits.abs() <= torch.finfo(dtype).max * inverse).all()):
+                    return False
+        return True
 
     def _alterations(self, case: Case, number: int, seed: int) -> tuple[Alteration, ...]:
         """Alterations for `changed`; the sets with few and with single elements come last."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.parts import HasParts
 from evotune.verify import pool as pools
+from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.pool import InputPool
 
 SHAPES = (
@@ -63,3 +65,30 @@ def test_heads_with_features_are_no_parts() -> None:
     problem = Attention("float16")
     case = problem.case({**SHAPES[1], "softcap": 20.0}, {})
     assert problem.parts(case, [("q", 0, 1)]) is None
+
+
+def test_far_values_of_several_inputs_have_results_that_their_type_holds() -> None:
+    """One input's far value may be 300, another one's -300."""
+
+    class Ratio(UserProblem):
+        sizes = ("count",)
+
+        def inputs(self, count: int) -> dict[str, tuple[int, ...]]:
+            return {"x": (count,), "y": (count,)}
+
+        def outputs(self, count: int) -> dict[str, tuple[int, ...]]:
+            return {"out": (count,)}
+
+        def operations(self, count: int) -> int:
+            return count
+
+        def compute(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"out": (x - y).exp()}
+
+    problem = Ratio("float32")
+    case = problem.case({"count": 100}, {})
+    for seed in range(40):
+        *_, single = InputPool(problem).changed(case, seed)
+        assert len(single.alterations) == 2
+        out = problem.compute(**single.inputs)["out"]
+        assert LIMITS.hold(errors_against(out, single.expected["out"]))
