@@ -200,9 +200,9 @@ class Written:
             raise self._at(method, f"{teller} gave {given}, expected {shape}")
         if dtype is not None and found.dtype != dtype:
             given, expected = (element_type(each) for each in (found.dtype, dtype))
-            why = f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
-            if method == "make_indices":
-                why = f"{teller} gave {name} as {given}, expected {expected}"
+            why = f"{teller} gave {name} as {given}, expected {expected}"
+            if dtype == torch.float64:  # of a reference; others have the type of their tensor
+                why = f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
             raise self._at(method, why)
         return found.contiguous()
 

@@ -146,7 +146,7 @@ WRONG = [  # method, the new body, the message; the error names the line of the 
     (
         "baselines_of",
         "return {'torch:half': lambda: {'out': x.half()}}",
-        "torch:half of baselines_of gave out as float16 for inputs of float32",
+        "torch:half of baselines_of gave out as float16, expected float32",
     ),
 ]
 

@@ -13,6 +13,7 @@ import torch
 from evotune.errors import ProblemMistake, UsageError
 from evotune.problems import Case, UserProblem, create_problem
 from evotune.problems._monte_carlo import rounding_errors
+from evotune.problems.examination import examine
 from evotune.problems.loading import problem_source
 from evotune.user_code import trust
 from evotune.verify.accuracy import LIMITS, errors_against
@@ -709,6 +710,18 @@ def test_indices_without_a_method_that_makes_them_are_a_mistake(folder: Path) ->
     case = problem.case({"rows": 4}, {})
     with pytest.raises(ProblemMistake, match="the problem must write make_indices"):
         problem.make_inputs(case, "normal", 0)
+
+
+def test_a_baseline_of_another_type_is_told_the_type_of_its_output(folder: Path) -> None:
+    text = GOOD.replace('{"out": (rows, columns)}', '{"out": Tensor((rows, columns), "uint8")}')
+    text = text.replace("3.0 * x", "x > 0").replace(
+        "import UserProblem", "import Tensor, UserProblem"
+    )
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    case = problem.case({"rows": 4, "columns": 5}, {})
+    with pytest.raises(ProblemMistake, match="gave out as bool, expected uint8"):
+        examine(problem, case)
 
 
 def test_integer_outputs_must_be_exact(folder: Path) -> None:
