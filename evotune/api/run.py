@@ -16,6 +16,7 @@ from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
 from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
+from evotune.whole_file import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,22 +37,16 @@ def write_report(run: RunFolder, path: Path, style: str | None = None) -> Path:
     """Writes a run's report to `path`, in `style` or the style of the suffix. Returns the path.
 
     UsageError for an unknown style or suffix, or a file that cannot be written. A report that
-    could not be finished leaves no file."""
+    could not be finished leaves the path as it was."""
     style = path.suffix.removeprefix(".").lower() if style is None else style
     if style not in STYLES:
         raise UsageError(f"{path}: expected a report's suffix, one of {', '.join(STYLES)}")
-    begun = False
     try:
-        with path.open("wb") as file:
-            begun = True
+        with whole_file(path) as file:
             for piece in _pieces(run, style):
                 file.write(piece)
-    except BaseException as error:
-        if begun and path.is_file():  # a file that was not opened holds what others wrote
-            path.unlink()
-        if isinstance(error, OSError):
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-        raise
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 

@@ -26,7 +26,7 @@ from evotune.cli.terminal import (
     write_bytes,
     write_output,
 )
-from evotune.errors import EvotuneError, UsageError
+from evotune.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -155,16 +155,9 @@ def report(
             return 0
         from evotune.report.formats import REPORTS
 
-        begun = False
-        try:
-            with opened_output(output) as write:
-                begun = output != "-"
-                for piece in REPORTS[style](data):
-                    write(piece)
-        except EvotuneError:
-            if begun and Path(output).is_file():  # half a report would be taken for a whole one
-                Path(output).unlink()
-            raise
+        with opened_output(output, whole=True) as write:
+            for piece in REPORTS[style](data):
+                write(piece)
     return 0
 
 

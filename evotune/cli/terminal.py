@@ -92,49 +92,53 @@ def say(text: str) -> None:
 
 def write_output(text: str, output: str) -> None:
     """Writes data to stdout (`-`) or to a file; UsageError when the file cannot be written."""
-    from evotune.errors import UsageError
-
     if output == "-":
         click.echo(_legible(text, sys.stdout.encoding or "utf-8"), nl=False)
         return
-    try:
-        with Path(output).open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+    with _written(output) as write:
+        write(text.encode())
 
 
 def write_bytes(content: bytes, output: str) -> None:
     """Writes binary data as `write_output` writes text; UsageError when stdout is a terminal."""
-    from evotune.errors import UsageError
-
     if output == "-":
         if sys.stdout.isatty():
+            from evotune.errors import UsageError
+
             raise UsageError("this format is binary: name a file with -o FILE")
         sys.stdout.buffer.write(content)
         return
-    try:
-        Path(output).write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+    with _written(output) as write:
+        write(content)
 
 
 @contextlib.contextmanager
-def opened_output(output: str) -> Iterator[Callable[[str], None]]:
+def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that writes data piece by piece where `write_output` would write all at once: for
-    data that is never held as a whole."""
+    data that is never held as a whole. Where the pieces are of use only together (`whole`), a file
+    appears at the end of the block, and not after an exception."""
     if output == "-":
         yield lambda text: write_output(text, output)
         return
+    with _written(output, whole=whole) as write:
+
+        def write_text(text: str) -> None:
+            write(text.encode())
+
+        yield write_text
+
+
+@contextlib.contextmanager
+def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], object]]:
+    """A function that writes to the file. Ctrl-C within the block leaves no part of a whole one."""
+    from evotune.engine.stop_signal import interruptible
     from evotune.errors import UsageError
+    from evotune.whole_file import whole_file
 
+    path = Path(output)
     try:
-        with Path(output).open("w", encoding="utf-8", newline="") as file:
-
-            def write(text: str) -> None:
-                file.write(text)
-
-            yield write
+        with interruptible(), whole_file(path) if whole else path.open("wb") as file:
+            yield file.write
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
 

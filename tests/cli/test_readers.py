@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -153,7 +154,7 @@ def test_a_report_deletes_no_file_that_it_could_not_open(
     opened = Path.open
 
     def refusing(self: Path, mode: str = "r", **options: Any) -> Any:
-        if self == path and "w" in mode:
+        if self == path:
             raise PermissionError(errno.EACCES, "Permission denied")
         return opened(self, mode, **options)
 
@@ -175,6 +176,23 @@ def test_half_a_report_leaves_no_file(
     result = invoke("report", "latest", "--format", "csv", "-o", tmp_path / "results.csv")
     assert result.exit_code == 2
     assert not (tmp_path / "results.csv").exists()
+
+
+def test_a_report_that_ctrl_c_ends_leaves_the_earlier_one(
+    invoke: Invoke, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(data: object) -> Iterator[str]:
+        yield "half" * 100_000
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setitem(REPORTS, "csv", interrupted)
+    files = sorted(tmp_path.iterdir())
+    assert invoke("report", "latest", "--format", "csv", "-o", tmp_path / "new").exit_code == 130
+    assert sorted(tmp_path.iterdir()) == files
+    (tmp_path / "old").write_text("whole")
+    assert invoke("report", "latest", "--format", "csv", "-o", tmp_path / "old").exit_code == 130
+    assert (tmp_path / "old").read_text() == "whole"
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "old"])
 
 
 def test_the_commands_offer_every_format_there_is() -> None:

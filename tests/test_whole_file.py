@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from evotune.whole_file import whole_file
+
+
+def test_a_file_appears_whole_and_with_the_usual_mode(tmp_path: Path) -> None:
+    path, usual = tmp_path / "new", tmp_path / "usual"
+    usual.touch()
+    with whole_file(path) as file:
+        file.write(b"first half")
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == b"first half"
+    assert path.stat().st_mode == usual.stat().st_mode
+
+
+def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as file:
+        _write_half(file)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _write_half(file: BinaryIO) -> None:
+    file.write(b"half")
+    raise KeyboardInterrupt
+
+
+def test_a_link_and_a_mode_stay(tmp_path: Path) -> None:
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    target.write_bytes(b"old and longer")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    with whole_file(link) as file:
+        file.write(b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    with whole_file(tmp_path / "pipe") as file:
+        file.write(b"through")
+    reader.join(60)
+    assert read == [b"through"]
+
+
+@pytest.mark.parametrize("name", [".", "no/such", "x" * 300])
+def test_what_cannot_be_written_is_an_oserror(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OSError), whole_file(tmp_path / name) as file:
+        file.write(b"text")
+    assert list(tmp_path.iterdir()) == []
