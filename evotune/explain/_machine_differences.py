@@ -1,9 +1,10 @@
 """One candidate against another one: the figures in which they differ in the machine.
 
 A figure comes from counters, the machine code, the launch, or the compiler. Only figures that both
-sides have and that differ are lines. A line's rank is the share of the time that it can explain, by
-rough weights: a bank conflict counts before the waits that it causes, a wait by its share, a ratio
-of instructions or bytes by its logarithm.
+sides have and that differ are lines. Figures that grow with a case's size are compared only where
+both sides have those of the same case. A line's rank is the share of the time that it can explain,
+by rough weights: a bank conflict counts before the waits that it causes, a wait by its share, a
+ratio of instructions or bytes by its logarithm.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _lines(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
 
 def _counted(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
     ones, others = (_counters(machine) for machine in (mine, other))
-    if not ones or not others:
+    if not ones or not others or not _of_one_case(mine, other):
         return
     first, second = (_conflict_share(c) for c in (ones, others))
     if first is not None and second is not None and abs(first - second) >= 0.02:
@@ -117,6 +118,11 @@ def _counted(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
     if active is not None and there is not None and abs(active - there) >= 0.03:
         text = f"{active:.0%} of the warps are active (there {there:.0%})"
         yield abs(active - there) / 2, _line("warps active", active, there, text)
+
+
+def _of_one_case(mine: Machine, other: Machine) -> bool:
+    cases = [machine.gathered.case for machine in (mine, other) if machine.gathered is not None]
+    return len(cases) == 2 and cases[0] == cases[1]
 
 
 def _counters(machine: Machine) -> list[Counters]:
@@ -188,7 +194,8 @@ def _launched(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
     one, another = _largest(mine), _largest(other)
     if one is None or another is None:
         return
-    if one.occupancy is not None and another.occupancy is not None:
+    same = _of_one_case(mine, other)
+    if same and one.occupancy is not None and another.occupancy is not None:
         a, b = one.occupancy.waves, another.occupancy.waves
         if abs(a - b) > 0.02:
             yield (
@@ -199,7 +206,7 @@ def _launched(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         text = f"{one.threads} threads a block (there {another.threads})"
         rank = 0.05 * abs(math.log(one.threads / another.threads))
         yield rank, _line("threads", one.threads, another.threads, text, "static")
-    if one.blocks != another.blocks:
+    if same and one.blocks != another.blocks:
         text = f"{one.blocks:,} blocks (there {another.blocks:,})"
         rank = 0.04 * abs(math.log(one.blocks / another.blocks))
         yield rank, _line("blocks", one.blocks, another.blocks, text, "static")

@@ -67,6 +67,8 @@ def explain_run(
     other = machine_on(side, subject, read_run(side.run)) if side is not None else None
     if other is not None and other.time_us is None:
         missing.append(f"the speed of {other.name}: it was not timed on this trial's case")
+    if other is not None and other.gathered is not None and other.gathered.case != subject.case:
+        missing.append(f"counters of {other.name}: the known ones are of {other.gathered.case}")
     view = _view(access) if access is not None else None
     found = explain_data(data, subject.trial.number, view=view, other=other, missing=missing)
     if request.tries:

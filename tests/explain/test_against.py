@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from report.runs import make_run, recorded
+from report.runs import make_run, ok, recorded
 
-from evotune.engine.evidence_gathering import Access
+from evotune.engine.evidence_gathering import Access, keep_evidence
 from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
 from evotune.explain import explaining
@@ -88,6 +88,32 @@ def test_machine_code_is_not_compared_with_ptx() -> None:
         mine, other = (Machine("", gathered=gathered(side)) for side in sides)
         named = {line.figure for line in against_of(mine, other).lines if line.kind == "static"}
         assert named == {f"{kind} instructions" for kind in found}
+
+
+def test_figures_that_grow_with_a_case_are_compared_on_one_case_only() -> None:
+    mine = gathered(launch())
+    there = gathered(launch(blocks=8, waves=0.5, conflicts=0.5, local=12), PAD=False)
+    elsewhere = msgspec.structs.replace(there, case="(9,9,9,9)")
+    on_one, on_two = (
+        {line.figure for line in against_of(Machine("", gathered=mine), machine).lines}
+        for machine in (Machine("", gathered=there), Machine("", gathered=elsewhere))
+    )
+    grown = {"blocks", "waves", "bank conflicts"}
+    assert grown <= on_one
+    assert on_two == on_one - grown
+    assert "local instructions" in on_two
+
+
+def test_counters_of_another_case_are_missing(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    other = make_run(tmp_path / "runs", [ok(1.0)], name="other", configurations={0: {"PAD": False}})
+    elsewhere = msgspec.structs.replace(
+        gathered(launch()), case="(9,9,9,9)", configuration={"PAD": False}
+    )
+    keep_evidence(other, [elsewhere])
+    found = explain_run(run, ExplainRequest(measure=False, against="other"))
+    said = "counters of trial 0 of other: the known ones are of (9,9,9,9)"
+    assert said in found.missing
 
 
 def test_html_says_what_the_text_says_of_the_other_side_and_of_tries(tmp_path: Path) -> None:
