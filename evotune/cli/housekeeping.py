@@ -80,11 +80,14 @@ def _needs(document: SpaceDocument) -> str:
 def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) -> int:
     """Delete runs with all their results.
 
-    Asks before it deletes. A run that a process is working on is refused.
+    Asks before it deletes. A run that a process is working on is refused. Of a link to a run, the
+    run is deleted and the link too.
     """
-    from evotune.engine.folder import find_run
+    from evotune.engine.folder import RunFolder, find_run
 
-    named = (find_run(text, runs_dir) for text in runs)
+    named = [find_run(text, runs_dir) for text in runs]
+    links = [folder.path for folder in named if folder.path.is_symlink()]
+    named = [RunFolder(folder.path.resolve()) for folder in named]
     folders = list({folder.path: folder for folder in named}.values())
     for folder in folders:
         if (holder := folder.holder()) is not None:
@@ -95,6 +98,8 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     for folder in folders:
         shutil.rmtree(folder.path)
         terminal.note(f"deleted {folder.id}")
+    for link in links:
+        link.unlink(missing_ok=True)
     return 0
 
 

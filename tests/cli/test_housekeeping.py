@@ -45,6 +45,20 @@ def test_runs_are_deleted_when_somebody_says_yes(
     assert len(list_runs(tmp_path / "runs")) == 1
 
 
+def test_a_run_is_deleted_by_a_link_and_from_within(
+    invoke: Invoke, runs: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "link").symlink_to(runs[0].path)
+    result = invoke("rm", "link", "a", "-y")
+    assert (result.exit_code, result.stderr) == (0, "deleted a\n")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["b"]
+    runs[1].sources.mkdir(exist_ok=True)
+    monkeypatch.chdir(runs[1].sources)
+    result = invoke("rm", "..", "-y")
+    assert (result.exit_code, result.stderr) == (0, "deleted b\n")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_a_run_that_is_worked_on_stays(invoke: Invoke, runs: list[RunFolder]) -> None:
     with runs[0].locked():
         result = invoke("rm", "a", "b", "-y")
