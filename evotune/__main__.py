@@ -13,7 +13,11 @@ try:
     import sys
 
     _FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    if not sys.flags.safe_path and sys.path[0] == os.getcwd() != _FOLDER:
+    try:
+        _HERE = os.getcwd()
+    except FileNotFoundError:
+        _HERE = ""  # the working folder was deleted; a command that needs it says so
+    if not sys.flags.safe_path and sys.path[0] == _HERE != _FOLDER:
         del sys.path[0]
 
     import signal
@@ -26,6 +30,7 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Runs the command line and exits the process with its code."""
+    _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell has `&` ignore it
         signal.signal(signal.SIGINT, _leave)
     from evotune.cli import packages
@@ -39,6 +44,18 @@ def main() -> None:
             raise
         raise SystemExit(packages.say_missing(name)) from None
     run()
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device in place of each standard stream that the caller has closed: else the
+    next file that is opened would get its number, and what others print."""
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= 2:  # the lowest number that is free is taken
+        number = os.dup(number)
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

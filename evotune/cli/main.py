@@ -159,6 +159,9 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
     if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
         say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
         return _ENVIRONMENT
+    if isinstance(error, FileNotFoundError) and not _is_anywhere():
+        say("error: the working folder was deleted: go to another one with cd")
+        return _ENVIRONMENT
     if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRNOS:
         where = f"{error.filename}: " if error.filename else ""
         say(f"error: {where}{error.strerror}")
@@ -166,6 +169,15 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
 
     report_crash(error, terminal)
     return _INTERNAL_ERROR
+
+
+def _is_anywhere() -> bool:
+    """Whether this process has a working folder."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _discard_stdout() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from evotune.cli import main
 from evotune.cli.tables import text_table
 from evotune.trial import OutcomeKind
 
-from .conftest import Invoke, start
+from .conftest import ROOT, Invoke, start
 
 COMMANDS = list(main._COMMANDS)
 
@@ -186,3 +187,36 @@ def test_a_table_breaks_no_number_and_leaves_empty_columns_out() -> None:
     assert "1234.5678" in file.getvalue()
     assert "empty" not in file.getvalue()
     assert max(map(len, file.getvalue().splitlines())) <= 30
+
+
+def test_a_deleted_working_folder_is_said_where_it_is_needed(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", [ok(1.0)])
+    (tmp_path / "gone").mkdir()
+    shell = 'cd gone && rmdir ../gone && exec "$0" -m evotune "$@"'
+
+    def evotune(*words: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        command = ["sh", "-c", shell, sys.executable, *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    assert evotune("top", "latest", "--runs-dir", str(tmp_path / "runs")).returncode == 0
+    made = evotune("init", "mine")
+    assert (made.returncode, made.stderr.count("\n")) == (3, 1)
+    assert made.stderr.startswith("error: the working folder was deleted")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
+    make_run(tmp_path / "runs", [ok(1.0)])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words in ("status", "init mine"):
+        command = ["sh", "-c", f'exec "$0" -m evotune {words} {closed}', sys.executable]
+        done = subprocess.run(
+            command, check=False, cwd=tmp_path, env=environment, capture_output=True
+        )
+        assert done.returncode == 0
+        assert b"error" not in done.stderr
+        assert b"wrote" not in done.stdout
