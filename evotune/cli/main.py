@@ -24,8 +24,8 @@ import click
 from evotune.cli import packages
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, say
-from evotune.errors import EvotuneError, Interrupted
-from evotune.space.suggest import did_you_mean
+from evotune.errors import EvotuneError, Interrupted, UsageError
+from evotune.space.suggest import did_you_mean, shorten
 from evotune.version import __version__
 
 # --- An internal error: the user reads one line, and a file keeps the traceback -------------------
@@ -159,16 +159,25 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
     if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
         say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
         return _ENVIRONMENT
+    if isinstance(error, OSError) and (code := _environment_code(error)):
+        return code
+    report_crash(error, terminal)
+    return _INTERNAL_ERROR
+
+
+def _environment_code(error: OSError) -> int | None:
+    """Tells the user of an error that is no bug, and returns its exit code; None for a bug."""
     if isinstance(error, FileNotFoundError) and not _is_anywhere():
         say("error: the working folder was deleted: go to another one with cd")
         return _ENVIRONMENT
-    if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRNOS:
+    if error.errno == errno.ENAMETOOLONG:
+        say(f"error: {error.strerror}: {shorten(str(error.filename))}")
+        return UsageError.exit_code
+    if error.errno in _ENVIRONMENT_ERRNOS:
         where = f"{error.filename}: " if error.filename else ""
         say(f"error: {where}{error.strerror}")
         return _ENVIRONMENT
-
-    report_crash(error, terminal)
-    return _INTERNAL_ERROR
+    return None
 
 
 def _is_anywhere() -> bool:
@@ -218,4 +227,7 @@ def main(arguments: list[str] | None = None) -> Any:
         # Where the stream's encoding lacks a character, its escape is printed: no exception.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    return application.main(args=arguments, prog_name="evotune")
+    try:
+        return application.main(args=arguments, prog_name="evotune")
+    except OSError as error:  # of the help or the version, which are written before a command runs
+        sys.exit(_unexpected(error, Terminal()))

@@ -162,7 +162,7 @@ class _Gpus(click.ParamType[int | str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "all" or isinstance(value, int):
             return value
-        if value.isdigit() and 1 <= int(value) <= 1024:
+        if value.isascii() and value.isdecimal() and len(value) < 5 and 1 <= int(value) <= 1024:
             return int(value)
         self.fail(f"expected all or a number of GPUs (1 or more), not {value!r}", param, ctx)
 

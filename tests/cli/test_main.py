@@ -135,6 +135,9 @@ def test_a_traceback_goes_elsewhere_when_the_cache_cannot_be_written(
         (["compile", "x.yaml", "--all", "--sample", "3"], 2, "Error: --all and --sample exclude"),
         (["compile", "x.yaml", "--sample", "0"], 2, "Error: Invalid value for '--sample'"),
         (["schema", "-o", "no/such/folder/x"], 2, "error: cannot write no/such/folder/x: No such"),
+        (["run", "--gpus", "²"], 2, "Error: Invalid value for '--gpus': expected all or a number"),
+        (["run", "x" * 5000], 2, "error: File name too long: xxx"),
+        (["top", "x" * 5000], 2, "error: File name too long: xxx"),
         (["doctor", "--format", "csv"], 2, "Error: Invalid value for '--format'"),
     ],
 )
@@ -206,6 +209,19 @@ def test_a_deleted_working_folder_is_said_where_it_is_needed(tmp_path: Path) -> 
     made = evotune("init", "mine")
     assert (made.returncode, made.stderr.count("\n")) == (3, 1)
     assert made.stderr.startswith("error: the working folder was deleted")
+
+
+@pytest.mark.parametrize("option", ["--help", "--version", "top --help"])
+def test_a_full_disk_is_one_line_of_the_help_too(tmp_path: Path, option: str) -> None:
+    command = f'exec "$0" -m evotune {option} > /dev/full'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable],
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (3, "error: No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
