@@ -13,6 +13,7 @@ from evotune.device.recorded import RecordedSpace, recorded_space
 from evotune.engine import replay as engine
 from evotune.engine.folder import find_run
 from evotune.engine.replay import Evaluation, Repeat, Score
+from evotune.errors import UsageError
 from evotune.report.data import RunData
 from evotune.report.records import document
 from evotune.run_options import SearchSettings
@@ -51,10 +52,13 @@ def replay(
     - `repeats`, `seed`: the repeats have the seeds `seed`, `seed` + 1, …
     - `lookahead`: the number of proposals in flight.
 
-    UsageError when `cache` is not a recording, and for an unknown strategy.
+    UsageError when `cache` is not a recording, for an unknown strategy, and for no evaluations.
     """
     recording = find_recording(Path(cache), Path(runs_dir))
     count = budget(recording) if evaluations is None else evaluations
+    for name, number in (("repeats", repeats), ("evaluations", evaluations)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name}: expected 1 or more, got {number}")
     found = [Repeat() for _ in range(repeats)]
     for evaluation in replaying(
         recording, strategy, count, repeats, seed=seed, lookahead=lookahead

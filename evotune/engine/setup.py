@@ -177,8 +177,13 @@ class GpuRequest:
 
     @classmethod
     def parse(cls, gpus: int | str, *, allow_mixed: bool) -> GpuRequest:
-        """Of `all` or a number."""
-        return cls(None if gpus == "all" else int(gpus), allow_mixed)
+        """Of `all` or a number; UsageError for anything else."""
+        if gpus == "all":
+            return cls(None, allow_mixed)
+        text = str(gpus)
+        if not (text.isascii() and text.isdecimal() and len(text) < 5 and int(text)):
+            raise UsageError(f"expected all or a number of GPUs (1 or more), not {gpus!r}")
+        return cls(int(text), allow_mixed)
 
 
 def load_setup(

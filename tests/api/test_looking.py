@@ -13,6 +13,7 @@ import evotune
 from evotune.api import gating
 from evotune.api.run import Run
 from evotune.engine.compiling import CompileRow
+from evotune.errors import UsageError
 from evotune.trial import Outcome
 from tests.api.small import SOURCE, FewRows, kernel, keywords
 from tests.engine.runs import RECORDING, brief_confirmations
@@ -52,6 +53,19 @@ class First:
         return next(self._all)
 
     def tell(self, trial: Any) -> None: ...
+
+
+@pytest.mark.parametrize("wanted", [{"repeats": 0}, {"evaluations": 0}, {"evaluations": -1}])
+def test_replay_makes_at_least_one_evaluation(wanted: dict[str, int]) -> None:
+    (name,) = wanted
+    with pytest.raises(UsageError, match=f"{name}: expected 1 or more"):
+        evotune.replay(RECORDING, **wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpus", ["some", "²", 0, -1, "9" * 5000])
+def test_a_number_of_gpus_that_is_none_is_a_usage_error(gpus: int | str) -> None:
+    with pytest.raises(UsageError, match="expected all or a number of GPUs"):
+        evotune.tune("softmax-cpu", gpus=gpus)
 
 
 def test_replay_takes_a_strategy_of_ones_own() -> None:
