@@ -136,7 +136,7 @@ def _new_folder(name: str) -> Path:
             f"{name!r} is not a kernel's name: expected a letter, then letters, digits, - or _"
         )
     folder = Path(name)
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():
         raise UsageError(f"{name} exists already; nothing was changed")
     return folder
 

@@ -110,6 +110,8 @@ def test_nothing_is_overwritten(invoke: Invoke, tmp_path: Path) -> None:
     result = invoke("init", "mine")
     assert result.exit_code == 2
     assert "exists already" in result.stderr
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "exists already" in invoke("init", "link").stderr
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda", "triton"])
