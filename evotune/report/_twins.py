@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Collection, Container, Mapping
 
 from evotune.store import RunStore
@@ -50,7 +51,7 @@ def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[se
     verdicts = {known.get(number, number) for number in confirmed}
     others = followers | verdicts
     leading = (number for number in store.fittest() if number not in others)
-    first = list(itertools.islice(leading, rows + 1))
+    first = list(itertools.islice(leading, min(rows, sys.maxsize - 1) + 1))
     more = store.count_ok() - sum(store.known(others).values()) - len(first)
     chosen = {*first, *verdicts} if first else set()
     return chosen | {number for number, leader in known.items() if leader in chosen}, more

@@ -130,6 +130,10 @@ def test_a_file_holds_what_stdout_would(
     assert (tmp_path / "out").read_text() == shown.output
 
 
+def test_top_shows_all_rows_where_more_are_asked_for(invoke: Invoke, runs: Path) -> None:
+    assert invoke("top", "latest", "-n", 10**30).output == invoke("top", "latest").output
+
+
 def test_top_in_json_is_the_ranked_records(invoke: Invoke, runs: Path) -> None:
     (row,) = json.loads(invoke("top", "latest", "--format", "json").output)
     assert (row["number"], row["rank"], row["confirmed"]) == (1, 1, True)
