@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: half a report would be taken for a whole one."""
+"""Files that a mistake or Ctrl-C leaves as they were: half a report would pass for a whole one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,6 +38,24 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def growing_file(path: Path) -> Iterator[Callable[[bytes], object]]:
+    """A function that writes to the file, for lines that are of use even if more of them never
+    follow. What was in the file stays until the first line, or until the block's end."""
+    with path.open("ab") as file:
+        before = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+        def write(content: bytes) -> None:
+            nonlocal before
+            if before:
+                file.truncate(0)
+                before = False
+            file.write(content)
+
+        yield write
+        write(b"")
 
 
 def _mode(path: Path) -> int | None:

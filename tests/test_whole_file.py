@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from evotune.whole_file import whole_file
+from evotune.whole_file import growing_file, whole_file
 
 
 def test_a_file_appears_whole_and_with_the_usual_mode(tmp_path: Path) -> None:
@@ -65,3 +65,18 @@ def test_what_cannot_be_written_is_an_oserror(tmp_path: Path, name: str) -> None
     with pytest.raises(OSError), whole_file(tmp_path / name) as file:
         file.write(b"text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_growing_file_keeps_the_earlier_lines_until_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"earlier\n" * 9)
+    with pytest.raises(KeyboardInterrupt), growing_file(path):
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"earlier\n" * 9
+    with growing_file(path) as write:
+        write(b"one\n")
+        write(b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"
+    with growing_file(path):
+        pass
+    assert path.read_bytes() == b""

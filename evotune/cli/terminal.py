@@ -116,7 +116,8 @@ def write_bytes(content: bytes, output: str) -> None:
 def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that writes data piece by piece where `write_output` would write all at once: for
     data that is never held as a whole. Where the pieces are of use only together (`whole`), a file
-    appears at the end of the block, and not after an exception."""
+    appears at the end of the block, and not after an exception. Else the first piece takes the
+    place of what was in the file."""
     if output == "-":
         yield lambda text: write_output(text, output)
         return
@@ -133,12 +134,17 @@ def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], o
     """A function that writes to the file. Ctrl-C within the block leaves no part of a whole one."""
     from evotune.engine.stop_signal import interruptible
     from evotune.errors import UsageError
-    from evotune.whole_file import whole_file
+    from evotune.whole_file import growing_file, whole_file
 
     path = Path(output)
     try:
-        with interruptible(), whole_file(path) if whole else path.open("wb") as file:
-            yield file.write
+        with interruptible():
+            if whole:
+                with whole_file(path) as file:
+                    yield file.write
+            else:
+                with growing_file(path) as write:
+                    yield write
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
 

@@ -14,6 +14,16 @@ from .conftest import ROOT, Invoke
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
 
 
+def test_a_mistake_leaves_the_lines_of_an_earlier_replay(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("earlier")
+    words = ("--format", "jsonl", "-o", tmp_path / "lines")
+    assert invoke("replay", RECORDING, "--strategy", "none", *words).exit_code == 2
+    assert invoke("compile", "nowhere.yaml", *words).exit_code == 2
+    assert (tmp_path / "lines").read_text() == "earlier"
+    assert invoke("replay", RECORDING, "--max-evals", 3, *words).exit_code == 0
+    assert len((tmp_path / "lines").read_text().splitlines()) == 3
+
+
 def test_jsonl_has_one_line_an_evaluation_with_the_recorded_time(invoke: Invoke) -> None:
     words = ("--strategy", "random", "--max-evals", 40, "--repeats", 2, "--seed", 7)
     result = invoke("replay", RECORDING, *words, "--format", "jsonl")
