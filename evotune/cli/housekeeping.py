@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -126,9 +129,9 @@ def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
     folder = default_cache_dir()
     before_s = time.time() - days * _DAY_S
     found = [
-        (path, path.stat().st_size)
-        for path in _files(folder)
-        if not days or path.stat().st_mtime < before_s
+        (path, about.st_size)
+        for path, about in _files(folder)
+        if not days or about.st_mtime < before_s
     ]
     kernels = sum(path.parent.parent.name == "objects" for path, _ in found)
     noun = "kernel" if kernels == 1 else "kernels"
@@ -140,7 +143,12 @@ def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
     return 0
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The cache's own files, objects and jobs; anything else in the folder stays."""
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The cache's own files, objects and jobs; anything else in the folder stays. Another process
+    may delete or rename some meanwhile."""
     for part in ("objects", "jobs"):
-        yield from (path for path in sorted((folder / part).glob("??/*")) if path.is_file())
+        for path in sorted((folder / part).glob("??/*")):
+            with contextlib.suppress(FileNotFoundError):
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    yield path, about

@@ -67,6 +67,27 @@ def test_a_run_that_is_worked_on_stays(invoke: Invoke, runs: list[RunFolder]) ->
     assert all(run.path.exists() for run in runs)
 
 
+def test_files_of_the_cache_may_go_meanwhile(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another `cache --clear`, or a compiler that renames its result."""
+    cache = BuildCache(tmp_path / "cache")
+    cache.put("key", b"x" * 3000, {}, 1.0)
+    cache.put("other", b"y" * 3000, {}, 1.0)
+    (gone,) = (p for p in (tmp_path / "cache").rglob("*.bin") if b"y" in p.read_bytes())
+    found = Path.stat
+
+    def going(self: Path, **options: bool) -> os.stat_result:
+        about = found(self, **options)
+        if self == gone:
+            gone.unlink()
+        return about
+
+    monkeypatch.setattr(Path, "stat", going)
+    result = invoke("cache", "--older-than", 0.0001)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_the_cache_tells_what_it_holds_and_is_cleared(invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     BuildCache(folder).put("key", b"x" * 3000, {}, 1.0)
