@@ -95,10 +95,18 @@ def build_portfolio(
 
     KeyboardInterrupt where the user ended it; RunLocked while another process works on it.
     UsageError where the folder holds a portfolio of another space, device or list of cases, or for
-    cases of which the space serves none; EvotuneError (exit 1) where no search has a champion.
+    cases of which the space serves none, or for no kernels, trials or minutes; EvotuneError (exit
+    1) where no search has a champion.
     """
     if not 0.0 <= request.held_out < 1.0:
         raise UsageError(f"the held-out share must be at least 0 and below 1: {request.held_out}")
+    for name, number in (
+        ("kernels", request.most_kernels),
+        ("trials", request.trials),
+        ("minutes", request.minutes),
+    ):
+        if number is not None and not number > 0:
+            raise UsageError(f"{name}: expected more than 0, got {number}")
     setup = load_kernel_setup(find_space(request.space), request.device)
     kept, skipped = kept_cases(setup.document, setup.planner.problem, request.cases)
     said = skipped_in_words(skipped, len(kept))

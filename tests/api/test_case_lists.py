@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from evotune.engine import starting
 from evotune.engine.folder import RunFolder
 from evotune.engine.given_cases import GIVEN_CASES
 from evotune.engine.starting import RunResult
+from evotune.errors import UsageError
 from evotune.portfolios import building
 from evotune.store import RunStore
 from tests.portfolios.pretended import (
@@ -81,3 +83,11 @@ def test_a_portfolio_is_found_after_a_change_of_the_folder(
     found = CasePortfolio(Path("runs"), None)  # type: ignore[arg-type]
     monkeypatch.chdir("/")
     assert found.folder == tmp_path / "runs"
+
+
+@pytest.mark.parametrize("wanted", [{"kernels": 0}, {"trials": 0}, {"minutes": -1.0}])
+def test_a_portfolio_of_nothing_is_refused(tmp_path: Path, wanted: dict[str, Any]) -> None:
+    (name,) = wanted
+    with pytest.raises(UsageError, match=f"{name}: expected more than 0"):
+        evotune.portfolio("softmax-cpu", CASES, runs_dir=tmp_path / "made", **wanted)
+    assert not (tmp_path / "made").exists()
