@@ -45,7 +45,7 @@ class CpuBackend(Backend):
     exported_call_us = 6.0  # a call of `attention` without its launch takes 5, in Python
     times_user_problems = True
     least_half_width = 0.04
-    """Programs differed by 0.8% to 3.7% in six figures of `benchmarks/carries_over.py` on quiet
+    """Programs differed by 0.7% to 3.6% in six figures of `benchmarks/carries_over.py` on quiet
     machines."""
 
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
