@@ -79,7 +79,7 @@ class Rule:
     races: bool = False
 
 
-_DECIDING = TimingSettings.deciding(1)
+_DECIDING = TimingSettings.thorough().deciding(1)
 RULES = {
     "3, 60 rounds": Rule(3, TimingSettings.thorough()),
     "3, 240 rounds": Rule(3, dataclasses.replace(TimingSettings.thorough(), max_rounds=240)),
