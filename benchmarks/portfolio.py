@@ -104,7 +104,7 @@ def measured(options: argparse.Namespace, runs: Path, folder: Path) -> dict[str,
         checks |= {
             "at most 8 kernels": summary["kernels"] <= 8,
             "0.97 of the best champion": summary["seen_of_best_champion"] >= 0.97,
-            "1.2x SDPA over the 60 cases": summary["seen_mean"] >= 1.2,
+            "1.2x SDPA over the cases that were not put aside": summary["seen_mean"] >= 1.2,
             "1.1x SDPA over the random cases": summary["random_mean"] >= 1.1,
             "no random case below 0.98x": summary["random_worst"] >= 0.98,
         }
