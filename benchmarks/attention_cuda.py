@@ -23,10 +23,13 @@ import dataclasses
 import functools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +224,15 @@ def measured_before(record: dict[str, Any], case: str, cache: str) -> dict[str, 
 
 
 def confirm_all(records: Records, only: Sequence[str], output: Path | None) -> None:
-    again = output is not None and output.exists()
-    found: list[dict[str, Any]] = json.loads(output.read_text())["confirmed"] if again else []  # type: ignore[union-attr]
+    record: dict[str, Any] = {
+        "command": f"python benchmarks/attention_cuda.py {' '.join(sys.argv[1:])}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": metadata.version("torch"),
+        "confirmed": [],
+    }
+    if output and output.exists():
+        record |= json.loads(output.read_text())
+    found: list[dict[str, Any]] = record["confirmed"]
     done = {each["name"] for each in found}
     for job in JOBS:
         if job.name not in records or job.name in done or (only and job.name not in only):
@@ -233,7 +243,7 @@ def confirm_all(records: Records, only: Sequence[str], output: Path | None) -> N
         speedups = [[round(m["speedup"], 3), m["before"]] for m in warm if not m["held_out"]]
         print(json.dumps({**about, "speedups": speedups}), flush=True)
         if output:
-            output.write_text(json.dumps({"confirmed": found}, indent=1) + "\n")
+            output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def case_of(job: Job, causal: bool) -> Case:

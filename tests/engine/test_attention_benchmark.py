@@ -1,0 +1,32 @@
+"""What `benchmarks/attention_cuda.py --confirm` writes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_a_second_call_keeps_what_the_file_says_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delitem(sys.modules, "attention_cuda", raising=False)
+    benchmark = importlib.import_module("attention_cuda")
+    row = {"outcome": "ok", "reason": "", "seconds": 1.0, "measurements": []}
+    monkeypatch.setattr(benchmark, "confirm", lambda job, record: {"name": job.name, **row})
+    output = tmp_path / "confirmed.json"
+    records = dict.fromkeys(("mission full", "large"), {})
+    benchmark.confirm_all(records, ["large"], output)
+    first = json.loads(output.read_text())
+    assert {"command", "date", "torch"} <= first.keys()
+    output.write_text(json.dumps({**first, "date": "then", "note": "8 cores"}))
+    benchmark.confirm_all(records, [], output)
+    second = json.loads(output.read_text())
+    assert (second["date"], second["note"]) == ("then", "8 cores")
+    assert [each["name"] for each in second["confirmed"]] == ["large", "mission full"]
