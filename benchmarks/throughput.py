@@ -57,16 +57,22 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Clock(SilentObserver):
-    """Notes when the search began and when its last trial was told."""
+    """Notes when the search began and when its last trial was told, and the CPU-seconds of the
+    compile workers in between: before it they start, and after it they compile for confirmation."""
 
-    def __init__(self) -> None:
+    def __init__(self, children: ChildTimes) -> None:
+        self._children = children
+        self.compile_cpu_s = 0.0
         self.began_s = self.ended_s = 0.0
         self.began_cpu_s = self.ended_cpu_s = 0.0
         self._searching = False
 
     def phase(self, text: str) -> None:
+        if self._searching:
+            self.compile_cpu_s += self._children.total_s("compile_worker")
         self._searching = text == "searching"
         if self._searching:
+            self.compile_cpu_s -= self._children.total_s("compile_worker")
             self.began_s, self.began_cpu_s = time.monotonic(), time.process_time()
 
     def told(self, trial: Trial, progress: Progress) -> None:
@@ -84,9 +90,14 @@ class ChildTimes(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(_SAMPLE_S):
-            self._seen.update(_children())
+            self._look()
+
+    def _look(self) -> None:
+        self._seen = {**self._seen, **dict(_children())}
 
     def total_s(self, role: str) -> float:
+        """The CPU-seconds until now."""
+        self._look()
         return sum(seconds for (name, _), seconds in self._seen.items() if name == role)
 
     def stop(self) -> None:
@@ -110,7 +121,8 @@ def _children() -> Iterator[tuple[tuple[str, int], float]]:
 def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """The figures of one run with an empty cache."""
     gpus = None if options.gpus is None else GpuRequest(options.gpus)
-    clock, children = Clock(), ChildTimes()
+    children = ChildTimes()
+    clock = Clock(children)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EVOTUNE_CACHE_DIR"] = f"{folder}/cache"
         request = RunRequest(
@@ -139,7 +151,7 @@ def search(space: Path, options: argparse.Namespace, **more: Any) -> dict[str, A
     processes = compile_processes(0 if on_cpu else devices)
     wall_s = clock.ended_s - clock.began_s
     device_s = sum(sum(stages.get(stage, ())) for stage in DEVICE_STAGES)
-    compile_cpu_s = children.total_s("compile_worker")
+    compile_cpu_s = clock.compile_cpu_s
     stage_s = (compile_cpu_s / processes, device_s / devices)
     least_s = sum(stage_s) if on_cpu else max(stage_s)
     samples = [m.samples for outcome in outcomes for m in outcome.measurements]
