@@ -21,7 +21,7 @@ def test_a_second_call_keeps_what_the_file_says_of_the_first(
     row = {"outcome": "ok", "reason": "", "seconds": 1.0, "measurements": []}
     monkeypatch.setattr(benchmark, "confirm", lambda job, record: {"name": job.name, **row})
     output = tmp_path / "confirmed.json"
-    records = dict.fromkeys(("mission full", "large"), {})
+    records: dict[str, dict[str, object]] = {"mission full": {}, "large": {}}
     benchmark.confirm_all(records, ["large"], output)
     first = json.loads(output.read_text())
     assert {"command", "date", "torch"} <= first.keys()
