@@ -23,6 +23,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from evotune.backends.cpu import cpu_profile  # noqa: E402
 from evotune.problems import create_problem  # noqa: E402
 from evotune.problems.problem import Case, Problem  # noqa: E402
 from evotune.verify.accuracy import LIMITS, errors_against  # noqa: E402
@@ -165,7 +167,14 @@ def main() -> None:
         print("\n".join(table(json.loads(arguments.table.read_text()))))
         return
     torch.set_num_threads(1)
-    record: dict[str, Any] = {"torch": torch.__version__, "seeds": arguments.seeds, "problems": {}}
+    record: dict[str, Any] = {
+        "command": f"python benchmarks/limits.py --seeds {arguments.seeds}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": cpu_profile.profile().name,
+        "torch": torch.__version__,
+        "seeds": arguments.seeds,
+        "problems": {},
+    }
     for name, dtype, problem, cases in subjects():
         of_dtype = record["problems"].setdefault(name, {}).setdefault(dtype, {})
         for case in cases:

@@ -17,6 +17,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from evotune.backends.cpu import cpu_profile  # noqa: E402
 from evotune.problems import create_problem  # noqa: E402
 from evotune.verify.accuracy import LIMITS, errors_against  # noqa: E402
 from evotune.verify.pool import InputPool  # noqa: E402
@@ -74,7 +76,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = examine(arguments.seeds)
-    record = {"torch": torch.__version__, "seeds": arguments.seeds, "roundings": found}
+    record = {
+        "command": f"python benchmarks/limits_of_rounding.py --seeds {arguments.seeds}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": cpu_profile.profile().name,
+        "torch": torch.__version__,
+        "seeds": arguments.seeds,
+        "roundings": found,
+    }
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     for rounding, ways in found.items():
         print(f"{rounding}:")
