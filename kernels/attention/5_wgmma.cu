@@ -202,7 +202,7 @@ struct Problem {
   const Features features;
 
   // From scores, as the softmax meets them, to exponents of 2.
-  __device__ __forceinline__ float exponent_scale() const { return kScoresChange ? 1.0f : scale_log2; }
+  __device__ __forceinline__ float exponent_scale() const { return kScoresChange ? kChangedExponent : scale_log2; }
 };
 
 // log2 of the query rows of one head among 64 rows. The largest power of two, up to 64, that divides the group's heads

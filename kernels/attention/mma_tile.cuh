@@ -55,7 +55,7 @@ struct Problem {
   __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
   __device__ int row_blocks() const { return (rows() + BLOCK_M - 1) / BLOCK_M; }
   // From scores, as the softmax meets them, to exponents of 2.
-  __device__ float exponent_scale() const { return kScoresChange ? 1.0f : scale_log2; }
+  __device__ float exponent_scale() const { return kScoresChange ? kChangedExponent : scale_log2; }
 };
 
 // BLOCK_M rows of one head, or of one group of heads.

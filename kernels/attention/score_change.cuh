@@ -1,6 +1,7 @@
 // Features that change scores before their softmax, and the logarithm of a row's sum.
 //
-// Where scores change, the softmax meets them in units of log2(e), so that a weight is 2^(s - m) without a factor.
+// Changed scores reach the softmax in units of log2(e), so that a weight is 2^(s - m) without a factor. After a score
+// modification they have no such unit, and the weight's exponent has the factor.
 // row_features.h says what the features are.
 //
 //   softcap  cap tanh(x), x = q k softmax_scale / cap, of all scores of a warp at once. Where each |x| <= 1/2: an odd
@@ -25,8 +26,9 @@ namespace {
 constexpr bool kScoresChange = SCORES_CHANGE;
 constexpr float kLog2e = 1.44269504088896341f;
 
-// A score modification takes scores as they are, the softmax takes them times log2(e).
+// A score modification takes scores as they are. Others come times log2(e) already.
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
+constexpr float kChangedExponent = kLog2e / kUnit;  // what a changed score is multiplied by to be an exponent of 2
 
 // The capped score is score * factor(score), for small scores.
 struct SmallCap {
@@ -109,7 +111,7 @@ struct ScoreChange {
       const float off = distance - static_cast<float>(further);
       score = fmaf(-slope, CAUSAL ? off : fabsf(off), score);  // causal masks hide all keys behind the own one
     }
-    if constexpr (HAS_SCORE_MOD) score = kLog2e * SCORE_MOD(score, head, row, first + further);
+    if constexpr (HAS_SCORE_MOD) score = SCORE_MOD(score, head, row, first + further);
     return score;
   }
 };

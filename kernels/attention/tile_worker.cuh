@@ -255,7 +255,7 @@ struct Worker {
   // Scores become weights; maxima, sums and output follow. `key` is the warp's first key.
   template <bool MASKED>
   __device__ __forceinline__ void weigh(Scores& scores, int key) {
-    const float scale = kScoresChange ? 1.0f : tile.problem.scale_log2;
+    const float scale = kScoresChange ? kChangedExponent : tile.problem.scale_log2;
 #if HAS_SOFTCAP
     cap_scores<MASKED>(scores, key);
 #endif

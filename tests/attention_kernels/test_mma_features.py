@@ -136,7 +136,7 @@ def test_other_head_sizes_are_right(
         ("tile.query_head(row), change.row", "0, change.row", {"score_mod": MOD}),
         ("change.row = position", "change.row = row + 1", {"score_mod": MOD}),
         ("first + further)", "further)", {"score_mod": MOD}),
-        ("kLog2e * SCORE_MOD", "SCORE_MOD", {"score_mod": MOD}),
+        ("kLog2e / kUnit", "1.0f", {"score_mod": MOD}),
         ("CAUSAL ? off : fabsf(off)", "off", {"alibi": True}),
         ("kUnit * of.problem", "of.problem", {"alibi": True}),
         ("2.0f * kLog2e * scale", "kLog2e * scale", {"softcap": 5.0}),
