@@ -208,7 +208,9 @@ def _gradients(value: Any, call: RandomCall) -> tuple[Any, ...]:
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return ()
     asked = [t for t in (*call.tensors, call.options.get("attn_mask")) if _needs_grad(t)]
-    return torch.autograd.grad(value, asked, torch.ones_like(value), allow_unused=True)
+    # The operator's output has strides of its own, and those of its gradient change the last bits.
+    of_value = torch.ones_like(value) if value.is_nested else torch.ones_like(value).contiguous()
+    return torch.autograd.grad(value, asked, of_value, allow_unused=True)
 
 
 def _needs_grad(value: Any) -> bool:

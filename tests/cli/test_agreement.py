@@ -130,6 +130,7 @@ class Sent:
             )
             text = (kernels / "attention" / "1_scalar.cpp").read_text()
             (space / "kernel.cpp").write_text('#include "header.h"\n' + text)
+            shutil.copy(kernels / "attention" / "row_features.h", space)
         else:
             (space / "space.yaml").write_text(PYTHON)
             text = (kernels / "softmax" / "problem.py").read_text()
