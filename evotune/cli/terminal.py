@@ -116,8 +116,8 @@ def write_bytes(content: bytes, output: str) -> None:
 def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that writes data piece by piece where `write_output` would write all at once: for
     data that is never held as a whole. Where the pieces are of use only together (`whole`), a file
-    appears at the end of the block, and not after an exception. Else the first piece takes the
-    place of what was in the file."""
+    appears at the end of the block, and not after an exception. Else the first piece replaces the
+    file's earlier content."""
     if output == "-":
         yield lambda text: write_output(text, output)
         return

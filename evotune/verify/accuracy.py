@@ -20,8 +20,8 @@ from evotune.problems.rounding import rounding_share
 
 _RMS_LIMIT = 0.6
 _LEAST_COUNT = 8
-"""An RMS error is that of at least so many elements; those that an output lacks count as exact. Of
-one or two elements all may be off by almost their tolerances, by chance."""
+"""The RMS error counts at least so many elements. Where an output has fewer, the missing ones count
+as exact: one or two elements may all be off by almost their tolerances, by chance."""
 _SLACK = 1.01
 _OF_INTEGERS = 0.5
 """The tolerance of integers: no difference is allowed."""

@@ -28,7 +28,7 @@ constexpr float kLog2e = 1.44269504088896341f;
 
 // A score modification takes scores as they are. Others come times log2(e) already.
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
-constexpr float kChangedExponent = kLog2e / kUnit;  // what a changed score is multiplied by to be an exponent of 2
+constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
 // The capped score is score * factor(score), for small scores.
 struct SmallCap {

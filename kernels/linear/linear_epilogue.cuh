@@ -10,6 +10,7 @@
 #pragma once
 
 #include "../attention/element.cuh"
+#include "../attention/mma_sync.cuh"
 
 namespace {
 
