@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +19,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     is as it was before.
 
     A link stays, and its target is replaced. What cannot be replaced is written to at once: a pipe,
-    a device, a file in a folder that takes no new one. OSError where that fails.
+    a device, what a process has open (/dev/stdout), a file in a folder that takes no new one. A
+    mount point is written to at the end of the block. OSError where that fails.
     """
     target = Path(os.path.realpath(path))
     aside = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
-        mode = _mode(path)
+        mode = _mode(path, target)
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError:
         with path.open("wb") as file:
@@ -32,9 +34,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             if mode is not None:
-                os.fchmod(handle, mode)
+                with contextlib.suppress(OSError):  # some file systems have no modes
+                    os.fchmod(handle, mode)
             yield file
-        aside.replace(target)
+        _put(aside, target)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -58,14 +61,27 @@ def growing_file(path: Path) -> Iterator[Callable[[bytes], object]]:
         write(b"")
 
 
-def _mode(path: Path) -> int | None:
-    """The mode of the file at `path`, None where there is none. OSError for what is no file, or one
-    that may not be written."""
+def _put(aside: Path, target: Path) -> None:
+    """Replaces `target` by `aside`, or writes to it where it stays, as a mount point does."""
+    try:
+        aside.replace(target)
+    except OSError:
+        with aside.open("rb") as file, target.open("wb") as to:
+            shutil.copyfileobj(file, to)
+        aside.unlink()
+
+
+def _mode(path: Path, target: Path) -> int | None:
+    """The mode of the file at `path`, None where there is none. OSError for what is no file, one
+    that may not be written, and one that a process has open."""
+    if path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        raise OSError(errno.EINVAL, "an open file", str(path))
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):  # opening a pipe waits for its reader
+    # Opening a pipe waits for its reader. A link of the kernel's may lead to a deleted file.
+    if not stat.S_ISREG(found.st_mode) or not os.path.samestat(found, target.stat()):
         raise OSError(errno.EINVAL, "no regular file", str(path))
     path.open("r+b").close()
     return stat.S_IMODE(found.st_mode)

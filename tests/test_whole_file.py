@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -80,3 +81,32 @@ def test_a_growing_file_keeps_the_earlier_lines_until_there_is_one(tmp_path: Pat
     with growing_file(path):
         pass
     assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_redirected_output_gets_all_that_is_written(tmp_path: Path, deleted: bool) -> None:
+    """Whoever redirected it holds the file, not its name."""
+    path = tmp_path / "redirected"
+    with path.open("w+b") as held:
+        if deleted:
+            path.unlink()
+        with whole_file(Path(f"/proc/self/fd/{held.fileno()}")) as file:
+            file.write(b"whole")
+        assert held.read() == b"whole"
+    assert [each.name for each in tmp_path.iterdir()] == ([] if deleted else ["redirected"])
+
+
+def test_a_file_that_cannot_be_replaced_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBUSY, "a mount point")
+
+    path = tmp_path / "mounted"
+    path.write_bytes(b"old and longer")
+    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]

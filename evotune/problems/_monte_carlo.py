@@ -130,8 +130,13 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet in _MATRICES:
             count = args[_MATRICES[packet]].shape[-1]
         elif packet is _ATEN.convolution:
-            weight, transposed = args[1], args[6]
-            count = weight.numel() / weight.shape[1 if transposed else 0]
+            weight, transposed, groups = args[1], args[6], args[8]
+            outputs = weight.shape[1] * groups if transposed else weight.shape[0]
+            count = weight.numel() / outputs
+        elif packet is _ATEN.trace:
+            count = min(args[0].shape)
+        elif packet is _ATEN.avg_pool2d:
+            count = args[1][0] * args[1][-1]  # of a window; one number is both sides
         elif packet in _SUMS:
             count = None
         else:
@@ -198,7 +203,10 @@ def _smoothed(deviation: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _absolute(value: Any) -> Any:
-    return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    """The magnitudes of a tensor. Other tensors are copied: the operation may write to one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.abs() if value.is_floating_point() else value.clone()
 
 
 def _is_view(func: Any) -> bool:

@@ -285,6 +285,10 @@ class BufferSets:
             found.append(payload[:, first : first + SPOT_BYTES])
         return found
 
+    def poison_bytes(self) -> list[int]:
+        """The byte that poisons each output, in the order of `spots`."""
+        return [_poison_of(self._views[name].dtype) for name in self._layout.outputs]
+
     def expect_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Takes these values as the expected content of the inputs of each set."""
         for name, value in inputs.items():
@@ -299,7 +303,7 @@ class BufferSets:
             (payload if number is None else payload[number]).fill_(byte)
         for tensor in self._far:
             if tensor.is_output:
-                tensor.poison(POISON_BYTE)
+                tensor.poison(_poison_of(tensor.view.dtype))
 
     def outputs(self) -> Tensors:
         """Views, not copies."""

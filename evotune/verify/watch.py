@@ -25,7 +25,7 @@ import torch
 from evotune.device.session import Intervention, Renewal, Sampler, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
 from evotune.verify._launch_evidence import Evidence, gather
-from evotune.verify.buffers import POISON_BYTE, SPOT_BYTES, BufferSets
+from evotune.verify.buffers import SPOT_BYTES, BufferSets
 from evotune.verify.pool import InputPool, InputSet, elements_of
 
 _RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
@@ -87,9 +87,11 @@ class Watch:
             if not any(each.name in self._steady for each in one.alterations)
         ]
         """Sets with the steady inputs of the first one."""
-        self._poison = torch.full(
-            (1, SPOT_BYTES), POISON_BYTE, dtype=torch.uint8, device=session.torch_device
-        )
+        self._poison = [
+            torch.full((SPOT_BYTES,), byte, dtype=torch.uint8, device=session.torch_device)
+            for byte in buffers.poison_bytes()
+        ]
+        """Of each output."""
         self._rng = random.Random(pool.stream(case, "watch", draw))
         self._buffers = buffers
         self._in_a_row = samplers[0].count // len(launches)
@@ -123,8 +125,9 @@ class Watch:
             self._put(number, self._sets[number])
             self._used.add(number)
             self._now = number
-        for spot in self._buffers.spots(self._rng.random()):
-            spot.fill_(POISON_BYTE)
+        spots = self._buffers.spots(self._rng.random())
+        for spot, byte in zip(spots, self._buffers.poison_bytes(), strict=True):
+            spot.fill_(byte)
 
     def draw_turn(self, turns: int) -> int:
         return self._rng.randrange(turns)
@@ -219,7 +222,10 @@ class Watch:
         ]
         if self._rng.random() < 0.5:
             spots = (spot[place] for spot in self._buffers.spots(self._rng.random()))
-            writes += [_as_rows(spot, self._poison[0, : spot.numel()]) for spot in spots]
+            writes += [
+                _as_rows(spot, poison[: spot.numel()])
+                for spot, poison in zip(spots, self._poison, strict=True)
+            ]
         return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes)
 
     def _keep(self, rows: Sequence[tuple[int, int]]) -> None:

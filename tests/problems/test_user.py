@@ -612,6 +612,55 @@ def test_any_sum_may_be_added_in_order(folder: Path, name: str) -> None:
     assert LIMITS.hold(errors_against(problem.compute(**made.inputs)["out"], made.expected["out"]))
 
 
+def _deviation(compute: Callable[..., torch.Tensor], **inputs: torch.Tensor) -> torch.Tensor:
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
+    reference = {"out": compute(**wide)}
+    return rounding_errors(lambda **x: {"out": compute(**x)}, inputs, reference)["out"]
+
+
+def test_sums_into_integers_are_made_once() -> None:
+    """Counting the magnitudes of an operation's terms changes none of its tensors."""
+
+    def mean(x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(8, dtype=x.dtype).index_add_(0, place, x)
+        count = torch.zeros(8, dtype=torch.int64).index_add_(0, place, torch.ones_like(place))
+        return total / count
+
+    x, place = torch.randn(4096), torch.arange(4096) % 8
+    assert float(_deviation(mean, x=x, place=place).max()) < 1e-6
+
+
+WINDOW = torch.ones(1, 1, 11, 11)
+
+
+@pytest.mark.parametrize(
+    ("one_way", "another"),
+    [
+        (torch.trace, lambda x: x.diagonal().sum()),
+        (
+            lambda x: torch.nn.functional.avg_pool2d(x[None, None], 11, 1),
+            lambda x: torch.nn.functional.conv2d(x[None, None], WINDOW.to(x.dtype) / 121),
+        ),
+        (
+            lambda x: torch.nn.functional.conv_transpose2d(
+                x.view(1, 64, 16, -1), WINDOW.to(x.dtype).expand(64, 1, 11, 11), groups=64
+            ),
+            lambda x: torch.nn.functional.conv2d(
+                x.view(1, 64, 16, -1),
+                WINDOW.to(x.dtype).expand(64, 1, 11, 11), padding=10, groups=64,
+            ),
+        ),
+    ],
+    ids=["trace", "pool", "transposed"],
+)  # fmt: skip
+def test_two_ways_to_write_a_sum_have_the_same_rounding_errors(
+    one_way: Callable[..., torch.Tensor], another: Callable[..., torch.Tensor]
+) -> None:
+    x = torch.randn(256, 256)
+    share = _deviation(one_way, x=x).mean() / _deviation(another, x=x).mean()
+    assert 0.4 < float(share) < 2.5
+
+
 def test_one_element_may_be_rounded_twice(folder: Path) -> None:
     """Of few elements all may be off by almost two roundings; of many not."""
     text = GOOD.replace("3.0 * x", "3.0 * x.mean(-1)")
