@@ -25,6 +25,7 @@ from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch, WatchedSampler
 
 FOLDER = Path(__file__).parents[1] / "data" / "types"
 WRONG = OutcomeKind.WRONG_RESULT
@@ -175,26 +176,58 @@ def test_the_smallest_floats_of_8_bits_are_no_zeros(dtype: torch.dtype) -> None:
     assert not LIMITS.hold(errors_against(zeros, wanted))
 
 
+class Nothing(UserProblem):
+    """Every result is -1, or 255: nothing was found."""
+
+    sizes = ("rows",)
+    result = "int32"
+
+    def inputs(self, rows: int) -> dict[str, tuple[int, ...]]:
+        return {"x": (rows,)}
+
+    def outputs(self, rows: int) -> dict[str, Tensor]:
+        return {"out": Tensor((rows,), self.result)}
+
+    def operations(self, rows: int) -> int:
+        return rows
+
+    def compute(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        nothing = 255 if self.result == "uint8" else -1
+        return {"out": torch.full_like(x, nothing).to(getattr(torch, self.result))}
+
+
+def nothing(dtype: str) -> Nothing:
+    problem = Nothing("float32")
+    problem.result = dtype
+    return problem
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
 def test_an_integer_that_nobody_writes_is_not_the_usual_mark_of_nothing(dtype: str) -> None:
-    class FirstAbove(UserProblem):
-        sizes = ("rows",)
-
-        def inputs(self, rows: int) -> dict[str, tuple[int, ...]]:
-            return {"x": (rows,)}
-
-        def outputs(self, rows: int) -> dict[str, Tensor]:
-            return {"out": Tensor((rows,), dtype)}
-
-        def operations(self, rows: int) -> int:
-            return rows
-
-        def compute(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            nothing = 255 if dtype == "uint8" else -1
-            return {"out": torch.full_like(x, nothing).to(getattr(torch, dtype))}
-
-    problem = FirstAbove("float32")
+    problem = nothing(dtype)
     gate, verdict = Gate(CpuSession(), problem, InputPool(problem), deterministic=True), Verdict()
     subject = Subject(problem.case({"rows": 5}, {}), LaunchPlan("f", (), (), ()), lambda: None)
     gate.examine(subject, ["normal"], 0, verdict)
+    assert verdict.kind is WRONG
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_nor_is_a_spot_that_is_overwritten_while_launches_are_timed(dtype: str) -> None:
+    """The kernel wrote the right result once, and rests since then."""
+    problem, session = nothing(dtype), CpuSession()
+    pool, case = InputPool(problem), problem.case({"rows": 1 << 14}, {})
+    gate, verdict = Gate(session, problem, pool, deterministic=True), Verdict()
+    subject = Subject(case, LaunchPlan("f", (), (), ()), lambda: None)
+    buffers = gate.buffers(subject, [pool.get(case, "normal", 0)])
+    buffers.outputs()["out"].fill_(255 if dtype == "uint8" else -1)
+    sampler = session.sampler([lambda: None] * 8)
+    watch = Watch(
+        session, pool, case, 0, buffers=buffers, launches=[lambda: None], samplers=[sampler]
+    )
+    watched = WatchedSampler(sampler, watch, lambda found: gate.judge_watched(case, found, verdict))
+    for _ in range(3):
+        watched.run()
+        watch.change()
+        watched.time_us()
+    gate.judge_watched(case, watch.take(), verdict)
     assert verdict.kind is WRONG
