@@ -11,7 +11,7 @@ from evotune.engine import environment
 from evotune.engine.compiling import build_jobs
 from evotune.engine.confirmed_champions import Champion
 from evotune.errors import EnvironmentProblem, EvotuneError
-from evotune.execute.executor import CaseJob, Proposal
+from evotune.execute.executor import TIMED, CaseJob, Proposal
 from evotune.execute.in_flight import InFlight
 from evotune.export._case_shapes import CaseShapes
 from evotune.export._champions import regions
@@ -155,7 +155,10 @@ def _plan(
     )
     for job in inside:
         symbols = {name: value for name, value in job.case.symbols.items() if name != "dtype"}
-        if not plan.holds(symbols) or comparable(plan.at(symbols)) != comparable(job.plan):
+        holds = plan.holds(symbols)
+        if not holds and job.role != TIMED:
+            continue  # it breaks a constraint of the space: the package will not serve it
+        if not holds or comparable(plan.at(symbols)) != comparable(job.plan):
             raise EvotuneError(
                 f"kernel {kernel.name} cannot be exported: its launches on {job.case.label} do not "
                 "follow from the expressions of the space"

@@ -182,6 +182,28 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
         assert inside or not isinstance(found, Choice), case.label
 
 
+def test_a_case_that_breaks_a_constraint_is_left_to_the_fallback(tmp_path: Path) -> None:
+    """Confirmations also check kernels where a constraint does not hold, as it may be advice."""
+    space = tiny_space("attention-cpu", tmp_path)
+    text = space.read_text()
+    with_advice = text.replace("constraints:\n", "constraints:\n  - BLOCK_M == 16 or heads <= 2\n")
+    space.write_text(with_advice)
+    run = fabricated(space, tmp_path)
+    package = Dispatch(exported(tmp_path / "pkg", run)["dispatch"])
+    planner = ReopenedRun.load(run, anywhere=True).planner
+    checked = planner.proposal(0, planner.bound.default(), confirm=True).cases
+    served = []
+    for job in checked:
+        strided = any(spec.strides for spec in planner.problem.tensors(job.case))
+        layout = "strided" if strided else "contiguous"
+        symbols = package_symbols(planner.problem, job.case)
+        choice = package.choose(symbols, layout, anywhere=True)
+        assert isinstance(choice, Choice) == (job.case.symbols["heads"] <= 2), job.case.label
+        served.append(isinstance(choice, Choice))
+    assert any(served)
+    assert not all(served)
+
+
 def package_symbols(problem: Problem, case: Case) -> dict[str, Any]:
     """The symbols that a package makes of a call: the case's own, and which numbers it gives."""
     return {**case.symbols, "given": problem.place(case).fixed.get("given", "")}
