@@ -27,6 +27,10 @@ extern "C" __global__ void second(float *out) {
     out[threadIdx.x] = tile[255 - threadIdx.x] + sizeof(__FILE__);
 }
 """
+OWN_TYPE = """\
+namespace { struct Sizes { int rows; }; __device__ int hidden; }
+extern "C" __global__ void first(Sizes sizes, int *out) { *out = sizes.rows + hidden++; }
+"""
 SPILLING = """\
 extern "C" __global__ void spilling(float *out, int n) {
     float kept[64];
@@ -220,3 +224,24 @@ def test_the_drivers_cache_is_not_asked(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(nvrtc, "compileProgram", note)
     compiled(tmp_path, SOURCE)
     assert ("--no-cache" in given) == (compiler.nvrtc_version() >= (12, 9))
+
+
+def test_two_processes_make_the_same_machine_code(tmp_path: Path) -> None:
+    """Runs and exports know a kernel by its bytes. NVRTC draws a part of a name in an anonymous
+    namespace when the kernel's signature has a type from there."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.device.test_cuda_compiler import OWN_TYPE, compiled\n"
+        "compiled(Path(sys.argv[1]), OWN_TYPE)\n"
+    )
+    found = []
+    for name in ("one", "two"):
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / name)],
+            check=True,
+            cwd=Path(__file__).parents[2],
+        )
+        found.append((tmp_path / name / "k.cubin").read_bytes())
+    assert b"hidden" in found[0]
+    assert found[0] == found[1]

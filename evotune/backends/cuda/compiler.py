@@ -36,6 +36,10 @@ _NO_CACHE = "--no-cache"
 """Where NVRTC has a cache (that of the driver), a binary from there comes without the log that
 states its registers and spills."""
 _CACHES_SINCE = (12, 9)
+_SAME_NAMES = "--frandom-seed=evotune"
+"""Where a kernel's signature has a type of an anonymous namespace, the names of the namespace's
+members have a part that NVRTC draws for each process. Without a seed the same source becomes other
+bytes each time."""
 _LOG_BYTES = 16_384
 _COMPILATION_FAILED = 6  # nvrtcResult for an error in the source; others are the compiler's
 _INVALID_OPTION = 5
@@ -97,8 +101,22 @@ def _wheel_version() -> str:
     return ""
 
 
+@functools.cache
 def _flags() -> tuple[str, ...]:
-    return (*FLAGS, _NO_CACHE) if nvrtc_version() >= _CACHES_SINCE else FLAGS
+    no_cache = (_NO_CACHE,) if nvrtc_version() >= _CACHES_SINCE else ()
+    same_names = (_SAME_NAMES,) if _is_known(_SAME_NAMES) else ()
+    return (*FLAGS, *no_cache, *same_names)
+
+
+def _is_known(flag: str) -> bool:
+    """Whether this NVRTC takes the flag."""
+    nvrtc = _nvrtc()
+    with _program(nvrtc, "", "empty.cu") as program:
+        try:
+            nvrtc.compileProgram(program, [flag])
+        except nvrtc.NVRTCError:
+            return False
+    return True
 
 
 @functools.cache
