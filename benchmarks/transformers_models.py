@@ -187,11 +187,14 @@ def _filled_cache(model: Any, length: int, device: torch.device) -> tuple[Any, l
     return cache, kept
 
 
-_ONE = {"logits_to_keep": 1, "use_cache": False}
+# The causal models make a cache, as in the first step of `generate`, and as their configurations
+# say. Without one, transformers looks for several sequences in the position ids. It cannot look
+# while a graph is captured, and so makes a mask.
+_ONE = {"logits_to_keep": 1}
 MODELS = {
     "bert-base": Model(_encoder(transformers.BertModel, 12), _of_tokens(512)),
     "bert-large": Model(_encoder(transformers.BertModel, 16), _of_tokens(512)),
-    "gpt2": Model(_gpt2, _of_tokens(1024, use_cache=False)),
+    "gpt2": Model(_gpt2, _of_tokens(1024)),
     "vit-large": Model(_vit, _of_values((1, 3, 512, 512), (1, 3, 32, 32))),
     "whisper-large": Model(_whisper, _of_values((1, 80, 3000), (1, 80, 2 * _TINY_LENGTH))),
     "llama-2048": Model(_llama, _of_tokens(2048, **_ONE)),
