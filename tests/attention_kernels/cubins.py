@@ -6,8 +6,8 @@ Compiles the rungs of these spaces, or of all, and writes their part of the file
 
 A change that may cost nothing leaves every hash as it is. A change that is meant to change a rung
 writes the file anew, and the difference shows which rungs it reached. The hashes are those of one
-version of NVRTC, which the file names. They cover the functions' instructions alone: NVRTC puts the
-number of its process into names.
+version of NVRTC, which the file names. They cover the functions' instructions alone, and not the
+names of their constants.
 """
 
 from __future__ import annotations
