@@ -114,7 +114,7 @@ def _spills(case: Case) -> Limiter | None:
             "registers": view.registers,
         },
     )
-    rule = "spills are at least 5% of the instructions in the innermost loops"
+    rule = f"spills are at least 5% of the instructions in the {where}"
     return Limiter(
         name=SPILLS, share=local / total, rule=rule, evidence=(fact, *_stall_facts(case))
     )
@@ -123,13 +123,13 @@ def _spills(case: Case) -> Limiter | None:
 def _launch(case: Case) -> Limiter | None:
     units = case.roofline.units if case.roofline is not None else ()
     unit = next((unit for unit in units if unit.name == LAUNCH), None)
-    if unit is None or unit.share < _LAUNCHING:
+    if unit is None or not unit.rate or unit.share < _LAUNCHING:
         return None
     assert case.roofline is not None
     count, time_us = int(unit.work or 1), case.roofline.time_us
     launches = "1 launch" if count == 1 else f"{count} launches"
     fact = Fact(
-        text=f"{launches} of {unit.share * time_us / count:.2f} µs when empty, in {time_us:.2f} µs",
+        text=f"{launches} of {1e6 / unit.rate:.2f} µs when empty, in {time_us:.2f} µs",
         kind=unit.kind,
         numbers={"launches": count, "share": unit.share},
     )
@@ -216,8 +216,7 @@ def _latency(case: Case) -> Limiter | None:
         share = cycles / sum(stalls.values())
         rule = "no unit is busy for half of the time, and warps wait between instructions"
         facts = (*_stall_facts(case), *_occupancy_facts(case), *_work_facts(case), *busiest)
-        name = f"{LATENCY}: {worst}" if worst in STALLS else LATENCY
-        return Limiter(name=name, share=share, rule=rule, evidence=facts)
+        return Limiter(name=f"{LATENCY}: {worst}", share=share, rule=rule, evidence=facts)
     launch = case.largest
     resident = launch.occupancy if launch is not None else None
     if resident is None or resident.warps > _FEW_WARPS * resident.max_warps:
@@ -283,17 +282,14 @@ def _work_facts(case: Case) -> Iterator[Fact]:
 
 
 def _busiest(case: Case) -> Iterator[Fact]:
+    """The busiest unit first, with the others of its kind."""
     shown = [unit for unit in case.units if unit.share >= 0.01][:4]
-    for kind in ("measured", "model"):
+    for kind in dict.fromkeys(unit.kind for unit in shown):
         units = [unit for unit in shown if unit.kind == kind]
-        if units:
-            named = ", ".join(f"{unit.name} {unit.share:.0%}" for unit in units)
-            lead = "busy part of the time" if kind == "measured" else _AT_LEAST
-            yield Fact(
-                text=f"{lead}: {named}",
-                kind="measured" if kind == "measured" else "model",
-                numbers={unit.name: unit.share for unit in units},
-            )
+        named = ", ".join(f"{unit.name} {unit.share:.0%}" for unit in units)
+        lead = "busy part of the time" if kind == "measured" else _AT_LEAST
+        numbers = {unit.name: unit.share for unit in units}
+        yield Fact(text=f"{lead}: {named}", kind=kind, numbers=numbers)
 
 
 _RULES: Final[tuple[Callable[[Case], Limiter | None], ...]] = (

@@ -86,6 +86,14 @@ def roofline_of(
         for unit in modelled
         if unit.share <= _POSSIBLE
     }
+    counted_idle = [
+        name
+        for pipe, (name, _) in _PIPES.items()
+        if any(pipe in one.pipes for one in counters)
+        and not any(one.pipes.get(pipe) for one in counters)
+    ]
+    for name in counted_idle:  # whatever work the model expects there
+        units.pop(name, None)
     idle = idle_of(evidence, attributes)
     for unit in _counted(counters, ceilings, units, idle=idle, time_us=time_us):
         units[unit.name] = unit
@@ -112,7 +120,7 @@ def roofline_of(
         exceeded=tuple(
             _exceeded(unit, ceilings.kind)
             for unit in modelled
-            if unit.share > _POSSIBLE and unit.name not in units
+            if unit.share > _POSSIBLE and unit.name not in (*units, *counted_idle)
         ),
     )
 
@@ -142,15 +150,17 @@ def largest_launch(evidence: Evidence | None) -> LaunchEvidence | None:
 def idle_of(evidence: Evidence | None, attributes: Mapping[str, Value]) -> float:
     """The share of the multiprocessors' time without a block, by the blocks and waves of the
     largest launch; 0 where they are not known. Below one wave it is the share of multiprocessors
-    without a block; above, the empty part of the last wave."""
+    without a block; above, the empty part of the last wave, which counters may show to be less."""
     launch = largest_launch(evidence)
     if launch is None or launch.occupancy is None or launch.occupancy.waves <= 0:
         return 0.0
     waves = launch.occupancy.waves
+    busy = launch.counters.multiprocessors_busy if launch.counters is not None else None
+    most = 1.0 if busy is None else 1 - busy
     multiprocessors = _number(attributes, "multiprocessors")
     if waves <= 1 and multiprocessors:
-        return max(0.0, 1 - launch.blocks / multiprocessors)
-    return 1 - waves / math.ceil(waves) if waves > 1 else 0.0
+        return min(most, max(0.0, 1 - launch.blocks / multiprocessors))
+    return min(most, 1 - waves / math.ceil(waves)) if waves > 1 else 0.0
 
 
 def launch_counters(evidence: Evidence | None) -> Sequence[Counters]:

@@ -9,6 +9,7 @@ from evotune.device.evidence import Ceilings
 from evotune.device.gathered import Work
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
+from evotune.explain._sentences import held_text
 from evotune.explain.explanation import Limiter
 
 from .planted import CASE, CEILINGS, DEVICE, gathered, launch
@@ -44,6 +45,11 @@ def test_conflicts_show_in_waits_where_no_unit_is_busy() -> None:
     assert held_by(gathered(waiting)).name == "bank conflicts"
 
 
+def test_a_wait_that_has_no_words_yet_is_named_as_it_is() -> None:
+    found = held_by(gathered(launch(stalls={"drain": 6.0, "wait": 2.0})))
+    assert held_text(found) == "It is limited by latency: 75% of a warp's waits are for drain."
+
+
 def test_one_stage_is_latency_of_loads() -> None:
     found = held_by(gathered(launch(stalls={"long_scoreboard": 6.0, "wait": 1.0})))
     assert found.name == "latency: long_scoreboard"
@@ -55,6 +61,7 @@ def test_spilling_launch_bounds_are_spills_whatever_else_is_busy() -> None:
     assert found.name == "spills"
     assert found.share == pytest.approx(0.24)
     assert "24 of 100 instructions in the innermost loops are spills" in found.evidence[0].text
+    assert found.rule == "spills are at least 5% of the instructions in the innermost loops"
 
 
 def test_spills_are_counted_by_their_bytes_where_only_ptx_was_read() -> None:
@@ -72,6 +79,7 @@ def test_spills_are_counted_by_their_bytes_where_only_ptx_was_read() -> None:
     found = held_by(gathered(msgspec.structs.replace(item, static=view)))
     assert found.name == "spills"
     assert "40 of 200 instructions in the code are spills; 160 bytes" in found.evidence[0].text
+    assert found.rule == "spills are at least 5% of the instructions in the code"
 
 
 def test_registers_that_a_cpus_function_saves_once_are_no_spills() -> None:
@@ -141,6 +149,14 @@ def test_a_short_kernel_is_held_by_its_launch() -> None:
     assert (found.name, found.share) == ("launch", 0.4)
 
 
+def test_an_empty_launch_is_told_with_its_own_time() -> None:
+    """The kernel was timed faster than a launch that the ceilings timed."""
+    slow = msgspec.structs.replace(CEILINGS, launch_us=4.0)
+    found = held_by(gathered(launch(), ceilings=slow), ceilings=slow, time_us=2.5)
+    assert (found.name, found.share) == ("launch", 1.0)
+    assert found.evidence[0].text == "1 launch of 4.00 µs when empty, in 2.50 µs"
+
+
 def test_too_few_blocks_leave_multiprocessors_idle() -> None:
     found = held_by(gathered(launch(blocks=66, waves=0.25)))
     assert found.name == "grid"
@@ -158,6 +174,14 @@ def test_a_nearly_empty_last_wave_is_idle_too() -> None:
     assert (found.name, round(found.share or 0, 2)) == ("grid", 0.43)
 
 
+def test_multiprocessors_that_were_counted_busy_are_not_idle_by_their_waves() -> None:
+    """Blocks that end at different times fill a nearly empty last wave."""
+    made = launch(blocks=300, waves=1.14)
+    assert made.counters is not None
+    counters = msgspec.structs.replace(made.counters, multiprocessors_busy=0.9)
+    assert held_by(gathered(msgspec.structs.replace(made, counters=counters))).name != "grid"
+
+
 def test_shares_are_of_the_calls_time_not_of_the_time_with_work() -> None:
     """A short kernel: under the profiler its start is 43% of the time, in a graph 28%."""
     made = launch(pipes={"tensor": 0.6}, stalls={"wait": 1.2, "short_scoreboard": 0.5})
@@ -169,6 +193,25 @@ def test_shares_are_of_the_calls_time_not_of_the_time_with_work() -> None:
     assert any("no work for 43% of the 5.8 µs" in fact.text for fact in found.evidence)
     (busy,) = (fact.numbers["tensor cores"] for fact in found.evidence if "busy part" in fact.text)
     assert busy == pytest.approx(0.6 * 0.566 * 5.76 / 4.5)
+
+
+def test_a_unit_that_was_counted_idle_is_not_busy_by_the_model() -> None:
+    """All exponentials are polynomials on the FMA pipe."""
+    made = launch(pipes={"tensor": 0.3, "fma": 0.4, "mufu": 0.0})
+    slow = msgspec.structs.replace(CEILINGS, exp2_per_s=3e11)
+    assert held_by(gathered(made), ceilings=slow).name == "latency: long_scoreboard"
+    uncounted = launch(pipes={"tensor": 0.3, "fma": 0.4})
+    assert held_by(gathered(uncounted), ceilings=slow).name == "MUFU"
+
+
+def test_a_unit_by_the_model_is_not_told_with_the_counters_of_others() -> None:
+    slow = msgspec.structs.replace(CEILINGS, exp2_per_s=3e11)
+    found = held_by(gathered(launch(pipes={"tensor": 0.3, "fma": 0.4})), ceilings=slow)
+    assert held_text(found) == (
+        "It is limited by MUFU: the problem's own work alone needs it for 70% of the time."
+    )
+    assert found.evidence[0].numbers["MUFU"] == pytest.approx(0.7)
+    assert [fact.kind for fact in found.evidence] == ["model", "measured"]
 
 
 def test_without_counters_the_model_names_memory() -> None:
