@@ -95,7 +95,7 @@ def explain_data(
     if model is not None:
         predictor = Predictor(table, view.launch_figures if view is not None else None)
     ablation = ablation_of(data, subject)
-    roofline = _roofline(data, subject, gathered, view)
+    roofline = _roofline(data, subject, gathered, kept, view)
     case = Case(roofline, gathered, _attributes(data))
     limiter = limiter_of(case)
     neighbours = None
@@ -162,7 +162,11 @@ def _attributes(data: RunData) -> Mapping[str, Value]:
 
 
 def _roofline(
-    data: RunData, subject: Subject, gathered: GatheredEvidence | None, view: SpaceView | None
+    data: RunData,
+    subject: Subject,
+    gathered: GatheredEvidence | None,
+    kept: Sequence[GatheredEvidence],
+    view: SpaceView | None,
 ) -> Roofline | None:
     if not subject.time_us or not subject.case:
         return None
@@ -182,7 +186,11 @@ def _roofline(
         work,
         dtype=str(problem.get("dtype", "")),
         evidence=evidence,
-        ceilings=ceilings_of(evidence, _profile(data), data.copy_gbps),
+        ceilings=ceilings_of(
+            [one.evidence for one in (gathered, *kept) if one is not None],
+            _profile(data),
+            data.copy_gbps,
+        ),
         attributes=_attributes(data),
         launches=launches,
     )

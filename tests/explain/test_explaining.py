@@ -29,7 +29,16 @@ from evotune.explain.explanation_html import html_page_of
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
 
-from .planted import CASE, all_configurations, gathered, launch, number_of, outcome, planted_run
+from .planted import (
+    CASE,
+    WORK,
+    all_configurations,
+    gathered,
+    launch,
+    number_of,
+    outcome,
+    planted_run,
+)
 
 QUIET = ExplainRequest(measure=False)
 
@@ -309,6 +318,26 @@ def test_a_run_without_its_device_says_what_is_missing(tmp_path: Path) -> None:
     refused = explained(tmp_path / "refused", gathered(launch(counted=False)))
     assert refused.counters == {"unavailable": "ERR_NVGPUCTRPERM: not permitted"}
     assert "counters: ERR_NVGPUCTRPERM: not permitted" in refused.missing
+
+
+def test_ceilings_that_were_measured_for_one_trial_hold_for_all_of_the_run(tmp_path: Path) -> None:
+    found = explained(tmp_path, gathered(launch(), PAD=False))
+    assert found.machine_code is None  # that was of the other one
+    data = read_run(planted_run(tmp_path / "more", gathered(launch(), PAD=False)))
+    view = SimpleNamespace(
+        space=SimpleNamespace(
+            parameters=(),
+            active=lambda configuration: (),
+            is_valid=lambda configuration: False,
+            neighbours=lambda configuration: (),
+        ),
+        work_of=lambda configuration, label: WORK,
+        launch_figures=lambda configuration: {"launches": 1.0},
+    )
+    roofline = explain_data(data, view=view).roofline  # type: ignore[arg-type]
+    assert roofline is not None
+    assert roofline.ceilings == "measured"
+    assert {unit.kind for unit in roofline.units if unit.name != "launch"} == {"model"}
 
 
 def test_a_recorded_run_is_explained_by_its_trials_alone(tmp_path: Path) -> None:
