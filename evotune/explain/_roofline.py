@@ -42,13 +42,12 @@ _PIPES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def ceilings_of(
-    known: Sequence[Evidence], profile: DeviceProfile, copy_gbps: float | None
+    gathered: Sequence[Evidence], profile: DeviceProfile, copy_gbps: float | None
 ) -> Ceilings:
-    """The first measured ceilings of `known` evidence, whose kernels ran on one device; else the
-    first ones. Missing figures come from the device's profile, and from the copy that the run timed
-    at its start."""
-    found = next((one.ceilings for one in known), Ceilings(kind="model"))
-    found = next((one.ceilings for one in known if one.ceilings.kind == "measured"), found)
+    """The first measured ceilings of the evidence, all of one device; else the first ones. Missing
+    figures come from the device's profile, and from the copy that the run timed at its start."""
+    found = next((one.ceilings for one in gathered), Ceilings(kind="model"))
+    found = next((one.ceilings for one in gathered if one.ceilings.kind == "measured"), found)
     changes: dict[str, float] = {}
     if found.tensor_flops is None and found.fma_flops is None and profile.peak_gflops > 0:
         name = registry.named(profile.backend).peak_is
