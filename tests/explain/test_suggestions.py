@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from report.runs import make_run
 
+from evotune.explain._limiter import Case
 from evotune.explain._sides import read_run
-from evotune.explain._suggestions import _configuration
+from evotune.explain._suggestions import (
+    _configuration,
+    _is_worth_a_line,
+    _measured_already,
+    _moved,
+)
+from evotune.explain._techniques import techniques_of
 from evotune.explain.assembling import SpaceView, explain_data
-from evotune.explain.explanation import Explanation
+from evotune.explain.explanation import Effect, Explanation, Limiter, Suggestion, Unit
 from evotune.explain.predicting import LaunchFigures
 from evotune.search.trial_model import Difference
 from evotune.space.binding import bind
 from evotune.space.bound import BoundSpace
 from evotune.space.document import parse_space
-from evotune.trial import Configuration, Value
+from evotune.trial import Configuration, Outcome, OutcomeKind, Value
 
 from .planted import CASE, DEVICE, WORK, all_configurations, gathered, launch, outcome
 
@@ -47,8 +56,18 @@ def figures(configuration: Configuration) -> LaunchFigures:
     return {"launches": 1.0, "bytes_in_flight": 100 * stages, "blocks": 128.0, "idle": 0.0}
 
 
+def nothing(configuration: Configuration) -> LaunchFigures:
+    """As of a configuration that cannot run, and nearly so of each on a CPU."""
+    return {}
+
+
 def explained(
-    tmp_path: Path, tried: list[dict[str, Value]], constraint: str, *, cause: str = "latency"
+    tmp_path: Path,
+    tried: list[dict[str, Value]],
+    constraint: str,
+    *,
+    cause: str = "latency",
+    known: Callable[[Configuration], LaunchFigures] = figures,
 ) -> Explanation:
     best = max((c for c in tried if outcome(c).ok), key=lambda c: outcome(c).fitness or 0)
     stalls = {"long_scoreboard": 4.0} if cause == "latency" else None
@@ -59,7 +78,7 @@ def explained(
         configurations=dict(enumerate(tried)),
         meta={"device": DEVICE, "evidence": [item.to_json()], "problem": {"name": "attention"}},
     )
-    view = SpaceView(space(constraint), lambda configuration, label: WORK, figures)
+    view = SpaceView(space(constraint), lambda configuration, label: WORK, known)
     return explain_data(read_run(run), view=view)
 
 
@@ -96,12 +115,140 @@ def test_a_value_with_which_every_trial_failed_is_not_suggested(tmp_path: Path) 
 
 def test_a_constraint_that_keeps_a_better_value_out_is_named(tmp_path: Path) -> None:
     tried = [
-        c for c in all_configurations() if c["STAGES"] != 5 and not (c["PAD"] and c["STAGES"] == 4)
+        c
+        for c in all_configurations()
+        if c["STAGES"] != 5 and not (c["BLOCK"] == 64 and c["STAGES"] == 4)
     ]
-    found = explained(tmp_path, tried, "not PAD or STAGES < 4")
+    found = explained(tmp_path, tried, "BLOCK != 64 or STAGES < 4")
     item = next(s for s in found.next if s.kind == "constraint")
     assert item.text == "STAGES=4"
-    assert "only the constraint `not PAD or STAGES < 4 (a guess)` forbids it" in item.rule
+    assert "only the constraint `BLOCK != 64 or STAGES < 4 (a guess)` forbids it" in item.rule
     hopeless = [value.text for value in found.over_space.hopeless]
     assert not any(text.startswith("STAGES=4") for text in hopeless)
     assert CASE in str(found)
+
+
+def test_a_constraint_is_not_suggested_on_the_strength_of_noise() -> None:
+    assert _is_worth_a_line(Difference(0.05, 0.05))
+    assert not _is_worth_a_line(Difference(0.05, 0.2))
+    assert not _is_worth_a_line(Difference(0.001, 0.0001))
+
+
+def test_where_no_figure_of_launches_is_known_the_model_decides_alone(tmp_path: Path) -> None:
+    """A CPU's kernels have no launches whose figures could move against latency."""
+    best: dict[str, Value] = {"PAD": True, "STAGES": 4, "BLOCK": 64}
+    tried = [c for c in all_configurations() if c != best and c["STAGES"] != 5]
+    found = explained(tmp_path, tried, "STAGES < 5", known=nothing)
+    item = next(s for s in found.next if s.kind == "configuration")
+    assert item.configuration == best
+    assert item.rule.startswith("the run has not tried it")
+
+
+def test_a_configuration_without_figures_moves_none() -> None:
+    def known(configuration: Configuration) -> LaunchFigures:
+        return {"idle": 0.4, "blocks": 66.0} if configuration["PAD"] else {}
+
+    sources = SimpleNamespace(
+        limiter=SimpleNamespace(name="grid"),
+        launch_figures=known,
+        champion=SimpleNamespace(configuration=Configuration({"PAD": True})),
+    )
+    assert _moved(sources, Configuration({"PAD": False})) == ""  # type: ignore[arg-type]
+
+
+def techniques(name: str, attributes: dict[str, Value]) -> list[str]:
+    """The techniques against a limiter on a device with these attributes."""
+    units = {
+        "launch": Unit(
+            name="launch", unit="launches/s", rate=1e6, work=1.0, share=0.5, kind="measured"
+        ),
+        "tensor cores": Unit(
+            name="tensor cores", unit="FLOP/s", rate=1e15, work=1e9, share=0.8, kind="measured"
+        ),
+        "L2": Unit(name="L2", unit="bytes/s", rate=1e12, work=1e6, share=0.8, kind="measured"),
+    }
+    roofline = SimpleNamespace(units=(units[name],))
+    limiter = Limiter(name=name, share=units[name].share, rule="", evidence=())
+    case = Case(roofline, None, attributes)  # type: ignore[arg-type]
+    return [item.text for item in techniques_of(limiter, case)]
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "words"),
+    [
+        ("launch", {"multiprocessors": 132, "arch": 90}, "programmatic dependent launch"),
+        ("launch", {"multiprocessors": 108, "arch": 80}, ""),
+        ("launch", {"threads": 2}, "fewer threads"),
+        ("tensor cores", {"multiprocessors": 58, "arch": 89}, "FP8"),
+        ("tensor cores", {"multiprocessors": 108, "arch": 80}, ""),
+        ("L2", {"multiprocessors": 132, "arch": 90}, "clusters"),
+        ("L2", {"multiprocessors": 58, "arch": 89}, "two blocks (larger tiles)"),
+        ("L2", {"threads": 2}, "a core's own cache"),
+    ],
+)
+def test_a_technique_is_one_that_the_device_has(
+    name: str, attributes: dict[str, Value], words: str
+) -> None:
+    found = techniques(name, attributes)
+    assert [words in text for text in found] == ([True] if words else [])
+
+
+def ladder(tmp_path: Path, values: list[int], domain: list[int] | str | None) -> list[Suggestion]:
+    """Suggestions of values beyond the space, after a run in which more was always faster."""
+    outcomes = [
+        Outcome(OutcomeKind.OK, 0.2 * n, 0.2 * n - 0.01, 0.2 * n + 0.01) for n in range(len(values))
+    ]
+    tried = {n: {"STAGES": value} for n, value in enumerate(values)}
+    run = make_run(tmp_path / "runs", outcomes, configurations=tried)
+    view = None
+    if domain is not None:
+        lines = SPACE.replace("  PAD: [false, true]\n", "").replace("  BLOCK: [32, 64, 128]\n", "")
+        lines = lines.replace("[1, 2, 4, 5]", str(domain)).replace("CONSTRAINT", "STAGES > 0")
+        document = parse_space(lines, Path("planted.yaml"))
+        symbols: dict[str, Value] = {"batch": 1, "heads": 1, "seq_len": 64, "head_dim": 8}
+        bound = bind(document, [symbols], {})
+        view = SpaceView(bound, lambda configuration, label: None, nothing)
+    return [s for s in explain_data(read_run(run), view=view).next if s.kind == "space"]
+
+
+def test_a_value_beyond_the_space_is_suggested_where_its_end_was_tried(tmp_path: Path) -> None:
+    (item,) = ladder(tmp_path, [1, 2, 4, 8], [1, 2, 4, 8])
+    assert item.text == "STAGES=16"
+    assert item.rule.startswith("8 is the greatest value of the space, and the step to it from 4")
+
+
+def test_the_end_of_what_was_tried_is_not_the_end_of_a_large_space(tmp_path: Path) -> None:
+    assert not ladder(tmp_path, [10, 20, 30, 40], "{range: [1, 1000]}")
+
+
+def test_without_the_space_only_the_tried_values_are_known(tmp_path: Path) -> None:
+    (item,) = ladder(tmp_path, [1, 2, 4, 8], None)
+    assert item.text == "STAGES=16"
+    assert item.rule.startswith("8 is the greatest value that was tried, and the step to it from 4")
+
+
+def test_a_large_value_is_written_out(tmp_path: Path) -> None:
+    (item,) = ladder(tmp_path, [1 << 17, 1 << 18, 1 << 19], None)
+    assert item.text == "STAGES=1048576"
+
+
+def test_a_change_that_was_measured_to_win_is_suggested_first() -> None:
+    def effect(value: int, worth: float, **changes: object) -> Effect:
+        made = Effect(
+            parameter="BLOCK", source=value, to=64, worth=worth, low=worth * 0.98,
+            high=worth * 1.01, basis="paired",
+        )  # fmt: skip
+        return msgspec.structs.replace(made, **changes)
+
+    effects = [
+        effect(32, 0.9, also={"STAGES": 2}),
+        effect(128, 0.995),  # its interval holds 1
+        effect(256, 0.9, same_code=True),
+        effect(512, 0.9, basis="model"),
+    ]
+    champion = SimpleNamespace(configuration=Configuration({"BLOCK": 64, "STAGES": 4}))
+    sources = SimpleNamespace(effects=effects, champion=champion)
+    (item,) = _measured_already(sources)  # type: ignore[arg-type]
+    assert item.text == "BLOCK=32 STAGES=2"
+    assert item.configuration == {"BLOCK": 32, "STAGES": 2}
+    assert (item.estimate, item.low, item.high) == pytest.approx((1.111, 1.100, 1.134), abs=0.001)
