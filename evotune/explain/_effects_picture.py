@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from evotune.explain._bars import legend
+from evotune.explain._sentences import other_text
 from evotune.report import wording
 from evotune.report.html.pictures import NARROW, WIDE, Drawing, Picture, fitting, widest
 
@@ -46,8 +47,7 @@ def effects_picture(effects: Sequence[Effect]) -> Picture | None:
 
 
 def choice_text(effect: Effect) -> str:
-    value, other = wording.value_text(effect.to), wording.value_text(effect.source)
-    return f"{effect.parameter}={value} over {other}"
+    return f"{effect.parameter}={wording.value_text(effect.to)} over {other_text(effect)}"
 
 
 def worth_text(effect: Effect) -> str:

@@ -31,7 +31,7 @@ _IMPORTANT: Final = 6
 _LEAST_SHARE: Final = 0.02
 _HOPELESS: Final = 8
 _MISSING: Final = 8
-NO_DIFFERENCE: Final = "of the figures that are known for both, none differs"
+NO_DIFFERENCE: Final = "no difference in the machine is known"
 
 
 def text_of(found: Explanation) -> str:
@@ -169,9 +169,12 @@ def _against(found: Against | None) -> Iterator[str]:
 
 
 def against_line(found: Against) -> str:
-    """The other side, and how many times as fast this one is."""
-    worth = f": {found.worth:.2f}x its speed" if found.worth is not None else ""
-    return f"Against {found.name}{worth}"
+    """The other side, and how many times as fast this one is, with the 95% interval."""
+    if found.worth is None:
+        return f"Against {found.name}"
+    known = found.low is not None and found.high is not None
+    interval = f" [{found.low:.2f}, {found.high:.2f}]" if known else ""
+    return f"Against {found.name}: {found.worth:.2f}x its speed{interval}"
 
 
 def changed_line(found: Against) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from evotune.explain._cliffs import Step, interval_of
-from evotune.explain._measured_pairs import PAIR
+from evotune.explain._measured_pairs import is_pair
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Effect
 from evotune.explain.predicting import Predictor
@@ -42,7 +42,7 @@ def _size(effect: Effect) -> tuple[bool, float]:
 
 def _paired(ablation: Mapping[str, Json] | None) -> Iterator[Effect]:
     for row in (ablation or {}).get("rows", ()):
-        if not row["parameter"] or (row["why"] == PAIR and row["also"]):
+        if not row["parameter"] or is_pair(row):
             continue
         known = row["ratio"] is not None
         yield Effect(

@@ -31,13 +31,18 @@ _LEAST_STALL: Final = 0.15  # cycles
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The known facts about one candidate in the machine; `resources` are compilers' figures."""
+    """The known facts about one candidate in the machine.
+
+    - `resources`: compilers' figures.
+    - `interval`: 95%, of its time / the explained one's.
+    """
 
     name: str
     configuration: Mapping[str, Value] | None = None
     time_us: float | None = None
     gathered: GatheredEvidence | None = None
     resources: Mapping[str, Json] = field(default_factory=dict)
+    interval: tuple[float, float] | None = None
 
 
 def against_of(mine: Machine, other: Machine) -> Against:
@@ -53,7 +58,16 @@ def against_of(mine: Machine, other: Machine) -> Against:
                 changed[name] = (None, other.configuration[name])
     worth = other.time_us / mine.time_us if mine.time_us and other.time_us else None
     headline = "; ".join(line.text for line in lines[:_HEADLINES])
-    return Against(name=other.name, worth=worth, changed=changed, headline=headline, lines=lines)
+    low, high = other.interval if other.interval is not None and worth else (None, None)
+    return Against(
+        name=other.name,
+        worth=worth,
+        low=low,
+        high=high,
+        changed=changed,
+        headline=headline,
+        lines=lines,
+    )
 
 
 _LEAST_RANK: Final = 0.04
@@ -72,9 +86,12 @@ def telling_line(mine: Machine, other: Machine, *, other_is_slower: bool) -> str
 
 
 def _can_be_why(line: Line, *, other_is_slower: bool) -> bool:
-    """Whether the slower one has the worse figure."""
+    """Whether the slower one has the worse figure. Counts of instructions in a loop are no reason,
+    except spills: an unrolled loop has more of them, and fewer rounds."""
     if line.figure in _NO_CAUSE or line.first is None or line.second is None:
         return False
+    if line.kind == "static" and line.figure.endswith(" instructions"):
+        return line.figure.startswith("local ") and (line.second > line.first) == other_is_slower
     other_has_more = line.second > line.first
     return (other_has_more == other_is_slower) != (line.figure in _FEWER_IS_WORSE)
 
@@ -171,7 +188,8 @@ def _static(mine: Machine, other: Machine) -> Iterator[tuple[float, Line]]:
         if a == b or not max(totals):
             continue
         words = {"local": "spilling", "mufu": "MUFU", "fma": "FMA", "alu": "ALU"}
-        words["async_copy"] = "asynchronous copy"
+        words |= {"async_copy": "asynchronous copy", "other": "unclassified"}
+        words |= {"vector": "vector arithmetic", "scalar": "scalar arithmetic"}
         text = f"{a} {words.get(name, name.replace('_', ' '))} instructions{where} (there {b})"
         rank = abs(a - b) / max(totals) * (1.0 if name == "local" else 0.3)
         yield rank, _line(f"{name} instructions", a, b, text, "static")

@@ -19,6 +19,11 @@ PAIR: Final = "pair"
 """Why a row of an ablation changes two parameters."""
 
 
+def is_pair(row: Mapping[str, Json]) -> bool:
+    """Whether a row of an ablation changed both choices of a pair."""
+    return bool(row["why"] == PAIR and row["also"])
+
+
 def pair_changes(
     space: BoundSpace, champion: Configuration, pairs: Sequence[Pair]
 ) -> Iterator[Change]:

@@ -13,7 +13,7 @@ from evotune.engine.ablation import ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.engine.folder import RunFolder
 from evotune.errors import EvotuneError
-from evotune.explain._measured_pairs import pair_changes
+from evotune.explain._measured_pairs import is_pair, pair_changes
 from evotune.explain._sides import Side, read_run
 from evotune.explain._subjects import (
     Subject,
@@ -111,7 +111,11 @@ class Gathering:
                 said_s = time.monotonic()
                 self.note(f"{done} of {changes} changes measured")
         ablation = ablation_of(read_run(self.run), subject) or {}
-        found = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
+        found = [
+            row
+            for row in ablation.get("rows", ())
+            if row["parameter"] and row["ratio"] and not is_pair(row)
+        ]
         for row in sorted(found, key=lambda row: float(row["ratio"]))[:_EXPLAINED_EFFECTS]:
             changed = {**subject.configuration, row["parameter"]: row["after"], **row["also"]}
             name = f"{row['parameter']}={wording.value_text(row['after'])}"

@@ -54,9 +54,15 @@ def sure_gains(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def gain_text(effect: Effect) -> str:
-    """`PAD=true, 2.00x over false`."""
-    own, other = wording.value_text(effect.to), wording.value_text(effect.source)
+    """`PAD=true, 2.00x over false`, and the other values that had to change with it."""
+    own, other = wording.value_text(effect.to), other_text(effect)
     return f"{effect.parameter}={own}, {effect.worth:.2f}x over {other}"
+
+
+def other_text(effect: Effect) -> str:
+    """`32`, or `32 with STAGES=2` where that had to change too."""
+    also = f" with {wording.configuration_text(effect.also)}" if effect.also else ""
+    return wording.value_text(effect.source) + also
 
 
 def winner_sentences(found: Explanation) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,9 +29,10 @@ MOST_TRIALS: Final = 20_000
 """Of a longer run, a sample of so many trials is looked at."""
 
 
-def read_run(run: RunFolder) -> RunData:
-    """The run's facts and trials. StoreError when they are damaged."""
-    with RunData.thinned(run, MOST_TRIALS) as data:
+def read_run(run: RunFolder, wanted: Collection[int] = ()) -> RunData:
+    """The run's facts and trials, those with the `wanted` numbers among them. StoreError when they
+    are damaged."""
+    with RunData.thinned(run, MOST_TRIALS, wanted) as data:
         return dataclasses.replace(data, store=None)
 
 
@@ -47,6 +49,12 @@ class Side:
     own_run: bool = True
 
 
+def number_in(text: str) -> int | None:
+    """The trial's number in the text of a side: `7`, or `RUN:7`."""
+    number = text.rpartition(":")[2]
+    return int(number) if number.isdecimal() and number.isascii() else None
+
+
 def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side | None:
     """UsageError for a text that names nothing."""
     if not text:
@@ -61,18 +69,19 @@ def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side 
         tried = trial_like(data, data.default)
         number = tried.number if tried is not None else None
         return Side("the default", run, number, Configuration(data.default))
-    name, colon, number_text = text.rpartition(":")
+    number = number_in(text)
+    name, colon, _ = (text, "", "") if number is None else text.rpartition(":")
     other = run
-    if not (number_text.isdecimal() and number_text.isascii()):
-        name, number_text = text, ""
     if name or colon:
         other = find_run(name, run.path.parent)
-    found = data if other is run else read_run(other)
-    number = int(number_text) if number_text else None
+        other = run if other.path.samefile(run.path) else other
+    found = data if other is run else read_run(other, () if number is None else (number,))
     chosen = chosen_subject(found, number)
     label = f"trial {chosen.trial.number}"
     if other is not run:
         label += f" of {other.id}"
+        if found.device.get("name") != data.device.get("name"):
+            label += f" on {found.device.get('name', 'another device')}"
     return Side(label, other, chosen.trial.number, chosen.configuration, own_run=other is run)
 
 
@@ -80,12 +89,17 @@ def machine_on(side: Side, subject: Subject, data: RunData) -> Machine:
     kept = kept_in(data)
     if side.baseline:
         gathered = evidence_of_baseline(kept, side.baseline, subject.case)
-        return Machine(side.name, None, _baseline_us(subject), gathered)
+        interval = subject.interval if subject.speedup is not None else None
+        return Machine(side.name, None, _baseline_us(subject), gathered, interval=interval)
     if side.number is not None:
         found = subject_of(data, side.number, subject.case)
         assert found is not None
         machine = machine_of(side.name, found, kept)
-        return dataclasses.replace(machine, time_us=_other_us(side, subject, found))
+        return dataclasses.replace(
+            machine,
+            time_us=_other_us(side, subject, found),
+            interval=_interval(side, subject, found),
+        )
     assert side.configuration is not None
     gathered = evidence_for(kept, side.configuration, subject.case)
     return Machine(side.name, side.configuration, None, gathered)
@@ -96,10 +110,23 @@ def _other_us(side: Side, subject: Subject, other: Subject) -> float | None:
     the two times. None for another case, whose time says nothing here."""
     if other.case != subject.case:
         return None
-    same = side.own_run and other.baseline == subject.baseline
-    if not same or not other.speedup or subject.speedup is None or subject.time_us is None:
+    if not _over_one_baseline(side, subject, other):
         return other.time_us
+    assert subject.time_us and subject.speedup
+    assert other.speedup
     return subject.time_us * subject.speedup / other.speedup
+
+
+def _over_one_baseline(side: Side, subject: Subject, other: Subject) -> bool:
+    same = side.own_run and other.baseline == subject.baseline and other.case == subject.case
+    return same and bool(other.speedup and subject.speedup and subject.time_us)
+
+
+def _interval(side: Side, subject: Subject, other: Subject) -> tuple[float, float] | None:
+    """All quotients that the two speedups' intervals allow."""
+    if not _over_one_baseline(side, subject, other) or other.interval[0] <= 0:
+        return None
+    return subject.interval[0] / other.interval[1], subject.interval[1] / other.interval[0]
 
 
 def _baseline_us(subject: Subject) -> float | None:

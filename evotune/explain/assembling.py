@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +16,7 @@ from evotune.explain._gene_effects import ablation_steps, effects_of
 from evotune.explain._hopeless_values import hopeless_values
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
-from evotune.explain._measured_pairs import with_measurements
+from evotune.explain._measured_pairs import is_pair, with_measurements
 from evotune.explain._roofline import (
     ceilings_of,
     largest_launch,
@@ -303,6 +304,7 @@ def _with_reasons(
     figures = {
         (row["parameter"], repr(row["after"])): row.get("resources") or {}
         for row in (ablation or {}).get("rows", ())
+        if not is_pair(row)
     }
     found, looked_up = [], 0
     for effect in effects:
@@ -331,7 +333,7 @@ def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> 
         low, high = subject.interval
         if low <= 1 <= high:
             what += f" (not surely: the 95% interval is {low:.2f} to {high:.2f})"
-    parts = [f"{what}."]
+    parts = [f"{what}.", *_over_cases(subject)]
     if TOO_NOISY in subject.outcome.flags:
         parts.append(
             "It is flagged too_noisy: its processes differ by more than a tenth, so this figure "
@@ -343,6 +345,15 @@ def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> 
         because = f" ({gains[0].because})" if gains[0].because else ""
         parts.append(f"Its most valuable choice is {gain_text(gains[0])}{because}.")
     return " ".join(parts)
+
+
+def _over_cases(subject: Subject) -> Iterator[str]:
+    """Which of several cases is explained, and the speedup over all of them."""
+    cases = [measured for measured in subject.outcome.measurements if measured.counts]
+    if len(cases) > 1 and subject.outcome.fitness is not None:
+        speedup = math.exp(subject.outcome.fitness)
+        yield f"Over its {len(cases)} cases it is {speedup:.2f}x as fast in the geometric mean."
+        yield f"What limits it is said of {subject.case}, the worth of its choices of all cases."
 
 
 def _missing(
@@ -365,4 +376,14 @@ def _missing(
         )
     if other is not None and other.gathered is None:
         found.append(f"counters and machine code of {other.name}: not measured yet")
+    elif other is not None and other.gathered is not None:
+        mine = gathered.evidence.unavailable if gathered is not None else {}
+        for part, reason in other.gathered.evidence.unavailable.items():
+            if mine.get(part) != reason:
+                found.append(f"{part} of {other.name}: {reason}")
+    if data.sample is not None:
+        found.append(
+            f"the figures over the space rest on {len(data.trials):,} of {data.totals.trials:,} "
+            f"trials: the best, and one in {data.sample.every} of the others"
+        )
     return found

@@ -15,7 +15,7 @@ from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
 from evotune.explain._measuring import Gathering
-from evotune.explain._sides import Side, machine_on, read_run, side_of
+from evotune.explain._sides import Side, machine_on, number_in, read_run, side_of
 from evotune.explain._subjects import Subject, ablation_of, chosen_subject
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.assembling import SpaceView, explain_data
@@ -54,7 +54,9 @@ def explain_run(
     """
     if request.tries and request.measure is False:
         raise UsageError("--no-measure and --try exclude each other")
-    data = read_run(run)
+    named = (request.trial, number_in(request.against))
+    wanted = [number for number in named if number is not None]
+    data = read_run(run, wanted)
     subject = chosen_subject(data, request.trial)
     side = side_of(run, data, subject, request.against)
     access, missing = _access(run, data)
@@ -63,8 +65,8 @@ def explain_run(
     if request.measure is not False and access is not None:
         before = explain_data(data, subject.trial.number, view=_view(access)).over_space.pairs
         _gather(Gathering(run, subject, access, note, missing, before), side, request)
-        data = read_run(run)
-    other = machine_on(side, subject, read_run(side.run)) if side is not None else None
+        data = read_run(run, wanted)
+    other = machine_on(side, subject, read_run(side.run, wanted)) if side is not None else None
     if other is not None and other.time_us is None:
         missing.append(f"the speed of {other.name}: it was not timed on this trial's case")
     if other is not None and other.gathered is not None and other.gathered.case != subject.case:

@@ -222,13 +222,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Against(msgspec.Struct, frozen=True, kw_only=True):
     """The explained candidate against another one.
 
-    - `worth`: the other's time / this one's, None if not known.
+    - `worth`: the other's time / this one's, None if not known; `low`, `high`: its 95% interval,
+      None where the two times are not of one run.
     - `changed`: parameter -> (this value, the other's).
     - `lines`: most telling first.
     """
 
     name: str
     worth: float | None
+    low: float | None = None
+    high: float | None = None
     changed: Mapping[str, tuple[Value | None, Value | None]]
     headline: str
     lines: tuple[Line, ...]
@@ -261,7 +264,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a candidate is as fast as it is.
 
     - `trial`: its number; `configuration`: its values.
-    - `time_us`, `speedup`: of the run's leaderboard; None where there is none.
+    - `time_us`, `speedup`: on the case that is explained; None where there is none.
     - `counters`: the counters of its longest launch, or `{"unavailable": reason}`.
     - `machine_code`: counts in the code of its longest launch; None where it was not read.
     - `missing`: each part that was not measured, and why.

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -95,9 +96,9 @@ class RunData:
 
     @classmethod
     @contextlib.contextmanager
-    def thinned(cls, run: RunFolder, most: int) -> Iterator[RunData]:
-        """All trials if there are at most `most`; else a `Sample` and the open store. Raises as
-        `load` does."""
+    def thinned(cls, run: RunFolder, most: int, more: Collection[int] = ()) -> Iterator[RunData]:
+        """All trials if there are at most `most`; else a `Sample`, the trials `more`, and the open
+        store. Raises as `load` does."""
         with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
             count = store.count()
             if count <= most:
@@ -108,6 +109,7 @@ class RunData:
             default = store.meta("default")
             tried = survey.trials_like(store, default) if isinstance(default, dict) else []
             chosen = {*range(0, count, every), *survey.records(store), *tried}
+            chosen.update(number for number in more if number <= sys.maxsize)
             data = cls._read(run, store, leaders, chosen)
             yield dataclasses.replace(data, store=store, sample=Sample(every, leaders))
 

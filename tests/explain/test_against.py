@@ -39,8 +39,27 @@ def test_a_side_without_a_time_on_the_case_is_named(tmp_path: Path) -> None:
     found = explain_run(run, ExplainRequest(measure=False, against=other.id))
     assert found.against is not None
     assert found.against.worth is None
-    said = f"the speed of trial 0 of {other.id}: it was not timed on this trial's case"
+    said = f"the speed of trial 0 of {other.id} on Test CPU: it was not timed on this trial's case"
     assert said in found.missing
+
+
+def test_another_run_is_named_with_its_device_and_ones_own_run_is_none(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "runs")
+    number = number_of(PAD=False)
+    other = make_run(tmp_path / "runs", [ok(1.2)], name="another")
+    found = explain_run(run, ExplainRequest(measure=False, against=f"{other.id}:0"))
+    assert found.against is not None
+    assert found.against.name == f"trial 0 of {other.id} on Test CPU"
+    own = explain_run(run, ExplainRequest(measure=False, against=f"{run.id}:{number}"))
+    assert own.against is not None
+    assert (own.against.name, own.against.low is None) == (f"trial {number}", False)
+
+
+def test_reasons_why_the_other_sides_figures_are_missing_are_told(tmp_path: Path) -> None:
+    sdpa = gathered(launch(counted=False), baseline="sdpa:cudnn")
+    run = planted_run(tmp_path / "runs", gathered(launch()), sdpa)
+    found = explain_run(run, ExplainRequest(measure=False, against="baseline"))
+    assert "counters of sdpa:cudnn: ERR_NVGPUCTRPERM: not permitted" in found.missing
 
 
 def _recorded_run(tmp_path: Path) -> RunFolder:
@@ -73,7 +92,7 @@ def test_a_side_that_cannot_be_opened_is_missing_unless_measuring_is_demanded(
         with pytest.raises(UsageError, match="cannot be opened"):
             explain_run(run, request)
         return
-    said = f"machine code and counters of trial 0 of {other.id}: it cannot be opened"
+    said = f"machine code and counters of trial 0 of {other.id} on Test CPU: it cannot be opened"
     assert said in explain_run(run, request).missing
 
 
@@ -112,7 +131,7 @@ def test_counters_of_another_case_are_missing(tmp_path: Path) -> None:
     )
     keep_evidence(other, [elsewhere])
     found = explain_run(run, ExplainRequest(measure=False, against="other"))
-    said = "counters of trial 0 of other: the known ones are of (9,9,9,9)"
+    said = "counters of trial 0 of other on Test CPU: the known ones are of (9,9,9,9)"
     assert said in found.missing
 
 
@@ -131,4 +150,6 @@ def test_html_says_what_the_text_says_of_the_other_side_and_of_tries(tmp_path: P
     assert "estimate 1.20x [1.10, 1.30]; tried: compile_error" in page
     assert "measured 1.070x [1.050, 1.090]" in page
     same = msgspec.structs.replace(found.against, lines=())
-    assert "none differs" in html_page_of(msgspec.structs.replace(found, against=same))
+    assert "no difference in the machine is known" in html_page_of(
+        msgspec.structs.replace(found, against=same)
+    )

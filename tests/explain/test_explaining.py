@@ -18,8 +18,8 @@ from evotune.api.run import Run
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
-from evotune.explain import explaining
-from evotune.explain._explanation_text import shown_effects
+from evotune.explain import _sides, explaining
+from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain.assembling import explain_data
@@ -28,6 +28,7 @@ from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
+from evotune.trial import Value
 
 from .planted import (
     CASE,
@@ -127,26 +128,35 @@ def test_stages_are_worth_nothing_while_conflicts_hold(tmp_path: Path) -> None:
     assert found.text.startswith("STAGES 1 to 4 is worth 1.")
 
 
+BEST: dict[str, Value] = {"PAD": True, "STAGES": 4, "BLOCK": 64}
+
+
+def row(
+    name: str, after: Value | None, ratio: float, also: dict[str, Value], **figures: float
+) -> dict[str, object]:
+    """A row of an ablation of `BEST`."""
+    return {
+        "parameter": name,
+        "before": BEST.get(name),
+        "after": after,
+        "also": also,
+        "why": "pair" if name else "",
+        "outcome": "ok",
+        "reason": "",
+        "ratio": ratio,
+        "ratio_low": ratio * 0.99,
+        "ratio_high": ratio * 1.01,
+        "same_code": not name,
+        "resources": figures,
+    }
+
+
+def ablation(rows: list[dict[str, object]]) -> dict[str, object]:
+    return {"trial": 0, "configuration": BEST, "date": "2030-01-01", "rows": rows}
+
+
 def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) -> None:
     """Of the three changes only one of a pair, only the other, and both are measured."""
-    configuration = {"PAD": True, "STAGES": 4, "BLOCK": 64}
-
-    def row(name: str, after: object, ratio: float, also: dict[str, object]) -> dict[str, object]:
-        return {
-            "parameter": name,
-            "before": configuration.get(name),
-            "after": after,
-            "also": also,
-            "why": "pair" if name else "",
-            "outcome": "ok",
-            "reason": "",
-            "ratio": ratio,
-            "ratio_low": ratio * 0.99,
-            "ratio_high": ratio * 1.01,
-            "same_code": not name,
-            "resources": {},
-        }
-
     pair = next(
         p
         for p in explained(tmp_path / "a").over_space.pairs
@@ -160,18 +170,79 @@ def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) ->
         row(other[0], other[1], ratios[other[0]], {}),
         row(one[0], one[1], 0.49, {other[0]: other[1]}),
     ]
-    stored = {"trial": 0, "configuration": configuration, "date": "2030-01-01", "rows": rows}
     held = gathered(
         launch(pipes={"shared": 0.9}, conflicts=0.5),
         **{other[0]: other[1]},  # type: ignore[arg-type]
     )
-    run = planted_run(tmp_path / "runs", held, gathered(launch()), ablation=stored)
+    run = planted_run(tmp_path / "runs", held, gathered(launch()), ablation=ablation(rows))
     found = explain_data(read_run(run))
     measured = next(p for p in found.over_space.pairs if p.basis == "paired")
     assert measured.together == pytest.approx(1 / ratios[one[0]])
     assert measured.alone == pytest.approx(ratios[other[0]] / 0.49)
     assert measured.because.endswith("it is limited by bank conflicts")
     assert all(not e.also for e in found.effects if e.basis == "paired")
+
+
+def test_a_pairs_figures_are_not_those_of_a_single_change(tmp_path: Path) -> None:
+    """Only both changes together spill."""
+    rows = [
+        row("", None, 1.0, {}, spill_bytes=0),
+        row("PAD", False, 0.5, {}, spill_bytes=0),
+        row("PAD", False, 0.4, {"STAGES": 2}, spill_bytes=400),
+    ]
+    run = planted_run(tmp_path / "runs", ablation=ablation(rows))
+    found = effect(explain_data(read_run(run)), "PAD", False)
+    assert (found.basis, found.because) == ("paired", "")
+
+
+def test_a_worth_is_told_with_all_that_changed(tmp_path: Path) -> None:
+    rows = [row("", None, 1.0, {}), {**row("BLOCK", 32, 0.5, {"STAGES": 2}), "why": "default"}]
+    run = planted_run(tmp_path / "runs", ablation=ablation(rows))
+    found = explain_data(read_run(run))
+    assert "BLOCK=64, 2.00x over 32 with STAGES=2" in found.headline
+    assert "BLOCK=64 over 32 with STAGES=2" in html_page_of(found)
+
+
+def test_counts_in_an_unrolled_loop_are_not_why_it_is_slower(tmp_path: Path) -> None:
+    """Twice the instructions do the work of two rounds."""
+    mine, other = launch(counted=False), launch(counted=False)
+    assert other.static is not None
+    twice = {name: 2 * count for name, count in other.static.loop_instructions.items()}
+    unrolled = msgspec.structs.replace(other.static, loop_instructions=twice)
+    there = gathered(msgspec.structs.replace(other, static=unrolled), PAD=False)
+    assert effect(explained(tmp_path, gathered(mine), there), "PAD", False).because == ""
+
+
+def test_of_several_cases_it_is_said_which_one_is_explained(tmp_path: Path) -> None:
+    first, second = (ok(speedup, cases=[case]) for speedup, case in ((1.2, "a"), (4.8, "b")))
+    both = msgspec.structs.replace(
+        first, fitness=math.log(2.4), measurements=(*first.measurements, *second.measurements)
+    )
+    found = explain_data(read_run(make_run(tmp_path / "runs", [both])))
+    assert found.headline.startswith("Trial 0 takes 833 µs on a, 1.20x the speed of sdpa:flash.")
+    assert (
+        "Over its 2 cases it is 2.40x as fast in the geometric mean. What limits it is said of a, "
+        "the worth of its choices of all cases." in found.headline
+    )
+
+
+def test_a_trial_that_the_sample_of_a_long_run_lacks_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sides, "MOST_TRIALS", 10)
+    run = planted_run(tmp_path / "runs")
+    left_out = {trial.number for trial in read_run(run).trials}
+    number, other = [
+        n for n in range(24) if n not in left_out and outcome(all_configurations()[n]).ok
+    ][:2]
+    request = ExplainRequest(trial=number, against=str(other), measure=False)
+    found = explain_run(run, request)
+    assert found.trial == number
+    assert found.against is not None
+    assert found.against.name == f"trial {other}"
+    assert any("of 24 trials" in text for text in found.missing)
+    with pytest.raises(UsageError, match="has no trial 24"):
+        explain_run(run, ExplainRequest(trial=24, measure=False))
 
 
 def test_what_decides_is_what_was_planted(tmp_path: Path) -> None:
@@ -200,6 +271,8 @@ def test_the_other_side_in_a_dozen_lines_most_telling_first(tmp_path: Path) -> N
     against = explain_run(run, request).against
     assert against is not None
     assert against.worth == pytest.approx(2.0)
+    assert (against.low, against.high) == pytest.approx((1.98, 2.02), abs=0.001)
+    assert "2.00x its speed [1.98, 2.02]" in against_line(against)
     assert against.changed == {"PAD": (True, False)}
     assert "no bank conflicts (there 31%" in against.headline
     assert "1.00 waves of blocks (there 1.30)" in [line.text for line in against.lines]
@@ -212,6 +285,7 @@ def test_the_baseline_by_its_counters(tmp_path: Path) -> None:
     found = explain_run(run, ExplainRequest(measure=False, against="baseline")).against
     assert found is not None
     assert (found.name, found.worth) == ("sdpa:cudnn", pytest.approx(1.2))
+    assert (found.low, found.high) == pytest.approx((1.194, 1.206))
     assert "1 launch (there 2)" in [line.text for line in found.lines]
 
 
