@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from evotune.explain._bars import legend
-from evotune.explain._sentences import other_text
+from evotune.explain._sentences import BASES, other_text
 from evotune.report import wording
 from evotune.report.html.pictures import NARROW, WIDE, Drawing, Picture, fitting, widest
 
@@ -20,11 +20,6 @@ _SIDE: Final = 10
 _MOST_LABEL: Final = 0.42
 _TICKS: Final = (0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
 _TICK_ROOM: Final = 34
-_BASES: Final = {
-    "paired": "measured in turn with this trial",
-    "trials": "from speedups of the run's trials",
-    "model": "predicted by the search's model",
-}
 _NOTE: Final = (
     "Time with the other value / time with the value of this trial: right of 1, this trial's value "
     "is the faster one. Lines are 95% intervals."
@@ -91,7 +86,7 @@ def _drawing(effects: Sequence[Effect], width: float) -> Drawing:
         if effect.low is not None and effect.high is not None:
             drawing.line(effect.basis, (place(effect.low), y), (place(effect.high), y))
         drawing.dot(effect.basis, (place(effect.worth or 1.0), y), 4.5)
-    used = [(basis, name) for basis, name in _BASES.items() if basis in {e.basis for e in effects}]
+    used = [(basis, name) for basis, name in BASES.items() if basis in {e.basis for e in effects}]
     legend(drawing, used, tag="dot")
     return drawing
 

@@ -168,9 +168,9 @@ def _parameters(found: Explanation) -> Picture:
         if item.model is not None:
             bars.append((item.model, "model", f"{item.model:.0%}"))
         rows.append(BarRow(item.parameter, bars))
-    names = [("measured", "among the best tenth of the trials")]
+    names = [("measured", "by how the best trials differ from all")]
     if any(item.model is not None for item in shown):
-        names.append(("model", "in the search's model"))
+        names.append(("model", "by the search's model"))
     said = ", ".join(
         f"{item.parameter} {item.best:.0%}"
         + (f" ({item.model:.0%} in the model)" if item.model is not None else "")

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from evotune.explain._sentences import BASES
 from evotune.report import wording
 from evotune.report.wording import printable
 from evotune.trial import Json
@@ -62,7 +63,7 @@ def _wrapped(text: str, indent: str = "", first: str | None = None) -> Iterator[
 
 def _limiter(limiter: Limiter) -> Iterator[str]:
     share = f", {limiter.share:.0%}" if limiter.share is not None else ""
-    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known yet"
+    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known"
     for fact in limiter.evidence:
         yield from _wrapped(f"{fact.text} ({fact.kind})", "    ", "  - ")
     yield from _wrapped(f"rule: {limiter.rule}", "    ", "  ")
@@ -108,7 +109,12 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
     failed = [e for e in effects if e.worth is None][:_FAILED]
     if not shown and not failed:
         return
-    yield "Worth of its choices: time with the other value / time with this one"
+    if shown:
+        yield "Worth of its choices: time with the other value / time with this one"
+    else:
+        yield "Single changes of it that fail"
+    bases = "; ".join(f"{b}: {BASES[b]}" for b in BASES if b in {e.basis for e in shown})
+    yield from _wrapped(bases, "  ", "  ")
     for effect in shown:
         choice = f"{effect.parameter}={wording.value_text(effect.to)}"
         other = f"over {wording.value_text(effect.source)}"
@@ -132,11 +138,11 @@ def _space(found: OverSpace) -> Iterator[str]:
     if decisive:
         named = ", ".join(
             f"{item.parameter} {item.best:.0%}"
-            + (f"/{item.model:.0%}" if item.model is not None else "")
+            + (f" / {item.model:.0%}" if item.model is not None else "")
             for item in decisive[:_IMPORTANT]
         )
-        shares = "share among the best trials / in the model"
-        lines += _wrapped(f"parameters that decide ({shares}): {named}", "    ", "  ")
+        by = "the best trials" + (" / the model" if decisive[0].model is not None else "")
+        lines += _wrapped(f"parameters that decide, by {by}: {named}", "    ", "  ")
     for title, texts in (
         ("depend on each other", [pair_line(pair) for pair in found.pairs]),
         ("cliff", [cliff.text for cliff in found.cliffs]),

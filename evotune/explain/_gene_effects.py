@@ -14,6 +14,7 @@ from evotune.explain.predicting import Predictor
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json, Trial, Value
 
+_MOST: Final = 700.0  # in ln; of more there is no float
 _UNORDERED: Final = 2  # predicted alternatives of a parameter without an order
 
 
@@ -92,7 +93,7 @@ def _from_trials(champion: Trial, table: TrialTable) -> Iterator[Effect]:
         if trial.outcome.ok and mine.fitness is not None and trial.outcome.fitness is not None:
             own, other = interval_of(mine), interval_of(trial.outcome)
             worth = math.exp(mine.fitness - trial.outcome.fitness)
-            low, high = math.exp(own[0] - other[1]), math.exp(own[1] - other[0])
+            low, high = math.exp(own[0] - other[1]), math.exp(min(own[1] - other[0], _MOST))
         yield Effect(
             parameter=name,
             source=trial.configuration[name],

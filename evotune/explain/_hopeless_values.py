@@ -65,9 +65,8 @@ def _outcomes_text(trials: Sequence[Trial]) -> str:
 
 
 def _constraints_text(table: TrialTable, space: BoundSpace, name: str, value: Value) -> str:
-    """`0 of 212 valid: constraint `…``; "" where the parameter is inactive, or where some would be
-    valid and the search did not come to them. The value is put into the run's own
-    configurations."""
+    """The constraints that the value breaks in each configuration of the run; "" where the
+    parameter is inactive, or where some would be valid and the search did not come to them."""
     bases = list(dict.fromkeys(trial.configuration for trial in table.trials))
     active = [base for base in bases[:_MOST_BASES] if name in space.active(base)]
     broken: Counter[str] = Counter()
@@ -77,4 +76,7 @@ def _constraints_text(table: TrialTable, space: BoundSpace, name: str, value: Va
             return ""
         broken.update(violated)
     worst = ", ".join(f"`{text}`" for text, _ in broken.most_common(2))
-    return f"0 of {len(active)} valid: constraint {worst}" if worst else ""
+    where = "the one tried configuration"
+    if len(active) > 1:
+        where = f"each of {len(active)} tried configurations"
+    return f"put into {where} it breaks a constraint, {worst}" if worst else ""

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from evotune.explain.explanation import Effect, Explanation, Limiter
 
 _SHOWN_EFFECTS: Final = 3
+BASES: Final = {
+    "paired": "measured in turn with this trial",
+    "trials": "from speedups of the run's trials",
+    "model": "predicted by the search's model",
+}
+"""How an effect is known -> the same in words."""
 
 
 def held_text(limiter: Limiter) -> str:

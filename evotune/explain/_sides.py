@@ -112,9 +112,7 @@ def _other_us(side: Side, subject: Subject, other: Subject) -> float | None:
         return None
     if not _over_one_baseline(side, subject, other):
         return other.time_us
-    assert subject.time_us and subject.speedup
-    assert other.speedup
-    return subject.time_us * subject.speedup / other.speedup
+    return (subject.time_us or 0.0) * (subject.speedup or 0.0) / (other.speedup or 1.0)
 
 
 def _over_one_baseline(side: Side, subject: Subject, other: Subject) -> bool:

@@ -60,6 +60,7 @@ from evotune.trial import Configuration, Json, Value
 
 _BECAUSE = 6  # effects for which the difference in the machine is looked up
 _LEAST_VALID = 8  # trials for effects over the space
+_PARTS = {"static": "machine code"}  # of evidence, in the words of the documentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +337,8 @@ def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> 
     parts = [f"{what}.", *_over_cases(subject)]
     if TOO_NOISY in subject.outcome.flags:
         parts.append(
-            "It is flagged too_noisy: its processes differ by more than a tenth, so this figure "
-            "says nothing."
+            "It is flagged too_noisy: its processes differ by more than a tenth, so its speed says "
+            "nothing."
         )
     parts.append(held_text(limiter))
     gains = sure_gains(effects)
@@ -352,8 +353,8 @@ def _over_cases(subject: Subject) -> Iterator[str]:
     cases = [measured for measured in subject.outcome.measurements if measured.counts]
     if len(cases) > 1 and subject.outcome.fitness is not None:
         speedup = math.exp(subject.outcome.fitness)
-        yield f"Over its {len(cases)} cases it is {speedup:.2f}x as fast in the geometric mean."
-        yield f"What limits it is said of {subject.case}, the worth of its choices of all cases."
+        yield f"Over its {len(cases)} cases the speedup is {speedup:.2f}x in the geometric mean."
+        yield f"The limiter is that of {subject.case}, the worth of its choices is over all cases."
 
 
 def _missing(
@@ -368,7 +369,10 @@ def _missing(
     if gathered is None:
         found.append("counters and machine code of this trial: not measured yet")
     else:
-        found += [f"{part}: {reason}" for part, reason in gathered.evidence.unavailable.items()]
+        found += [
+            f"{_PARTS.get(part, part)}: {reason}"
+            for part, reason in gathered.evidence.unavailable.items()
+        ]
     if ablation is None:
         found.append(
             "the worth of its choices, measured in turn with this trial: not measured yet; the "
@@ -380,7 +384,7 @@ def _missing(
         mine = gathered.evidence.unavailable if gathered is not None else {}
         for part, reason in other.gathered.evidence.unavailable.items():
             if mine.get(part) != reason:
-                found.append(f"{part} of {other.name}: {reason}")
+                found.append(f"{_PARTS.get(part, part)} of {other.name}: {reason}")
     if data.sample is not None:
         found.append(
             f"the figures over the space rest on {len(data.trials):,} of {data.totals.trials:,} "

@@ -123,7 +123,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter's share of the variation, over all shares 1: among the run's best tenth
+    """A parameter's share of the variation, over all shares 1: by the run's best trials
     (`best`, PED-ANOVA) and in the model (`model`, None without one)."""
 
     parameter: str

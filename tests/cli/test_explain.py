@@ -64,7 +64,9 @@ def test_what_is_missing_is_measured_and_kept(explain: Explain, run: RunFolder) 
     assert effects["FAULT", "compile_error"]["worth"] is None
     assert found["roofline"]["operations"] > 0
     hopeless = [value["text"] for value in found["over_space"]["hopeless"]]
-    assert "UNUSED=4: 0 of 1 valid: constraint `UNUSED != 4`" in hopeless
+    assert (
+        "UNUSED=4: put into the one tried configuration it breaks a constraint, `UNUSED != 4`"
+    ) in hopeless
 
     again = explain("--format", "json", "--no-measure")
     assert again.exit_code == 0, again.stderr
