@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -48,10 +48,12 @@ def ceilings_of(
     figures come from the device's profile, and from the copy that the run timed at its start."""
     found = next((one.ceilings for one in gathered), Ceilings(kind="model"))
     found = next((one.ceilings for one in gathered if one.ceilings.kind == "measured"), found)
-    changes: dict[str, float] = {}
+    changes: dict[str, Any] = {}
     if found.tensor_flops is None and found.fma_flops is None and profile.peak_gflops > 0:
         name = registry.named(profile.backend).peak_is
         changes[name] = profile.peak_gflops * 1e9
+        note = f"the peak of {profile.name} by its description, which a kernel may not reach"
+        changes["notes"] = (*found.notes, note)
     if found.dram_bytes_per_s is None:
         known = copy_gbps or _number(profile.attributes, "memory_gbps")
         if known:

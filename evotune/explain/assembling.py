@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evotune.device.evidence import Evidence
+from evotune.device.evidence import Ceilings, Evidence
 from evotune.device.gathered import GatheredEvidence, Work
 from evotune.device.profile import DeviceProfile
 from evotune.explain._cliffs import cliffs_of
@@ -17,6 +17,7 @@ from evotune.explain._hopeless_values import hopeless_values
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
 from evotune.explain._measured_pairs import is_pair, with_measurements
+from evotune.explain._missing_parts import missing_parts
 from evotune.explain._roofline import (
     ceilings_of,
     largest_launch,
@@ -60,7 +61,6 @@ from evotune.trial import Configuration, Json, Value
 
 _BECAUSE = 6  # effects for which the difference in the machine is looked up
 _LEAST_VALID = 8  # trials for effects over the space
-_PARTS = {"static": "machine code"}  # of evidence, in the words of the documentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,9 @@ def explain_data(
     if model is not None:
         predictor = Predictor(table, view.launch_figures if view is not None else None)
     ablation = ablation_of(data, subject)
-    roofline = _roofline(data, subject, gathered, kept, view)
+    known = [one.evidence for one in (gathered, *kept) if one is not None]
+    ceilings = ceilings_of(known, _profile(data), data.copy_gbps)
+    roofline = _roofline(data, subject, gathered, ceilings, view)
     case = Case(roofline, gathered, _attributes(data))
     limiter = limiter_of(case)
     neighbours = None
@@ -139,7 +141,8 @@ def explain_data(
         missing=(
             *missing,
             *(roofline.exceeded if roofline is not None else ()),
-            *_missing(data, gathered, ablation, other),
+            *(f"ceilings: {note}" for note in ceilings.notes if roofline is not None),
+            *missing_parts(data, gathered, ablation, other),
         ),
     )
 
@@ -167,7 +170,7 @@ def _roofline(
     data: RunData,
     subject: Subject,
     gathered: GatheredEvidence | None,
-    kept: Sequence[GatheredEvidence],
+    ceilings: Ceilings,
     view: SpaceView | None,
 ) -> Roofline | None:
     if not subject.time_us or not subject.case:
@@ -188,11 +191,7 @@ def _roofline(
         work,
         dtype=str(problem.get("dtype", "")),
         evidence=evidence,
-        ceilings=ceilings_of(
-            [one.evidence for one in (gathered, *kept) if one is not None],
-            _profile(data),
-            data.copy_gbps,
-        ),
+        ceilings=ceilings,
         attributes=_attributes(data),
         launches=launches,
     )
@@ -355,39 +354,3 @@ def _over_cases(subject: Subject) -> Iterator[str]:
         speedup = math.exp(subject.outcome.fitness)
         yield f"Over its {len(cases)} cases the speedup is {speedup:.2f}x in the geometric mean."
         yield f"The limiter is that of {subject.case}, the worth of its choices is over all cases."
-
-
-def _missing(
-    data: RunData,
-    gathered: GatheredEvidence | None,
-    ablation: Mapping[str, Json] | None,
-    other: Machine | None,
-) -> list[str]:
-    found = []
-    if data.recorded:
-        return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
-    if gathered is None:
-        found.append("counters and machine code of this trial: not measured yet")
-    else:
-        found += [
-            f"{_PARTS.get(part, part)}: {reason}"
-            for part, reason in gathered.evidence.unavailable.items()
-        ]
-    if ablation is None:
-        found.append(
-            "the worth of its choices, measured in turn with this trial: not measured yet; the "
-            "figures shown come from the run's trials and the search's model"
-        )
-    if other is not None and other.gathered is None:
-        found.append(f"counters and machine code of {other.name}: not measured yet")
-    elif other is not None and other.gathered is not None:
-        mine = gathered.evidence.unavailable if gathered is not None else {}
-        for part, reason in other.gathered.evidence.unavailable.items():
-            if mine.get(part) != reason:
-                found.append(f"{_PARTS.get(part, part)} of {other.name}: {reason}")
-    if data.sample is not None:
-        found.append(
-            f"the figures over the space rest on {len(data.trials):,} of {data.totals.trials:,} "
-            f"trials: the best, and one in {data.sample.every} of the others"
-        )
-    return found

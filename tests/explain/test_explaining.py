@@ -15,6 +15,7 @@ import pytest
 from report.runs import make_run, ok, recorded
 
 from evotune.api.run import Run
+from evotune.device.evidence import Ceilings
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
@@ -32,6 +33,7 @@ from evotune.trial import Value
 
 from .planted import (
     CASE,
+    CEILINGS,
     WORK,
     all_configurations,
     gathered,
@@ -417,6 +419,15 @@ def test_ceilings_that_were_measured_for_one_trial_hold_for_all_of_the_run(tmp_p
     assert roofline is not None
     assert roofline.ceilings == "measured"
     assert {unit.kind for unit in roofline.units if unit.name != "launch"} == {"model"}
+
+
+def test_doubts_about_ceilings_are_told(tmp_path: Path) -> None:
+    disturbed = msgspec.structs.replace(CEILINGS, notes=("measured while GPU is 30% busy",))
+    found = explained(tmp_path / "a", gathered(launch(), ceilings=disturbed))
+    assert "ceilings: measured while GPU is 30% busy" in found.missing
+    bare = gathered(launch(counted=False), ceilings=Ceilings(kind="model"))
+    peak = "ceilings: the peak of NVIDIA H200 by its description, which a kernel may not reach"
+    assert peak in explained(tmp_path / "b", bare).missing
 
 
 def test_a_recorded_run_is_explained_by_its_trials_alone(tmp_path: Path) -> None:

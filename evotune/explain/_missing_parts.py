@@ -1,0 +1,49 @@
+"""The parts of an explanation that are missing, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from evotune.device.gathered import GatheredEvidence
+from evotune.explain._machine_differences import Machine
+from evotune.report.data import RunData
+from evotune.trial import Json
+
+_PARTS: Final = {"static": "machine code"}  # of evidence, in the words of the documentation
+
+
+def missing_parts(
+    data: RunData,
+    gathered: GatheredEvidence | None,
+    ablation: Mapping[str, Json] | None,
+    other: Machine | None,
+) -> list[str]:
+    found = []
+    if data.recorded:
+        return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
+    if gathered is None:
+        found.append("counters and machine code of this trial: not measured yet")
+    else:
+        found += [
+            f"{_PARTS.get(part, part)}: {reason}"
+            for part, reason in gathered.evidence.unavailable.items()
+        ]
+    if ablation is None:
+        found.append(
+            "the worth of its choices, measured in turn with this trial: not measured yet; the "
+            "figures shown come from the run's trials and the search's model"
+        )
+    if other is not None and other.gathered is None:
+        found.append(f"counters and machine code of {other.name}: not measured yet")
+    elif other is not None and other.gathered is not None:
+        mine = gathered.evidence.unavailable if gathered is not None else {}
+        for part, reason in other.gathered.evidence.unavailable.items():
+            if mine.get(part) != reason:
+                found.append(f"{_PARTS.get(part, part)} of {other.name}: {reason}")
+    if data.sample is not None:
+        found.append(
+            f"the figures over the space rest on {len(data.trials):,} of {data.totals.trials:,} "
+            f"trials: the best, and one in {data.sample.every} of the others"
+        )
+    return found
