@@ -208,10 +208,14 @@ def _next(suggestions: Sequence[Suggestion]) -> Iterator[str]:
 
 def estimate_line(item: Suggestion) -> str:
     """The estimate, and what `--try` found."""
-    estimate = f"estimate {item.estimate:.2f}x"
-    if item.low is not None and item.high is not None:
-        estimate += f" [{item.low:.2f}, {item.high:.2f}]"
-    return estimate + _measured(item)
+    return f"estimate {estimate_text(item)}{_measured(item)}"
+
+
+def estimate_text(item: Suggestion) -> str:
+    """`1.02x [0.93, 1.12]`."""
+    if item.low is None or item.high is None:
+        return f"{item.estimate:.2f}x"
+    return f"{item.estimate:.2f}x [{item.low:.2f}, {item.high:.2f}]"
 
 
 def _measured(item: Suggestion) -> str:
@@ -227,3 +231,5 @@ def _missing(missing: Sequence[str]) -> Iterator[str]:
         yield "Missing"
     for text in missing[:_MISSING]:
         yield from _wrapped(text, "    ", "  - ")
+    if len(missing) > _MISSING:
+        yield f"  - and {len(missing) - _MISSING} more, which --format json lists"

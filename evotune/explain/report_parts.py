@@ -11,7 +11,7 @@ from typing import Final
 from evotune.errors import UsageError
 from evotune.explain._effects_picture import choice_text
 from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
-from evotune.explain._explanation_text import pair_line, shown_effects
+from evotune.explain._explanation_text import estimate_text, pair_line, shown_effects
 from evotune.explain._sentences import is_complete, winner_sentences
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Explanation
@@ -46,17 +46,24 @@ def _explained(data: RunData) -> Explanation | None:
 def _for_page(found: Explanation | None) -> Explained | None:
     if found is None:
         return None
-    tries = [
-        f"Try this ({item.kind}): {item.text}. Estimate {item.estimate:.2f}x."
-        for item in found.next[:_TRIES]
-    ]
     return Explained(
         section=_section(found),
         why=list(winner_sentences(found)),
         complete=is_complete(found),
-        tries=tries,
+        tries=_tries(found),
         triable=any(item.configuration is not None for item in found.next[:_TRIES]),
     )
+
+
+def _tries(found: Explanation) -> list[str]:
+    return [
+        f"Try this ({item.kind}): {item.text}. Estimate {estimate_text(item)}."
+        for item in found.next[:_TRIES]
+    ]
+
+
+def _suggested(found: Explanation) -> list[Json]:
+    return [[item.kind, item.text, estimate_text(item), item.rule] for item in found.next]
 
 
 def _section(found: Explanation) -> Mapping[str, Json]:
@@ -79,6 +86,6 @@ def _section(found: Explanation) -> Mapping[str, Json]:
             *(["cliff", cliff.text] for cliff in over.cliffs),
             *(["never valid", value.text] for value in over.hopeless),
         ],
-        "next": [[item.kind, item.text, item.estimate, item.rule] for item in found.next],
+        "next": _suggested(found),
         "missing": list(found.missing),
     }

@@ -19,7 +19,7 @@ from evotune.device.evidence import Ceilings
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
-from evotune.explain import _sides, explaining
+from evotune.explain import _sides, explaining, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
@@ -544,6 +544,21 @@ def test_reports_hold_the_explanation(tmp_path: Path) -> None:
     assert held in run.report(tmp_path / "r.md").read_text()
     nothing = make_run(tmp_path / "nothing", [])
     assert '"explanation":null' in Run(nothing).report(tmp_path / "nothing.html").read_text()
+
+
+def test_a_page_has_estimates_with_their_intervals() -> None:
+    item = Suggestion(kind="constraint", text="A=1", rule="r", estimate=1.02, low=0.93, high=1.12)
+    found = SimpleNamespace(next=(item,))
+    assert report_parts._suggested(found) == [["constraint", "A=1", "1.02x [0.93, 1.12]", "r"]]
+    assert report_parts._tries(found) == [
+        "Try this (constraint): A=1. Estimate 1.02x [0.93, 1.12]."
+    ]
+
+
+def test_what_does_not_fit_the_text_is_counted(tmp_path: Path) -> None:
+    missing = tuple(f"part {number}" for number in range(10))
+    text = str(msgspec.structs.replace(explained(tmp_path), missing=missing))
+    assert text.endswith("  - part 7\n  - and 2 more, which --format json lists\n")
 
 
 @pytest.mark.parametrize("version", range(1, newest_version() + 1))

@@ -11,8 +11,7 @@ function explainSection(run) {
     found.no_waits ? el("p", { class: "note" }, found.no_waits) : null,
     table("Differences in the machine that go with a choice", ["choice", "goes with"], found.reasons),
     table("Over the space", ["", "found"], found.texts),
-    table("What to try next", ["kind", "what", "estimate", "because"],
-      found.next.map(([kind, text, estimate, rule]) => [kind, text, estimate.toFixed(2) + "x", rule]), [false, false, true, false]),
+    table("What to try next", ["kind", "what", "estimate", "because"], found.next, [false, false, true, false]),
     found.missing.length ? el("details", {}, el("summary", {}, "Measurements that are missing"),
       el("ul", {}, found.missing.map((text) => el("li", {}, text)))) : null);
 }
