@@ -82,6 +82,8 @@ def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side 
         label += f" of {other.id}"
         if found.device.get("name") != data.device.get("name"):
             label += f" on {found.device.get('name', 'another device')}"
+    elif chosen.outcome.device_model != subject.outcome.device_model:
+        label += f" on {chosen.outcome.device_model}"
     return Side(label, other, chosen.trial.number, chosen.configuration, own_run=other is run)
 
 
@@ -117,6 +119,7 @@ def _other_us(side: Side, subject: Subject, other: Subject) -> float | None:
 
 def _over_one_baseline(side: Side, subject: Subject, other: Subject) -> bool:
     same = side.own_run and other.baseline == subject.baseline and other.case == subject.case
+    same = same and other.outcome.device_model == subject.outcome.device_model
     return same and bool(other.speedup and subject.speedup and subject.time_us)
 
 

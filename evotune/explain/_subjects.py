@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,21 @@ def chosen_subject(data: RunData, number: int | None) -> Subject:
         why = f": {found.outcome.reason}" if found.outcome.reason else ""
         raise UsageError(f"trial {number} has no time: {found.outcome.kind}{why}")
     return found
+
+
+def of_one_model(data: RunData, subject: Subject) -> RunData:
+    """Without the trials that another model of device measured than the subject's: their speedups
+    do not compare. Of a model that is not the run's first, nothing else is known."""
+    own = str(data.device.get("name", ""))
+    model = subject.outcome.device_model or own
+
+    def belongs(trial: Trial) -> bool:
+        return not trial.outcome.ok or (trial.outcome.device_model or own) == model
+
+    meta = data.meta
+    if model != own:
+        meta = {**meta, "device": {"name": model}, FACT: []}
+    return dataclasses.replace(data, meta=meta, trials=tuple(filter(belongs, data.trials)))
 
 
 def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:

@@ -38,6 +38,7 @@ from evotune.explain._subjects import (
     evidence_for,
     kept_in,
     machine_of,
+    of_one_model,
     trial_like,
 )
 from evotune.explain._suggestions import Sources, suggestions_of
@@ -89,6 +90,7 @@ def explain_data(
     """Explains trial `number`, or the leaderboard's first one. `other`: the candidate to hold it
     against. UsageError when the run has no such valid trial."""
     subject = chosen_subject(data, number)
+    data = of_one_model(data, subject)
     kept = kept_in(data)
     gathered = evidence_for(kept, subject.configuration, subject.case)
     table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())

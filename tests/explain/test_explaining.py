@@ -29,7 +29,7 @@ from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
-from evotune.trial import Value
+from evotune.trial import Outcome, Value
 
 from .planted import (
     CASE,
@@ -544,6 +544,26 @@ def test_reports_hold_the_explanation(tmp_path: Path) -> None:
     assert held in run.report(tmp_path / "r.md").read_text()
     nothing = make_run(tmp_path / "nothing", [])
     assert '"explanation":null' in Run(nothing).report(tmp_path / "nothing.html").read_text()
+
+
+def test_trials_of_another_model_of_device_are_not_compared(tmp_path: Path) -> None:
+    def on(model: str, speedup: float, stages: int) -> tuple[Outcome, dict[str, Value]]:
+        resources = {"device": {"model": model, "id": model}}
+        return msgspec.structs.replace(ok(speedup), resources=resources), {"STAGES": stages}
+
+    made = [on("Test CPU", 1.2, 1), on("L4", 5.0, 2), on("Test CPU", 1.8, 4), on("L4", 6.0, 8)]
+    configurations = {number: values for number, (_, values) in enumerate(made)}
+    outcomes = [each for each, _ in made]
+    run = make_run(tmp_path / "runs", outcomes, configurations=configurations)
+    found = explain_data(read_run(run))
+    assert (found.trial, found.device) == (2, "Test CPU")
+    assert {e.source: round(e.worth or 0, 2) for e in found.effects} == {1: 1.5}
+    assert (found.over_space.trials, found.over_space.valid) == (2, 2)
+    there = explain_run(run, ExplainRequest(trial=3, against="2", measure=False))
+    assert there.device == "L4"
+    assert {e.source for e in there.effects} == {2}
+    assert there.against is not None
+    assert (there.against.name, there.against.low) == ("trial 2 on Test CPU", None)
 
 
 def test_a_page_has_estimates_with_their_intervals() -> None:
