@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from evotune.device.gathered import GatheredEvidence
+from evotune.explain._limiter import PTX
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
 from evotune.trial import Json
@@ -29,6 +30,12 @@ def missing_parts(
             f"{_PARTS.get(part, part)}: {reason}"
             for part, reason in gathered.evidence.unavailable.items()
         ]
+        launches = gathered.evidence.launches
+        if any(one.static is not None and one.static.source == PTX for one in launches):
+            found.append(
+                "machine code: PTX was read in its place, as no disassembler was found: "
+                "pip install 'evotune[explain]'"
+            )
     if ablation is None:
         found.append(
             "the worth of its choices, measured in turn with this trial: not measured yet; the "

@@ -421,6 +421,15 @@ def test_ceilings_that_were_measured_for_one_trial_hold_for_all_of_the_run(tmp_p
     assert {unit.kind for unit in roofline.units if unit.name != "launch"} == {"model"}
 
 
+def test_that_ptx_was_read_is_told(tmp_path: Path) -> None:
+    item = launch()
+    assert item.static is not None
+    view = msgspec.structs.replace(item.static, source="ptx")
+    found = explained(tmp_path, gathered(msgspec.structs.replace(item, static=view)))
+    said = "machine code: PTX was read in its place, as no disassembler was found: pip install"
+    assert any(text.startswith(said) for text in found.missing)
+
+
 def test_doubts_about_ceilings_are_told(tmp_path: Path) -> None:
     disturbed = msgspec.structs.replace(CEILINGS, notes=("measured while GPU is 30% busy",))
     found = explained(tmp_path / "a", gathered(launch(), ceilings=disturbed))
