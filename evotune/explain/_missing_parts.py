@@ -33,7 +33,7 @@ def missing_parts(
         launches = gathered.evidence.launches
         if any(one.static is not None and one.static.source == PTX for one in launches):
             found.append(
-                "machine code: PTX was read in its place, as no disassembler was found: "
+                "machine code: PTX was read in its place, since no disassembler read it: "
                 "pip install 'evotune[explain]'"
             )
     if ablation is None:

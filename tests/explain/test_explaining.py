@@ -426,7 +426,7 @@ def test_that_ptx_was_read_is_told(tmp_path: Path) -> None:
     assert item.static is not None
     view = msgspec.structs.replace(item.static, source="ptx")
     found = explained(tmp_path, gathered(msgspec.structs.replace(item, static=view)))
-    said = "machine code: PTX was read in its place, as no disassembler was found: pip install"
+    said = "machine code: PTX was read in its place, since no disassembler read it: pip install"
     assert any(text.startswith(said) for text in found.missing)
 
 
