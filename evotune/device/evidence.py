@@ -75,9 +75,10 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     - `exp2_per_s`: exponentials a second (MUFU).
     - `issue_per_s`: warp instructions a second; on a CPU None.
     - `shared_bytes_per_s`: shared memory, all multiprocessors together.
-    - `l2_bytes_per_s`, `dram_bytes_per_s`: bytes read plus bytes written.
+    - `l2_bytes_per_s`, `dram_bytes_per_s`: bytes read plus bytes written. On a CPU all threads read
+      half of their L2, and copy through memory.
     - `launch_us`: an empty kernel in a graph; on a CPU an empty parallel region.
-    - `notes`: the limits of single figures, in words.
+    - `notes`: doubts about single figures, in words, which `evotune explain` tells.
     """
 
     kind: Literal["measured", "model"]
