@@ -33,6 +33,7 @@ class Subject:
     speedup: float | None
     interval: tuple[float, float] = (math.inf, math.inf)
     """The 95% interval of `speedup`."""
+    confirmed: bool = False
 
     @property
     def configuration(self) -> Configuration:
@@ -76,30 +77,34 @@ def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
     trial = next((trial for trial in data.trials if trial.number == number), None)
     if trial is None:
         return None
-    outcome = _deciding(data, trial)
+    outcome, confirmed = _deciding(data, trial)
     timed = [m for m in outcome.measurements if m.counts]
     measured = next((m for m in timed if m.case == case), timed[0] if timed else None)
+    time_us = _time_us(data, outcome, measured)
+    if measured is None:
+        return Subject(trial, outcome, "", time_us, "", None, None, confirmed=confirmed)
     return Subject(
         trial,
         outcome,
-        measured.case if measured is not None else "",
-        _time_us(data, outcome, measured),
-        measured.baseline if measured is not None else "",
-        measured.baseline_us if measured is not None else None,
-        measured.speedup if measured is not None else None,
-        *([(measured.speedup_low, measured.speedup_high)] if measured is not None else []),
+        measured.case,
+        time_us,
+        measured.baseline,
+        measured.baseline_us,
+        measured.speedup,
+        (measured.speedup_low, measured.speedup_high),
+        confirmed,
     )
 
 
-def _deciding(data: RunData, trial: Trial) -> Outcome:
+def _deciding(data: RunData, trial: Trial) -> tuple[Outcome, bool]:
     """The outcome of the trial's confirmation, or of that of a trial with the same code; its own
-    where nothing was confirmed."""
+    where nothing was confirmed. And whether it was confirmed."""
     board = rank(data)
     for row in board.rows:
         if trial.number == row.number or trial.number in row.duplicates:
-            return row.outcome
+            return row.outcome, row.confirmed
     refused = (item for item in board.disqualified if item.trial.number == trial.number)
-    return next((item.outcome for item in refused), trial.outcome)
+    return next((item.outcome for item in refused), trial.outcome), False
 
 
 def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> float | None:

@@ -341,6 +341,8 @@ def _headline(subject: Subject, limiter: Limiter, effects: Sequence[Effect]) -> 
             "It is flagged too_noisy: its processes differ by more than a tenth, so its speed says "
             "nothing."
         )
+    elif not subject.confirmed and subject.speedup is not None:
+        parts.append("It was not confirmed in a fresh process.")
     parts.append(held_text(limiter))
     gains = sure_gains(effects)
     if gains:

@@ -319,6 +319,18 @@ def test_trials_too_noisy_to_say_something_are_not_shown(tmp_path: Path) -> None
     assert shown_effects([pad, noisy, narrow, measured]) == [pad, narrow, measured]
 
 
+def test_a_speed_that_no_fresh_process_confirmed_says_so(tmp_path: Path) -> None:
+    said = "It was not confirmed in a fresh process."
+    run = planted_run(tmp_path / "runs")
+    assert said in explain_data(read_run(run)).headline
+    confirmed = make_run(
+        tmp_path / "confirmed", [ok(1.2)], confirmations={0: ok(1.1)}, configurations={0: {"A": 1}}
+    )
+    assert said not in explain_data(read_run(confirmed)).headline
+    recording = make_run(tmp_path / "recorded", [recorded(1.0)], meta={"kind": "recorded"})
+    assert said not in explain_data(read_run(recording)).headline
+
+
 def test_an_interval_without_an_end_is_no_error(tmp_path: Path) -> None:
     wild = [ok(1.1 + number / 10, low=1e-300, high=1e300) for number in range(3)]
     values = {number: {"TILE": number} for number in range(3)}
