@@ -151,19 +151,21 @@ def largest_launch(evidence: Evidence | None) -> LaunchEvidence | None:
 
 
 def idle_of(evidence: Evidence | None, attributes: Mapping[str, Value]) -> float:
-    """The share of the multiprocessors' time without a block, by the blocks and waves of the
-    largest launch; 0 where they are not known. Below one wave it is the share of multiprocessors
-    without a block; above, the empty part of the last wave, which counters may show to be less."""
+    """The share of the multiprocessors' time without a block, by the blocks of the largest launch;
+    0 where they are not known. All waves but the last one have a block for each multiprocessor.
+    Counters may show that it is less, as blocks end at different times."""
     launch = largest_launch(evidence)
-    if launch is None or launch.occupancy is None or launch.occupancy.waves <= 0:
-        return 0.0
-    waves = launch.occupancy.waves
-    busy = launch.counters.multiprocessors_busy if launch.counters is not None else None
-    most = 1.0 if busy is None else 1 - busy
     multiprocessors = _number(attributes, "multiprocessors")
-    if waves <= 1 and multiprocessors:
-        return min(most, max(0.0, 1 - launch.blocks / multiprocessors))
-    return min(most, 1 - waves / math.ceil(waves)) if waves > 1 else 0.0
+    if launch is None or launch.occupancy is None or not multiprocessors:
+        return 0.0
+    together = multiprocessors * launch.occupancy.blocks_per_multiprocessor
+    if launch.blocks < 1 or together < 1:
+        return 0.0
+    waves = math.ceil(launch.blocks / together)
+    left = launch.blocks - (waves - 1) * together
+    idle = max(0.0, 1 - left / multiprocessors) / waves
+    busy = launch.counters.multiprocessors_busy if launch.counters is not None else None
+    return idle if busy is None else min(idle, 1 - busy)
 
 
 def launch_counters(evidence: Evidence | None) -> Sequence[Counters]:

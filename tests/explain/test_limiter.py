@@ -170,8 +170,17 @@ def test_a_unit_that_is_busy_on_half_of_the_multiprocessors_is_busy_half_the_tim
 
 
 def test_a_nearly_empty_last_wave_is_idle_too() -> None:
-    found = held_by(gathered(launch(blocks=300, waves=1.14)))
-    assert (found.name, round(found.share or 0, 2)) == ("grid", 0.43)
+    """36 blocks are left for 132 multiprocessors."""
+    found = held_by(gathered(launch(blocks=300, waves=300 / 264)))
+    assert (found.name, round(found.share or 0, 2)) == ("grid", 0.36)
+
+
+def test_a_last_wave_with_a_block_on_each_multiprocessor_leaves_none_idle() -> None:
+    """Of four that it could hold."""
+    made = launch(blocks=660, waves=660 / 528)
+    assert made.occupancy is not None
+    four = msgspec.structs.replace(made.occupancy, blocks_per_multiprocessor=4)
+    assert held_by(gathered(msgspec.structs.replace(made, occupancy=four))).name != "grid"
 
 
 def test_multiprocessors_that_were_counted_busy_are_not_idle_by_their_waves() -> None:
