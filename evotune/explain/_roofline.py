@@ -178,9 +178,9 @@ def launch_counters(evidence: Evidence | None) -> Sequence[Counters]:
 
 def uses_tensor_cores(evidence: Evidence | None, dtype: str) -> bool:
     """By its counters, else by its machine code, else by the dtype."""
-    counters = launch_counters(evidence)
-    if counters:
-        return any(one.pipes.get("tensor", 0.0) > _LEAST_TENSOR for one in counters)
+    counted = [one.pipes["tensor"] for one in launch_counters(evidence) if "tensor" in one.pipes]
+    if counted:
+        return max(counted) > _LEAST_TENSOR
     views = [launch.static for launch in evidence.launches if launch.static] if evidence else []
     if views:
         return any(view.instructions.get("tensor", 0) > 0 for view in views)

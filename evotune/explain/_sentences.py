@@ -41,6 +41,12 @@ def held_text(limiter: Limiter) -> str:
     return said[name] if name in said else _held_by_units(limiter, share)
 
 
+def limiter_words(name: str) -> str:
+    """A limiter's name, with the reason of waits in words."""
+    kind, _, reason = name.partition(": ")
+    return f"{kind}, waiting {STALLS.get(reason, f'for {reason}')}" if reason else name
+
+
 def _held_by_units(limiter: Limiter, share: str) -> str:
     name = limiter.name
     units = name.split(" + ")

@@ -24,7 +24,7 @@ from evotune.explain._roofline import (
     launch_counters,
     roofline_of,
 )
-from evotune.explain._sentences import gain_text, held_text, sure_gains
+from evotune.explain._sentences import gain_text, held_text, limiter_words, sure_gains
 from evotune.explain._space_effects import (
     importance_of,
     marginal_differences,
@@ -289,7 +289,7 @@ def _with_pairs(
                 Case(_counted_only(case.roofline, there), there, case.attributes)
             ).name
             own = wording.configuration_text({pair.other: pair.other_value})
-            because = f"with {own} it is limited by {name}" if name else ""
+            because = f"with {own} it is limited by {limiter_words(name)}" if name else ""
         found.append(msgspec.structs.replace(pair, because=because) if because else pair)
     return msgspec.structs.replace(over, pairs=tuple(found))
 

@@ -21,6 +21,7 @@ from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
 from evotune.explain import _sides, explaining, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
+from evotune.explain._sentences import limiter_words
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain.assembling import explain_data
@@ -182,6 +183,7 @@ def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) ->
     assert measured.together == pytest.approx(1 / ratios[one[0]])
     assert measured.alone == pytest.approx(ratios[other[0]] / 0.49)
     assert measured.because.endswith("it is limited by bank conflicts")
+    assert limiter_words("latency: wait") == "latency, waiting for an instruction's fixed latency"
     assert all(not e.also for e in found.effects if e.basis == "paired")
 
 

@@ -119,6 +119,13 @@ def test_a_ceiling_that_the_kernel_exceeds_does_not_hold_it() -> None:
     assert limiter_of(Case(found, None, {})).name == ""
 
 
+def test_tensor_cores_that_were_not_counted_are_known_by_the_machine_code() -> None:
+    """ncu has no such figure for a GPU, and the work of products is not told of FMA."""
+    found = held_by(gathered(launch(pipes={"dram": 0.8})))
+    assert found.name == "DRAM"
+    assert any("tensor cores" in fact.numbers for fact in found.evidence)
+
+
 def test_the_busiest_unit_holds() -> None:
     found = held_by(gathered(launch(pipes={"tensor": 0.82, "mufu": 0.4, "dram": 0.1})))
     assert (found.name, found.share) == ("tensor cores", 0.82)
