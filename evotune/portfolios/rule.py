@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios.points import Point, independent_features
+from evotune.portfolios.points import Point
 from evotune.trial import Region, Value
 
 NEAR = 0.1
@@ -16,6 +16,7 @@ NEAR = 0.1
 _MEASURED = ("group",)
 """Ratios that stay between the measured ones."""
 _LENGTH_RATIO = "length_ratio"
+_QUERIES, _KEYS = "seq_len_q", "seq_len_k"
 _NAMES = {"batch_heads": "batch*heads"}
 
 Ends = tuple[int | float, int | float]
@@ -86,14 +87,31 @@ def regions_of(
     """The regions of the leaves that have a kernel, inside the domain of that kernel. Those of
     the most cases come first; no two of them hold the same case. With `exact`, a region for
     each measured case."""
+    twins = _twins([point for leaf in leaves for point in leaf.points])
     found = [
         region
         for leaf in leaves
         if leaf.kernel is not None
         for domain in domains[leaf.kernel]
-        for region in (_points if exact else _around)(leaf, leaf.kernel, domain)
+        for region in (
+            _points(leaf, leaf.kernel, domain)
+            if exact
+            else _around(leaf, leaf.kernel, domain, twins)
+        )
     ]
     return sorted(found, key=lambda region: (-len(region.cases), region.words))
+
+
+def _twins(points: Sequence[Point]) -> dict[str, str]:
+    """For each feature the first one that equals it in every case of the rule; most often that is
+    the feature itself."""
+    features = tuple(points[0].features) if points else ()
+    return {
+        name: next(
+            twin for twin in features if all(p.features[twin] == p.features[name] for p in points)
+        )
+        for name in features
+    }
 
 
 def _won(leaf: Leaf, kernel: int, domain: Region) -> list[tuple[Point, float]]:
@@ -114,24 +132,27 @@ def _points(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
         yield RuleRegion(kernel, domain.fixed, ranges, shown, low, (point.label,), exact=True)
 
 
-def _around(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
+def _around(
+    leaf: Leaf, kernel: int, domain: Region, twins: Mapping[str, str]
+) -> Iterator[RuleRegion]:
     """The cases between the won ones, up to the borders of the leaf, or a tenth beyond the won
-    cases where there is no border. Ratios of sizes are as they were measured."""
+    cases where there is no border. Ratios of sizes are as they were measured. A feature that has a
+    twin gets the ends of that one."""
     won = _won(leaf, kernel, domain)
     if not won:
         return
     points = [point for point, _ in won]
     ranges: dict[str, Ends] = dict(domain.ranges)
-    features = tuple(independent_features(points)) or tuple(points[0].features)[:1]
-    shown = tuple(
-        name
-        for name in points[0].features
-        if name in features or name in leaf.above or name in leaf.upto
-    )
-    for name in shown:
+    shown = []
+    for name, twin in twins.items():
+        has_border = name in leaf.above or name in leaf.upto
+        if name == _KEYS and not has_border and _have_equal_lengths(points):
+            continue  # they follow from the queries by the ratio of the lengths
+        if name == twin:
+            shown.append(name)
         values = [point.features[name] for point in points]
-        low = leaf.above.get(name, math.ceil(min(values) * (1 - NEAR) - 1e-9) - 1) + 1
-        high = leaf.upto.get(name, math.floor(max(values) * (1 + NEAR) + 1e-9))
+        low = leaf.above.get(twin, math.ceil(min(values) * (1 - NEAR) - 1e-9) - 1) + 1
+        high = leaf.upto.get(twin, math.floor(max(values) * (1 + NEAR) + 1e-9))
         least, most = domain.ranges.get(name, (low, high))
         ranges[name] = (max(low, least), min(high, most))
     for name in (_LENGTH_RATIO, *_MEASURED):
@@ -143,7 +164,15 @@ def _around(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
                 ranges[name] = (min(values_of), max(values_of))
     low_speedup = min(low for _, low in won)
     labels = tuple(point.label for point in points)
-    yield RuleRegion(kernel, domain.fixed, ranges, shown, low_speedup, labels)
+    yield RuleRegion(kernel, domain.fixed, ranges, tuple(shown), low_speedup, labels)
+
+
+def _have_equal_lengths(points: Sequence[Point]) -> bool:
+    """Whether each case is self-attention: as many queries as keys."""
+    return all(
+        _LENGTH_RATIO in p.place.ranged and p.features[_QUERIES] == p.features[_KEYS]
+        for p in points
+    )
 
 
 def cut(region: RuleRegion, lost: Point, measured: Sequence[Point]) -> RuleRegion | None:

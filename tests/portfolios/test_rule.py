@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,21 @@ def test_other_group_ratios_and_length_ratios_are_not_served() -> None:
     assert not region.holds(point(512, keys=1024))
     assert region.holds(point(512, keys=550))
     assert not region.holds(point(512, batch=2))
+
+
+@pytest.mark.parametrize("sizes", [[(8, 64, 512)], [(4, 32, 128)], [(1, 64, 64), (8, 64, 512)]])
+def test_sizes_that_happen_to_be_the_same_number_bound_a_region_each(
+    sizes: list[tuple[int, int, int]],
+) -> None:
+    points = [
+        point(length, batch=batch, heads=heads, kv_heads=heads) for batch, heads, length in sizes
+    ]
+    (region,) = rule(scored(points, lambda p: 1.4))
+    assert all(region.holds(p) for p in points)
+    batch, heads, length = sizes[-1]
+    far = point(64 * length, batch=batch, heads=heads, kv_heads=heads)
+    assert not region.holds(far)
+    assert not region.holds(point(length, batch=16 * batch, heads=heads, kv_heads=heads))
 
 
 @st.composite
