@@ -29,6 +29,7 @@ _WHILE_TRACING = {
     "export": "torch.export traces the call",
     "autocast": "torch.compile traces a call under autocast",
     "symbolic shape": "torch.compile traces a call whose shapes it leaves open",
+    "symbolic number": "torch.compile traces a call with a number that it leaves open",
     OUTSIDE: "torch.compile traces a call whose tensors do not have four dimensions",
 }
 
@@ -258,10 +259,16 @@ class AttentionCalls:
         kind = self._untraceable(q, k, v, mask, dropout, further)
         sizes = (*q.shape, *k.shape, *v.shape)
         strides = (*q.stride(), *k.stride(), *v.stride())
-        if not kind:
-            for size in (*sizes, *strides):
-                if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
-                    kind = "symbolic shape"
+        for number in (*options, *features) if not kind else ():
+            if number is None or isinstance(number, str):
+                continue
+            if not isinstance(number, int | float):
+                kind = "tensor"
+            elif not torch.fx.experimental.symbolic_shapes.has_static_value(number):
+                kind = "symbolic number"
+        for size in (*sizes, *strides) if not kind else ():
+            if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
+                kind = "symbolic shape"
         if kind:
             self._note_traced(kind)
             return False

@@ -22,6 +22,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -649,6 +650,34 @@ def test_a_compiled_function_leaves_other_shapes_to_sdpa(opened: Open, silent: N
         assert torch.equal(compiled(*tensors), sdpa(*tensors, **GROUPED) * 2)
     assert module.info()["calls"] == 0
     assert "symbolic shape" in module.info()["misses"]
+
+
+def test_a_compiled_function_leaves_numbers_that_change_to_sdpa(opened: Open, silent: None) -> None:
+    module = opened()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(scale: float, *tensors: torch.Tensor) -> torch.Tensor:
+        return module.attention(*tensors, **GROUPED, scale=scale)
+
+    tensors = inputs()
+    served = module.attention(*tensors, **GROUPED)
+    assert torch.equal(compiled(0.25, *tensors), served)
+    for scale in (0.3, 0.4):  # PyTorch takes the number for a symbol the second time
+        assert torch.equal(compiled(scale, *tensors), sdpa(*tensors, **GROUPED, scale=scale))
+    assert "symbolic number" in module.info()["misses"]
+
+
+def test_a_scale_that_is_a_tensor_breaks_a_graph_as_before(opened: Open, silent: None) -> None:
+    module = opened()
+    scale, tensors = torch.tensor(0.25), inputs()
+    with module.active():
+        compiled = torch.compile(
+            lambda *t, scale: functional.scaled_dot_product_attention(*t, **GROUPED, scale=scale),
+            backend="eager",
+        )
+        found = compiled(*tensors, scale=scale)
+    assert torch.equal(found, sdpa(*tensors, **GROUPED, scale=0.25))
+    assert "tensor" in module.info()["misses"]
 
 
 def test_compiled_gradients_are_those_of_sdpa(opened: Open, silent: None) -> None:
