@@ -209,14 +209,36 @@ class NamedCalls:
     def _without_kernel(
         self, error: ValueError, tensors: Given, options: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        """The fallback's outputs; raises the error where there is none."""
-        fallback = self._kernels.fallback
-        if fallback is None:
+        """The fallback's outputs, as a kernel's would be: contiguous, in memory of their own, and
+        of the kernels' types where the inputs are. A graph of torch.compile relies on all three.
+        Raises the error where there is no fallback."""
+        kernels = self._kernels
+        if kernels.fallback is None:
             raise error
-        found = fallback(*tensors, **options)
-        if isinstance(found, torch.Tensor):
-            return (found.contiguous(),)
-        return tuple(found[name].contiguous() for name in self._outputs)
+        found = kernels.fallback(*tensors, **options)
+        named = {self._outputs[0]: found} if isinstance(found, torch.Tensor) else found
+        outputs = [named[name] for name in self._outputs]
+        if kernels.have_types(tensors):
+            pairs = zip(self._outputs, outputs, strict=True)
+            outputs = [output.to(kernels.type_of(name)) for name, output in pairs]
+        return _in_own_memory([output.contiguous() for output in outputs], there(tensors))
+
+
+def _in_own_memory(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The outputs; a copy of one that lies in the memory of an input or of another output."""
+    taken = {_memory_of(tensor) for tensor in inputs}
+    found = []
+    for output in outputs:
+        own = output.clone() if _memory_of(output) in taken else output
+        taken.add(_memory_of(own))
+        found.append(own)
+    return tuple(found)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _need_operator(tensors: Sequence[torch.Tensor]) -> bool:

@@ -93,6 +93,9 @@ class NamedKernels(ABC):
 
     def decided(self, tensors: Given, options: Mapping[str, Any]) -> Ready | Refused:
         """The decision on calls like this one, remembered. Values do not matter."""
+        for tensor in tensors:
+            if tensor is not None and tensor.layout is not torch.strided:
+                return Refused("layout", f"a tensor has the layout {tensor.layout}")
         key = (
             *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
             *options.items(),
@@ -162,7 +165,10 @@ class NamedKernels(ABC):
 
     def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The outputs without their values, whatever serves the call. ValueError where it has no
-        case: its outputs are known to the fallback alone."""
+        case, or other types than the kernels take: then its outputs are known to the fallback
+        alone."""
+        if self.fallback is not None and not self.have_types(tensors):
+            raise ValueError("the inputs have other types than the kernels take")
         return self.empty(tensors, self.shapes(self.symbols(tensors, options)))
 
     def shapes(self, symbols: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -173,6 +179,11 @@ class NamedKernels(ABC):
         """The type of a tensor's elements."""
         found: torch.dtype = self._types.get(name, self.dtype)
         return found
+
+    def have_types(self, tensors: Given) -> bool:
+        """Whether all inputs have the types that the kernels take."""
+        pairs = zip(self.inputs, tensors, strict=True)
+        return all(t is None or t.dtype == self.type_of(name) for name, t in pairs)
 
     def empty(self, tensors: Given, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
         """New outputs without values, on the device of the inputs.

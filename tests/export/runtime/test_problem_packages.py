@@ -326,6 +326,55 @@ def test_compiled_calls_of_no_case_go_to_the_fallback(opened: Open, shape: tuple
         torch.testing.assert_close(compiled(x), F.rms_norm(x, (32,), WEIGHT, 1e-6) + 1)
 
 
+@pytest.mark.filterwarnings("ignore")  # of misses
+@pytest.mark.parametrize(
+    "types", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.half,) * 2]
+)
+def test_a_compiler_is_told_the_type_that_the_fallback_gives(
+    opened: Open, types: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """inductor reads the output's memory as the type that it was told."""
+    module = opened()
+    module.set_fallback(lambda x, weight: norm(x, weight)["out"])
+    given = X.to(types[0]), WEIGHT.to(types[1])
+    with FakeTensorMode() as mode:
+        told = module.rms_norm(*map(mode.from_tensor, given))
+    found = module.rms_norm(*given)
+    assert (found.dtype, found.shape) == (told.dtype, told.shape)
+    assert found.dtype == torch.promote_types(*types)
+
+
+@pytest.mark.filterwarnings("ignore")  # of misses
+@pytest.mark.parametrize("outputs", [("out",), ("out", "scales")])
+def test_what_the_fallback_gives_is_as_a_kernel_would_give_it(
+    opened: Open, outputs: tuple[str, ...]
+) -> None:
+    module = opened(outputs)
+    module.set_fallback(lambda x, weight: {"out": x.double(), "scales": x[:, 0]})
+    view = torch.stack((X, X), -1)[..., 0]  # not contiguous, so that no kernel serves it
+    found = module.rms_norm(view, WEIGHT)
+    for each in found.values() if isinstance(found, dict) else [found]:
+        assert each.dtype == torch.float32
+    module.set_fallback(lambda x, weight: {"out": x, "scales": x[:, 0]})
+    x, operator = X.double(), getattr(torch.ops, module.__name__).rms_norm
+    for call in (module.rms_norm, operator):
+        found = call(x, WEIGHT)
+        if isinstance(found, torch.Tensor):
+            found = {"out": found}
+        for each in found.values() if isinstance(found, dict) else found:
+            each.fill_(7)
+        assert torch.equal(x, X.double())
+
+
+@pytest.mark.parametrize("layout", ["mkldnn", "sparse"])
+def test_a_tensor_without_strides_goes_to_the_fallback(opened: Open, layout: str) -> None:
+    module = opened()
+    module.set_fallback(lambda x, weight: norm(x.to_dense(), weight)["out"])
+    with pytest.warns(UserWarning, match="a tensor has the layout .*; the fallback serves it"):
+        out = module.rms_norm(getattr(X, f"to_{layout}")(), WEIGHT)
+    torch.testing.assert_close(out, norm(X, WEIGHT)["out"])
+
+
 def test_another_device_is_an_error(opened: Open) -> None:
     module = opened(device={**description("any")["device"], "name": "Another Processor"})
     with pytest.raises(ValueError, match=r"device.*the kernels are for Another Processor"):
