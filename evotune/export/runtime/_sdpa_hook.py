@@ -136,6 +136,7 @@ def _replacement(layer: _Layer) -> Any:
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        *,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
@@ -143,7 +144,7 @@ def _replacement(layer: _Layer) -> Any:
             out = server(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if out is not None:
                 return out
-        if scale is None and not enable_gqa:  # as older replacements by others take it
+        if scale is None and enable_gqa is False:  # as older replacements by others take it
             return original(query, key, value, attn_mask, dropout_p, is_causal)  # type: ignore[no-any-return]
         return original(  # type: ignore[no-any-return]
             query,

@@ -275,6 +275,10 @@ def test_arguments_of_other_types_are_sdpas(opened: Open) -> None:
         out = F.scaled_dot_product_attention(*inputs(), scale=1, **GROUPED)
         with pytest.raises(TypeError, match="must be bool"):
             F.scaled_dot_product_attention(*inputs(), is_causal=1, **GROUPED)
+        with pytest.raises(TypeError, match="must be bool"):
+            F.scaled_dot_product_attention(*inputs(), enable_gqa=None)
+        with pytest.raises(TypeError, match="positional arguments"):
+            F.scaled_dot_product_attention(*inputs(), None, 0.0, False, 0.5)
     assert torch.equal(out, F.scaled_dot_product_attention(*inputs(), scale=1, **GROUPED))
     assert module.info()["calls"] == 0
 
