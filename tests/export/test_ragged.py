@@ -288,6 +288,11 @@ def test_shapes_that_do_not_fit_are_told(varlen: ModuleType, change: Any, words:
     assert "\n" not in str(caught.value)
 
 
+def test_a_maximum_must_be_given(varlen: ModuleType) -> None:
+    with pytest.raises(TypeError, match="lacks max_seqlen_k"):
+        varlen.attention_varlen(*TIMED[:6], None)
+
+
 def test_the_misses_are_cases_of_the_problem(varlen: ModuleType, tmp_path: Path) -> None:
     from evotune.problems import create_problem
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from ._case_expressions import Names, NoValue, evaluate
@@ -40,6 +42,7 @@ class CaseSizes:
             if name not in self.options:
                 known = ", ".join(self.options)
                 raise ValueError(f"unknown name {name!r}; known besides tensors: {known}")
+            _require_number(name, options[name], name in self.sizes)
         fits: list[dict[str, int]] = []
         for like in self.tuned:
             start = {name: int(options.get(name, like[name])) for name in self.sizes}
@@ -134,6 +137,15 @@ class CaseSizes:
                 if value >= 1:
                     return name, value
         return None
+
+
+def _require_number(name: str, value: Any, is_size: bool) -> None:
+    """ValueError, one line, for a number that is in no case. A number that a compiler leaves open
+    is none of Python's types."""
+    if isinstance(value, Real) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    if is_size and int(value) != value:
+        raise ValueError(f"{name} must be an integer, got {value}")
 
 
 def shape_text(extents: Iterable[Any]) -> str:

@@ -75,6 +75,7 @@ class NamedCalls:
         self._inputs = inputs
         self._outputs: list[str] = problem["outputs"]
         self._options = list(options)
+        self._required = [name for name, words in options.items() if "=" not in words]
         self._optional = optional
         schema = signature(inputs, self._outputs, options, optional)
         self._library, self.namespace = open_namespace(name, self._operator, schema)
@@ -191,9 +192,14 @@ class NamedCalls:
                 if value is not None:
                     # Decisions are remembered by value; a tensor counts as itself there.
                     options[name] = value.item() if isinstance(value, torch.Tensor) else value
+                    if not torch.compiler.is_compiling() and not hasattr(value, "__float__"):
+                        raise TypeError(f"{call}: {name} must be a number, got {value!r}")
             elif name not in self._inputs[len(tensors) :]:
                 known = ", ".join((*self._inputs, *self._options))
                 raise TypeError(f"{call} got {name!r}; known: {known}")
+        for name in self._required:
+            if name not in options:
+                raise TypeError(f"{call} lacks {name}")
         return given, options
 
     def _run(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:

@@ -279,6 +279,8 @@ def test_a_fallback_serves_them(opened: Open, words: str, tensors: Any, options:
         ((X, WEIGHT, X), {}, "takes 2 tensors, got 3"),
         ((X, WEIGHT), {"epsilon": 1}, "got 'epsilon'; known: x, weight, rows, columns, eps"),
         ((X, WEIGHT), {"x": X}, "got 'x'"),
+        ((X, WEIGHT), {"eps": "1e-6"}, "eps must be a number, got '1e-6'"),
+        ((X, WEIGHT), {"rows": [8]}, r"rows must be a number, got \[8\]"),
     ],
 )
 def test_wrong_arguments_are_told(opened: Open, arguments: Any, named: Any, words: str) -> None:
@@ -437,6 +439,20 @@ def test_misses_outside_the_domain_are_cases_to_tune(opened: Open, tmp_path: Pat
     setup = load_kernel_setup(space, "cpu", compile_only=True, cases=cases)
     assert [case.label for case in setup.cases[TIMED]] == ["(101,32,eps=1e-05)"]
     assert setup.skipped == ()
+
+
+@pytest.mark.filterwarnings("ignore")  # of misses
+def test_numbers_that_no_case_has_spoil_no_list_of_cases(opened: Open, tmp_path: Path) -> None:
+    module = opened()
+    module.set_fallback(lambda *given, **named: given[0])
+    for number in (float("nan"), float("inf"), 1.0):
+        module.rms_norm(X, WEIGHT, eps=number)
+    module.rms_norm(X, WEIGHT, rows=8.5)
+    module.write_misses(tmp_path / "cases.yaml")
+    (case,) = read_cases(tmp_path / "cases.yaml")
+    assert case.shape["eps"] == 1.0
+    assert module.info()["misses"]["outside the domain"]["count"] == 4
+    assert module.info()["calls"] == 0
 
 
 def test_the_function_tells_its_arguments(opened: Open) -> None:
