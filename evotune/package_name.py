@@ -11,8 +11,14 @@ from evotune.command_line import install_command, run_command
 from evotune.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z0-9])?")
-_TAKEN = frozenset({"torch", "aten", "prim", "prims", "evotune", "transformers", "numpy"})
-"""Packages, and namespaces of PyTorch's operators: a package has one of its own name."""
+_TAKEN = frozenset(
+    {"torch", "aten", "prim", "prims", "evotune", "transformers", "numpy", "pip", "setuptools"}
+    | {"filelock", "fsspec", "jinja2", "networkx", "sympy", "triton", "typing_extensions"}
+)
+"""Packages, those that PyTorch needs among them, and namespaces of PyTorch's operators: a package
+has one of its own name."""
+_IN_TORCH_OPS = frozenset({"higher_order", "import_module", "load_library", "loaded_libraries"})
+"""Members of `torch.ops` that are no namespaces of operators."""
 
 
 def default_name(space: str) -> str:
@@ -31,6 +37,11 @@ def checked_name(name: str) -> str:
         raise UsageError(
             f"a package named {name!r} would hide the Python module of that name; choose another "
             "name with --name"
+        )
+    if name in _IN_TORCH_OPS:
+        raise UsageError(
+            f"torch.ops.{name} is PyTorch's own, and would be the package's operators; choose "
+            "another name with --name"
         )
     return name
 

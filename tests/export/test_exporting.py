@@ -404,6 +404,8 @@ def test_runs_that_do_not_belong_together_are_refused(
         ("class", "cannot be the name of a package"),
         ("json", "would hide the Python module of that name"),
         ("torch", "would hide the Python module of that name"),
+        ("sympy", "would hide the Python module of that name"),
+        ("higher_order", "torch.ops.higher_order is PyTorch's own"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(
