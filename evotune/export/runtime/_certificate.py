@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 _CERTIFICATE = "certificate.json"
@@ -31,6 +31,8 @@ class Contents:
         for name, found in ((_CERTIFICATE, self.certificate), (_DISPATCH, self.dispatch)):
             if found.get("format") != _FORMAT:
                 raise ImportError(f"{folder / name}: expected format {_FORMAT}")
+        if not isinstance(self.certificate.get("files"), dict):
+            raise ImportError(f"{folder / _CERTIFICATE}: expected `files` with their hashes")
         self.damage = next(filter(None, map(self._fault, self._read_at_import())), "")
 
     def _read_at_import(self) -> list[str]:
@@ -56,11 +58,12 @@ class Contents:
         return content
 
     def path(self, name: str) -> Path:
-        """Where a file lies. Damaged for a name that leads out of the package."""
-        path = self._folder / name
-        if not path.resolve().is_relative_to(self._folder.resolve()):
+        """Where a file lies. Damaged for a name that leads out of the package. The file may be a
+        link to anywhere, as some installers make them: its bytes count."""
+        named = PurePosixPath(name)
+        if named.is_absolute() or ".." in named.parts:
             raise Damaged(f"{name} lies outside the package")
-        return path
+        return self._folder / named
 
     def has(self, name: str) -> bool:
         return name in self.certificate["files"]

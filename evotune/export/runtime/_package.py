@@ -47,6 +47,15 @@ def load(folder: Path, name: str) -> Package:
     contents = Contents(folder)
     if contents.damage:
         warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
+    try:
+        return _opened(contents, name)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if not contents.damage:
+            raise
+        raise ImportError(f"{name}: {contents.damage}") from error
+
+
+def _opened(contents: Contents, name: str) -> Package:
     if contents.dispatch["problem"]["name"] == ATTENTION:
         return AttentionPackage(contents, name)
     if contents.dispatch["problem"]["name"] in CALLS:

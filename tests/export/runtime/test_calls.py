@@ -274,6 +274,35 @@ def test_a_package_without_a_description_is_refused_in_one_line(
     (package / "dispatch.json").write_text("{")
     with pytest.raises(ImportError, match=r"dispatch\.json: Expecting"), imported(package):
         pass
+    (package / "dispatch.json").write_text('{"format": 1}')
+    with (
+        pytest.raises(ImportError, match=r"dispatch\.json is not the file"),
+        pytest.warns(UserWarning, match="no kernel is used"),
+        imported(package),
+    ):
+        pass
+    (package / "certificate.json").write_text('{"format": 1, "files": []}')
+    words = r"certificate\.json: expected `files`"
+    with pytest.raises(ImportError, match=words), imported(package):
+        pass
+
+
+def test_files_may_be_links_to_another_place(tmp_path: Path, binaries: Path) -> None:
+    """So uv installs a package with `--link-mode symlink`."""
+    package = attention_package(tmp_path / "cache", binaries, "linked")
+    installed = tmp_path / "linked"
+    for path in package.rglob("*"):
+        target = installed / path.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            target.symlink_to(path)
+    with imported(installed) as module:
+        module.attention(*inputs(), **GROUPED)
+        assert module.info()["calls"] == 1
+        contents = module._loaded._contents
+        for name in ("../cache/linked/dispatch.json", str(package / "dispatch.json")):
+            with pytest.raises(Exception, match="lies outside the package"):
+                contents.bytes_of(name)
 
 
 def test_the_operator_keeps_its_promises(opened: Open, silent: None) -> None:
