@@ -93,20 +93,20 @@ class Dispatch:
         return (region for region in regions if _inside(region, names))
 
     def _choice(self, region: Mapping[str, Any], symbols: Mapping[str, Any]) -> Choice | None:
-        """None where a guard refuses the case, or no machine code was made or checked for it."""
+        """None where a guard refuses the case, an expression has no value there, or no machine code
+        was made or checked for it."""
         number = region["kernel"]
         kernel = self._kernels[number]
         names = Names(symbols, kernel.get("let", {}))
-        for binary in kernel["binaries"]:
-            if all(_equal(names[name], value) for name, value in binary["fixed"].items()):
-                if not self._was_checked(number, binary, symbols):
-                    return None
-                try:
-                    if not all(evaluate(guard, names) for guard in kernel["guards"]):
+        try:
+            for binary in kernel["binaries"]:
+                if all(_equal(names[name], value) for name, value in binary["fixed"].items()):
+                    checked = self._was_checked(number, binary, symbols)
+                    if not checked or not all(evaluate(g, names) for g in kernel["guards"]):
                         return None
                     return Choice(number, binary, _in_numbers(kernel["plan"], binary, names))
-                except NoValue:
-                    return None
+        except NoValue:
+            return None
         return None
 
     def _was_checked(

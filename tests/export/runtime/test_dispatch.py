@@ -48,6 +48,20 @@ def test_the_next_one_does_where_a_guard_or_the_machine_code_is_missing() -> Non
     assert kernel_of(found) == 1
 
 
+def test_a_compiled_in_value_that_has_none_is_no_machine_code() -> None:
+    (kernel,) = description("any")["kernels"]
+    steps = ["//", 100, ["-", {"name": "batch"}, 2]]
+    kernel = {
+        **{**kernel, "let": {**kernel["let"], "steps": steps}, "guards": []},
+        "binaries": [{"fixed": {"steps": value}, "file": str(value)} for value in (-100, 100)],
+    }
+    many = region(**{**CASE, "batch": [1, 4]})
+    package = dispatch(many, kernels=[kernel], domain=[many])
+    batches = {batch: package.choose({**SYMBOLS, "batch": batch}, "contiguous") for batch in (1, 2)}
+    assert kernel_of(batches[1]) == 0
+    assert batches[2] == "not measured to win"
+
+
 @pytest.mark.parametrize(
     ("of_region", "of_call", "taken"),
     [
