@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import symtable
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 COMPUTE_FILE = "_problem_compute.py"
 _METHOD = "compute"
@@ -31,7 +32,7 @@ def compute_source(reference: str, files: Mapping[str, bytes]) -> bytes | None:
     if file not in files or not name:
         return None
     try:
-        text = files[file].decode()
+        text = files[file].decode("utf-8-sig")
         tree = ast.parse(text)
     except (UnicodeDecodeError, SyntaxError):
         return None
@@ -73,19 +74,47 @@ def _own_method(kind: ast.ClassDef) -> ast.FunctionDef | None:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    """Statements of the file that import PyTorch or `math`, by the name that each gives."""
+    """Statements of the file that import PyTorch or `math`, by the name that each gives. A name
+    that the file gives to something else too is none of them."""
     found = {}
     for node in tree.body:
-        if isinstance(node, ast.Import):
-            for each in node.names:
-                if each.name.partition(".")[0] in _MODULES:
-                    line = ast.unparse(ast.Import([each]))
-                    found[each.asname or each.name.partition(".")[0]] = line
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            for each in node.names if str(node.module).partition(".")[0] in _MODULES else ():
-                line = ast.unparse(ast.ImportFrom(node.module, [each], 0))
-                found[each.asname or each.name] = line
-    return found
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for each in _brought_along(node):
+                alone = (
+                    ast.Import([each])
+                    if isinstance(node, ast.Import)
+                    else ast.ImportFrom(node.module, [each], 0)
+                )
+                found[_name_of(each)] = ast.unparse(alone)
+    others = set(_bound(tree.body, is_top=True))
+    return {name: line for name, line in found.items() if name not in others}
+
+
+def _name_of(imported: ast.alias) -> str:
+    return imported.asname or imported.name.partition(".")[0]
+
+
+def _brought_along(node: ast.ImportFrom | ast.Import) -> list[ast.alias]:
+    """What the statement imports from modules that a program with a package has."""
+    if isinstance(node, ast.ImportFrom):
+        known = node.level == 0 and str(node.module).partition(".")[0] in _MODULES
+        return node.names if known else []
+    return [each for each in node.names if each.name.partition(".")[0] in _MODULES]
+
+
+def _bound(nodes: Iterable[ast.AST], is_top: bool = False) -> Iterator[str]:
+    """The names that statements bind in their own scope; of the file's own ones (`is_top`) without
+    those that import PyTorch or `math`."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            known = _brought_along(node) if is_top else []
+            yield from (_name_of(each) for each in node.names if each not in known)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        yield from _bound(ast.iter_child_nodes(node))
 
 
 def _built_in(text: str, tree: ast.Module) -> frozenset[str]:
@@ -102,10 +131,13 @@ def _built_in(text: str, tree: ast.Module) -> frozenset[str]:
 
 
 def _needed(text: str, kind: str, method: ast.FunctionDef) -> set[str] | None:
-    """The names from outside that the method uses. None where it uses the problem itself, or has
-    decorators, or defaults that are no plain values."""
+    """The names from outside that the method uses. None where it uses the problem itself, imports
+    other modules, or has decorators, or defaults that are no plain values."""
     defaults = filter(None, (*method.args.defaults, *method.args.kw_defaults))
     if method.decorator_list or not all(isinstance(each, ast.Constant) for each in defaults):
+        return None
+    imports = (n for n in ast.walk(method) if isinstance(n, ast.Import | ast.ImportFrom))
+    if any(_brought_along(each) != each.names for each in imports):
         return None
     (table,) = [
         inner
@@ -133,9 +165,15 @@ def _with_inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 def _is_same(own: str, method: ast.FunctionDef) -> bool:
     """Whether the text alone still means the method: a text of several lines in it may begin at
-    the margin."""
+    the margin. What its docstring says does not matter."""
     try:
         (found,) = ast.parse(own).body
     except (SyntaxError, ValueError):
         return False
+    if not isinstance(found, ast.FunctionDef):
+        return False
+    said = ast.get_docstring(method)
+    if said is not None and said == ast.get_docstring(found):
+        found, method = copy.deepcopy(found), copy.deepcopy(method)
+        del found.body[0], method.body[0]
     return ast.dump(found) == ast.dump(method)

@@ -49,6 +49,8 @@ def source(body: str, name: str = "Own") -> str | None:
          "        return dict(zip('a', y))\n", ["import torch"]),
         ("    def compute(self, x):\n        def inner(y):\n            return y + len(x)\n"
          "        return {'out': inner(x)}\n", []),
+        ("    def compute(self, x):\n        import math\n        return {'out': math.pi + x}\n",
+         []),
     ],
 )  # fmt: skip
 def test_a_method_of_its_arguments_is_taken_as_it_stands(body: str, imports: list[str]) -> None:
@@ -59,6 +61,21 @@ def test_a_method_of_its_arguments_is_taken_as_it_stands(body: str, imports: lis
     own = [line.removeprefix("    ") for line in body.splitlines()]
     assert lines[-len(own) :] == own
     compile(found, "_problem_compute.py", "exec")
+
+
+def test_a_method_with_a_docstring_of_several_lines_is_taken() -> None:
+    found = source(
+        '    def compute(self, x):\n        """Says much.\n\n        More of it.\n        """\n'
+        "        return {'out': x}\n"
+    )
+    assert found is not None
+    assert found.endswith('    More of it.\n    """\n    return {\'out\': x}\n')
+    compile(found, "_problem_compute.py", "exec")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark() -> None:
+    text = "class Own:\n    def compute(self, x):\n        return {'out': x}\n"
+    assert compute_source("p.py:Own", {"p.py": text.encode("utf-8-sig")}) is not None
 
 
 def test_a_method_of_a_base_class_is_taken() -> None:
@@ -78,6 +95,8 @@ def test_a_method_of_a_base_class_is_taken() -> None:
         "    def compute(self, x):\n        return super().compute(x)\n",
         "    def compute(self, x, factor=LIMIT):\n        return {'out': x}\n",
         "    @helper\n    def compute(self, x):\n        return {'out': x}\n",
+        "    def compute(self, x):\n        from helpers import f\n        return {'out': f(x)}\n",
+        "    def compute(self, x):\n        import numpy\n        return {'out': x}\n",
         '    def compute(self, x):\n        text = """\nat margin"""\n        return {text: x}\n',
     ],
 )
@@ -103,6 +122,23 @@ def test_a_name_of_the_file_is_no_built_in_function(line: str) -> None:
         assert (found is not None) == is_taken
     assert found is not None
     assert b"from torch import sum" in found
+
+
+@pytest.mark.parametrize(
+    ("line", "is_taken"),
+    [
+        ("import os, torch", True),
+        ("from torch import exp\nfrom math import exp", True),
+        ("def exp(x): return x", False),
+        ("if True:\n    exp = None", False),
+        ("try:\n    from helpers import exp\nexcept ImportError:\n    pass", False),
+    ],
+)
+def test_a_name_that_the_file_binds_again_is_no_import(line: str, is_taken: bool) -> None:
+    body = "class Own:\n    def compute(self, x):\n        return {'out': exp(x)}\n"
+    text = f"from torch import exp\n{line}\n\n\n{body}"
+    found = compute_source("problem.py:Own", {"problem.py": text.encode()})
+    assert (found is not None) == is_taken
 
 
 def test_no_file_is_no_fallback() -> None:
