@@ -7,6 +7,7 @@ files always give the same bytes.
 from __future__ import annotations
 
 import base64
+import csv
 import gzip
 import hashlib
 import io
@@ -42,8 +43,7 @@ def build_wheel(
     files[f"{info}/METADATA"] = _metadata(name, certificate).encode()
     wheel = f"Wheel-Version: 1.0\nGenerator: evotune\nRoot-Is-Purelib: true\nTag: {tag}\n"
     files[f"{info}/WHEEL"] = wheel.encode()
-    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
     target = Path(wheel_directory) / f"{stem}-{tag}.whl"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for path, content in files.items():
@@ -107,6 +107,16 @@ def _metadata(name: str, certificate: dict[str, Any]) -> str:
         "Description-Content-Type: text/markdown",
     ]
     return "\n".join(heads) + "\n\n" + (_ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _record(files: dict[str, bytes], own: str) -> bytes:
+    """The table of the files, which ends with `own`, the table itself."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    for path, content in files.items():
+        table.writerow((path, _record_hash(content), len(content)))
+    table.writerow((own, "", ""))
+    return text.getvalue().encode()
 
 
 def _record_hash(content: bytes) -> str:

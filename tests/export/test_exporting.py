@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import random
 import shutil
+import zipfile
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from evotune.engine.reopening import ReopenedRun
 from evotune.engine.spaces import shipped_spaces
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.execute.executor import TIMED
+from evotune.export import _wheel_builder
 from evotune.export.exporting import export_runs
 from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.problems.problem import Case, Problem
@@ -453,3 +457,21 @@ def test_a_package_without_features_says_nothing_of_them(attention_cpu: Path) ->
     readme = (attention_cpu.parent / "README.md").read_text()
     assert "window" not in readme
     assert "given" not in readme
+
+
+def test_the_table_of_a_wheel_has_sources_of_any_name(
+    softmax_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export_runs([softmax_run], tmp_path / "pkg", "tuned").folder
+    certificate = folder / "tuned" / "certificate.json"
+    described = json.loads(certificate.read_text())
+    name = 'sources/my, "own" kernel ä.cpp'
+    (folder / "tuned" / name).write_bytes(b"")
+    described["files"][name] = hashlib.sha256(b"").hexdigest()
+    certificate.write_text(json.dumps(described))
+    monkeypatch.setattr(_wheel_builder, "_ROOT", folder)
+    wheel = zipfile.ZipFile(tmp_path / _wheel_builder.build_wheel(str(tmp_path)))
+    (table,) = [each for each in wheel.namelist() if each.endswith("/RECORD")]
+    rows = list(csv.reader(io.StringIO(wheel.read(table).decode())))
+    assert [path for path, _, _ in rows] == wheel.namelist()
+    assert [row[0] for row in rows if row[2] == "0"] == [f"tuned/{name}"]
