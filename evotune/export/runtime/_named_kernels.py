@@ -75,7 +75,7 @@ class NamedKernels(ABC):
             decision = self.decided(tensors, options)
         if isinstance(decision, Refused):
             raise self.refuse(decision)
-        if self._momentary is not None and (words := self._momentary()):
+        if self._momentary is not None and (words := self._momentary(self.anywhere)):
             raise self.refuse(Refused(DEVICE, words))
         for name, tensor in zip(self.said, tensors, strict=True):
             if tensor is not None and tensor.data_ptr() % ALIGNMENT:

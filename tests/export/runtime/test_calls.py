@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -225,12 +225,26 @@ def test_on_another_device_everything_falls_back_and_is_said_once(
     assert not module.check()
 
 
-def test_no_more_threads_are_used_than_were_measured_with(opened: Open) -> None:
-    module = opened(device={**description("any")["device"], "threads": 1})
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of PyTorch's threads for one test."""
     before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_more_threads_than_measured_are_another_device(
+    opened: Open, threads: Callable[[int], None]
+) -> None:
+    """PyTorch's attention is faster with more of them, the kernel is not."""
+    module = opened(device={**description("any")["device"], "threads": 1})
+    threads(2)
+    with pytest.warns(UserWarning, match="PyTorch has 2 threads here, measured were 1"):
+        out = module.attention(*inputs(), **GROUPED)
+    assert torch.equal(out, sdpa(*inputs(), **GROUPED))
+    threads(1)
     module.attention(*inputs(), **GROUPED)
     assert module.info()["calls"] == 1
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("init", ["poison", "zero_once"])
@@ -819,8 +833,11 @@ class Attended(torch.utils.data.Dataset[torch.Tensor]):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_workers_of_a_data_loader_are_served(opened: Open, silent: None) -> None:
+def test_workers_of_a_data_loader_are_served(
+    opened: Open, silent: None, threads: Callable[[int], None]
+) -> None:
     module = opened(device={**description("any")["device"], "threads": 1})
+    threads(1)
     expected = [module.attention(*inputs(length), **GROUPED) for length in (40, 41)]
     loader = torch.utils.data.DataLoader(
         Attended(module), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60

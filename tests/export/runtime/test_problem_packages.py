@@ -226,6 +226,18 @@ def test_every_case_of_the_domain_runs_the_kernel(opened: Open) -> None:
     assert "activate" not in module.__all__
 
 
+def test_no_more_threads_are_used_than_were_measured_with(opened: Open) -> None:
+    before = torch.get_num_threads()
+    module = opened(device={**description("any")["device"], "threads": 1})
+    try:
+        torch.set_num_threads(2)
+        torch.testing.assert_close(module.rms_norm(X, WEIGHT), norm(X, WEIGHT)["out"])
+        assert module.info()["calls"] == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_several_outputs_come_by_name(opened: Open) -> None:
     module = opened(("out", "scales"))
     found = module.rms_norm(*inputs())
