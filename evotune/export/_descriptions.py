@@ -243,12 +243,20 @@ def _record(champion: Champion) -> tuple[dict[str, Json], str]:
     return found, created
 
 
+def _versions(champion: Champion) -> dict[str, Json]:
+    """The versions that must be those of a program for the kernel to serve there."""
+    packages = _record(champion)[0].get("packages", {})
+    found = {"torch": packages.get("torch"), "driver": champion.run.setup.profile.driver}
+    return {name: version for name, version in found.items() if version}
+
+
 def _champion(champion: Champion) -> dict[str, Json]:
     outcome = champion.outcome
     return {
         "run": champion.run.run.id,
         "space": champion.run.setup.name,
         "trial": champion.number,
+        "versions": _versions(champion),
         "configuration": champion.configuration.to_json(),
         "figures": [
             {

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from evotune.api.run import Run
 from evotune.backends import registry
@@ -323,6 +324,25 @@ def test_each_case_gets_the_champion_with_the_greatest_lower_bound(
     assert first == {True: by_run[other.id], False: by_run[attention_run.id]}
     sources = [name for name in certificate["files"] if name.endswith("2_simd.cpp")]
     assert len(sources) == 2
+
+
+def test_a_kernel_of_another_pytorch_waits_for_a_check(
+    attention_run: RunFolder, tmp_path: Path
+) -> None:
+    other = fabricated(tiny_space("attention-cpu", tmp_path), tmp_path, cases={CAUSAL: 1.5})
+    described = json.loads(other.environment.read_text())
+    with RunStore.open_for_writing(other.store) as store:
+        described["packages"]["torch"] = "2.6.0"
+        store.set_meta("environment", described)
+    other.environment.write_text(json.dumps(described))
+    package = exported(tmp_path / "pkg", attention_run, other, name="two_pytorchs")
+    versions = [each["versions"]["torch"] for each in package["certificate"]["champions"]]
+    assert set(versions) == {torch.__version__, "2.6.0"}
+    with imported(tmp_path / "pkg" / "two_pytorchs") as module:
+        difference = module._loaded._loaded.versions.difference()
+        assert difference == f"torch is {torch.__version__} here and was 2.6.0"
+        assert module.check()
+        assert module.info()["versions_accepted"]
 
 
 def test_a_champion_that_wins_no_case_is_left_out(attention_run: RunFolder, tmp_path: Path) -> None:

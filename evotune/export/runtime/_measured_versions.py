@@ -26,7 +26,13 @@ class MeasuredVersions:
         environment = certificate.get("environment", {})
         packages = environment.get("packages", environment)
         device = certificate.get("device", {})
-        self._measured = {"torch": packages.get("torch"), "driver": device.get("driver")}
+        # A package may hold kernels of several runs.
+        all_of = [each.get("versions", {}) for each in certificate.get("champions", [])]
+        all_of.append({"torch": packages.get("torch"), "driver": device.get("driver")})
+        self._measured = {
+            name: list(dict.fromkeys(str(each[name]) for each in all_of if each.get(name)))
+            for name in _COUNTING
+        }
         self._driver = driver
         self._here: dict[str, str] | None = None
         self.accepted = False
@@ -40,9 +46,10 @@ class MeasuredVersions:
     def difference(self) -> str:
         """How the versions differ, in words; "" where they count as the same."""
         return ", ".join(
-            f"{name} is {self.here[name]} here and was {self._measured[name]}"
+            f"{name} is {self.here[name]} here and was {measured}"
             for name, counting in _COUNTING.items()
-            if _differ(self._measured[name], self.here[name], counting)
+            for measured in self._measured[name]
+            if _differ(measured, self.here[name], counting)
         )
 
     def refusal(self) -> str:
@@ -51,8 +58,8 @@ class MeasuredVersions:
         return f"{difference}; {_WAY_OUT}" if difference else ""
 
 
-def _differ(measured: Any, here: str, counting: int) -> bool:
-    some, others = (_numbers(text)[:counting] for text in (str(measured or ""), here))
+def _differ(measured: str, here: str, counting: int) -> bool:
+    some, others = (_numbers(text)[:counting] for text in (measured, here))
     return bool(some and others) and some != others
 
 
