@@ -209,14 +209,16 @@ class AttentionCalls:
         """Why no kernel takes a call with such options, whatever its tensors."""
         if mask is not None:
             return self._mask
-        if dropout != 0.0:
+        is_number = isinstance(dropout, int | float)
+        if is_number and dropout != 0.0:
             return self._dropout
         if not every_backend_is_allowed():
             return self._backend
         if forward_mode():
             return self._grad
         if (
-            not type(is_causal) is type(enable_gqa) is bool
+            not is_number
+            or not type(is_causal) is type(enable_gqa) is bool
             or (scale is not None and (type(scale) is not float or math.isnan(scale)))
             or modes_look_at_calls()
         ):

@@ -283,6 +283,20 @@ def test_arguments_of_other_types_are_sdpas(opened: Open) -> None:
     assert module.info()["calls"] == 0
 
 
+def test_a_symbolic_trace_has_pytorchs_own(opened: Open) -> None:
+    """torch.fx gives placeholders, which refuse to be compared, for all arguments."""
+
+    def attend(q: Any, k: Any, v: Any, dropout: Any, scale: Any) -> Any:
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, scale=scale, enable_gqa=True
+        )
+
+    expected = attend(*inputs(), 0.0, 0.3)
+    with opened().active():
+        traced = torch.fx.symbolic_trace(attend)
+    assert torch.equal(traced(*inputs(), 0.0, 0.3), expected)
+
+
 def test_torchscript_takes_pytorchs_own(opened: Open) -> None:
     module = opened()
     with module.active(), warnings.catch_warnings():
