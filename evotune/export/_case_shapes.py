@@ -23,8 +23,9 @@ _STEPS = (1, 2, 3)
 _PUBLIC = frozenset(
     {"activate", "active", "attention", "check", "deactivate", "info", "misses"}
     | {"register_transformers", "set_fallback", "write_misses"}
+    | {"name"}
 )
-"""Names that a package has beside its function."""
+"""Names that a package has beside its function, and what its `torch.ops` namespace has."""
 _EXTENTS = (
     "a package reads the sizes from the inputs' shapes, so each extent must be a sum of sizes and "
     "numbers"
@@ -189,12 +190,12 @@ def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
 
 
 def call_name(name: str, problem: Problem) -> str:
-    """The function of the package: `attention`, or the class's name with underscores. `name`: the
-    problem as the space names it."""
+    """The function of the package: `attention`, or the class's name with underscores between its
+    words. `name`: the problem as the space names it."""
     if not isinstance(problem, UserProblem):
         return problem.name
     written = name.rpartition(":")[2] if problem.name == UserProblem.name else problem.name
-    found = _WORD_BEGINS.sub("_", written).lower()
+    found = _WORD_BEGINS.sub("_", written).lower().strip("_")  # a package's own names begin with _
     taken = found in _PUBLIC or not found.isidentifier() or keyword.iskeyword(found)
     return f"{found}_kernel" if taken else found
 

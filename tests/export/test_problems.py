@@ -100,6 +100,8 @@ def test_a_problem_that_checks_its_sizes_by_code_serves_what_was_checked(tmp_pat
         ("Conv2D", "conv2d"),
         ("Check", "check_kernel"),
         ("Attention", "attention_kernel"),
+        ("Name", "name_kernel"),  # torch.ops.PACKAGE.name is the package's name
+        ("_Loaded", "loaded"),
     ],
 )
 def test_the_function_is_named_like_the_class(name: str, call: str, tmp_path: Path) -> None:

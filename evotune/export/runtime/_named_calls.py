@@ -152,7 +152,7 @@ class NamedCalls:
         function.__doc__ = self._help()
         return function
 
-    def call(self, *tensors: torch.Tensor | None, **named: Any) -> Any:
+    def call(self, /, *tensors: torch.Tensor | None, **named: Any) -> Any:
         """The output, or a dict of outputs by name where there are several. Sizes that shapes do
         not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
         kernel serves the call and there is no fallback."""

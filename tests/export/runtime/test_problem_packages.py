@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import json
 import pickle
 import subprocess
 from collections.abc import Callable, Iterator
@@ -298,6 +299,13 @@ def test_a_fallback_serves_them(opened: Open, words: str, tensors: Any, options:
 def test_wrong_arguments_are_told(opened: Open, arguments: Any, named: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         opened().rms_norm(*arguments, **named)
+
+
+def test_an_input_may_have_any_name(opened: Open) -> None:
+    renamed = json.dumps(dispatch(["out"])).replace('"x"', '"self"')
+    module = opened(**json.loads(renamed))
+    found = module.rms_norm(**{"self": X, "weight": WEIGHT})
+    torch.testing.assert_close(found, norm(X, WEIGHT)["out"])
 
 
 def test_an_option_that_is_none_is_left_out(opened: Open) -> None:
