@@ -137,8 +137,8 @@ def read_portfolio(
     runs_dir: Path,
 ) -> tuple[Portfolio, Mapping[Cell, Measurement], Sequence[tuple[Cell, Outcome]]]:
     """The result, the figures of the cells that were timed, and the outcomes of confirmations on
-    other variants. UsageError for a portfolio that is
-    not finished, StoreError for a file that was changed."""
+    other variants. UsageError for a portfolio that is not finished, StoreError for a file that was
+    changed."""
     path = runs_dir / FILE
     try:
         content = read_regular(path, _MOST_BYTES)

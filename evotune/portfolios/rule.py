@@ -157,11 +157,10 @@ def _around(
         ranges[name] = (max(low, least), min(high, most))
     for name in (_LENGTH_RATIO, *_MEASURED):
         if name in points[0].place.ranged:
-            values_of = [point.place.ranged[name] for point in points]
-            near = NEAR if name == _LENGTH_RATIO else 0.0
-            ranges[name] = (min(values_of) * (1 - near), max(values_of) * (1 + near))
-            if name in _MEASURED:
-                ranges[name] = (min(values_of), max(values_of))
+            ratios = [point.place.ranged[name] for point in points]
+            ranges[name] = (min(ratios), max(ratios))
+            if name == _LENGTH_RATIO:
+                ranges[name] = (min(ratios) * (1 - NEAR), max(ratios) * (1 + NEAR))
     low_speedup = min(low for _, low in won)
     labels = tuple(point.label for point in points)
     yield RuleRegion(kernel, domain.fixed, ranges, tuple(shown), low_speedup, labels)
