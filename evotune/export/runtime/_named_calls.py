@@ -244,7 +244,12 @@ def _in_own_memory(
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    """A number for the memory that a tensor shares with its views."""
+    try:
+        found: int = tensor.untyped_storage()._cdata
+    except NotImplementedError:  # sparse ones, and those of transforms, do not tell
+        found = id(tensor)
+    return found
 
 
 def _need_operator(tensors: Sequence[torch.Tensor]) -> bool:

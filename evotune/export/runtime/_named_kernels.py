@@ -94,8 +94,9 @@ class NamedKernels(ABC):
     def decided(self, tensors: Given, options: Mapping[str, Any]) -> Ready | Refused:
         """The decision on calls like this one, remembered. Values do not matter."""
         for tensor in tensors:
-            if tensor is not None and tensor.layout is not torch.strided:
-                return Refused("layout", f"a tensor has the layout {tensor.layout}")
+            if tensor is not None and (tensor.layout is not torch.strided or tensor.is_nested):
+                kind = "nested" if tensor.is_nested else tensor.layout
+                return Refused("layout", f"a tensor has the layout {kind}")
         key = (
             *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
             *options.items(),

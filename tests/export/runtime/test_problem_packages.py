@@ -397,6 +397,35 @@ def test_a_tensor_without_strides_goes_to_the_fallback(opened: Open, layout: str
     torch.testing.assert_close(out, norm(X, WEIGHT)["out"])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_goes_to_the_fallback(opened: Open) -> None:
+    module = opened()
+    module.set_fallback(lambda x, weight: x * 2)
+    with pytest.warns(UserWarning, match="a tensor has the layout nested; the fallback serves it"):
+        out = module.rms_norm(torch.nested.nested_tensor([X, X[:3]]), WEIGHT)
+    assert torch.equal(out[1], X[:3] * 2)
+
+
+@pytest.mark.filterwarnings("ignore")  # of misses, and of PyTorch's loop over a batch
+def test_transforms_go_through_the_fallback(opened: Open) -> None:
+    module = opened()
+    module.set_fallback(lambda x, weight: norm(x, weight)["out"])
+
+    def total(x: torch.Tensor, call: Call = module.rms_norm) -> torch.Tensor:
+        return call(x, WEIGHT).square().sum()
+
+    def known(x: torch.Tensor) -> torch.Tensor:
+        return total(x, lambda *given: norm(*given)["out"])
+
+    torch.testing.assert_close(torch.func.grad(total)(X), torch.func.grad(known)(X))
+    found, wanted = (torch.func.jvp(each, (X,), (X,)) for each in (total, known))
+    torch.testing.assert_close(found, wanted)
+    batch = torch.stack((X, 2 * X))
+    torch.testing.assert_close(
+        torch.vmap(torch.func.grad(total))(batch), torch.vmap(torch.func.grad(known))(batch)
+    )
+
+
 def test_another_device_is_an_error(opened: Open) -> None:
     module = opened(device={**description("any")["device"], "name": "Another Processor"})
     with pytest.raises(ValueError, match=r"device.*the kernels are for Another Processor"):
