@@ -93,7 +93,8 @@ class LoadedKernels:
         """Facts for `info`."""
         return {
             "launcher": self.launcher.words,
-            "loaded": sorted({file for file, _ in self._modules}),
+            # A copy, since another thread may load a file meanwhile.
+            "loaded": sorted({file for file, _ in list(self._modules)}),
         }
 
 

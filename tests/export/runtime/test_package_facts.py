@@ -20,3 +20,20 @@ def test_printed_facts_are_short_lines_and_the_values_stay_whole(
     assert len(lines) < 60
     assert "and 19 more" in lines[[line.split()[0] for line in lines].index("score_mods") - 1]
     assert len(json.loads(json.dumps(info))["served"]) == 30
+
+
+def test_facts_are_told_while_another_thread_loads_a_file(
+    opened: Callable[..., ModuleType],
+) -> None:
+    module = opened()
+    modules = module._loaded._loaded._modules
+
+    class File(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:  # as a thread may at that moment
+            modules[f"other {len(modules)}", 0] = None
+            return super().__hash__()
+
+    modules[File("first"), 0] = None
+    assert "first" in module.info()["loaded"]
