@@ -24,8 +24,10 @@ def decided_while_tracing(function: _Function) -> _Function:
 @decided_while_tracing
 def is_exporting() -> bool:
     """Whether torch.export traces. In code that torch.compile traces itself,
-    torch.compiler.is_exporting() is true under PyTorch 2.11, too."""
-    return torch.compiler.is_exporting()
+    torch.compiler.is_exporting() is true under PyTorch 2.11, too. PyTorch 2.6 has no such function:
+    there this is also true if some other compiler traces."""
+    found = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+    return bool(found())
 
 
 @decided_while_tracing

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from evotune.backends.cpu import _cpu_launcher
 from evotune.backends.cuda import _cuda_driver
+from evotune.export.runtime import _tracing
 from tests.export.runtime.packages import (
     CASE,
     HEAD_DIM,
@@ -693,6 +694,16 @@ def test_a_compiled_function_leaves_other_shapes_to_sdpa(opened: Open, silent: N
         assert torch.equal(compiled(*tensors), sdpa(*tensors, **GROUPED) * 2)
     assert module.info()["calls"] == 0
     assert "symbolic shape" in module.info()["misses"]
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_pytorch_without_a_word_for_exports_says_whether_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
+    """PyTorch 2.6 has no torch.compiler.is_exporting."""
+    old = types.SimpleNamespace(is_compiling=lambda: compiles)
+    monkeypatch.setattr(_tracing, "torch", types.SimpleNamespace(compiler=old))
+    assert _tracing.is_exporting() == compiles
 
 
 def test_a_compiled_function_leaves_numbers_that_change_to_sdpa(opened: Open, silent: None) -> None:
