@@ -148,8 +148,7 @@ def _around(
         has_border = name in leaf.above or name in leaf.upto
         if name == _KEYS and not has_border and _have_equal_lengths(points):
             continue  # they follow from the queries by the ratio of the lengths
-        if name == twin:
-            shown.append(name)
+        shown.append(name)
         values = [point.features[name] for point in points]
         low = leaf.above.get(twin, math.ceil(min(values) * (1 - NEAR) - 1e-9) - 1) + 1
         high = leaf.upto.get(twin, math.floor(max(values) * (1 + NEAR) + 1e-9))

@@ -80,6 +80,8 @@ def test_sizes_that_happen_to_be_the_same_number_bound_a_region_each(
     ]
     (region,) = rule(scored(points, lambda p: 1.4))
     assert all(region.holds(p) for p in points)
+    assert "batch*heads" in region.words
+    assert "seq_len_q" in region.words
     batch, heads, length = sizes[-1]
     far = point(64 * length, batch=batch, heads=heads, kv_heads=heads)
     assert not region.holds(far)
