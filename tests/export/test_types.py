@@ -147,6 +147,16 @@ def test_a_fallback_of_ones_own_comes_first(package: ModuleType) -> None:
     agree(package.picked_loss(**given), given)
 
 
+def test_a_value_beyond_the_largest_of_its_type_is_that(package: ModuleType) -> None:
+    given = inputs()
+    given["target"][0] = 64  # out of range, so that the fallback gets the call
+    large = torch.full((8,), 1e9)
+    package.set_fallback(lambda *tensors: {"loss": large, "rank": large * 0, "power": -large})
+    found = package.picked_loss(**given)
+    assert (found["rank"].dtype, found["power"].dtype) == (torch.int32, torch.float8_e5m2)
+    assert torch.equal(found["power"].float(), torch.full((8,), -57344.0))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of PyTorch's
 def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
     overload = getattr(torch.ops, package.__name__).picked_loss.default

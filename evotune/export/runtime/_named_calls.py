@@ -12,6 +12,7 @@ from ._case_sizes import shape_text
 from ._loaded_kernels import Refused
 from ._named_kernels import Given, NamedKernels, NotServed, there
 from ._operators import ANY_DEVICE, needs_grad, open_namespace
+from ._own_fallback import rounded
 from ._plain_state import operators_are_seen
 from ._tracing import forward_mode
 
@@ -226,7 +227,7 @@ class NamedCalls:
         outputs = [named[name] for name in self._outputs]
         if kernels.have_types(tensors):
             pairs = zip(self._outputs, outputs, strict=True)
-            outputs = [output.to(kernels.type_of(name)) for name, output in pairs]
+            outputs = [rounded(output, kernels.type_of(name)) for name, output in pairs]
         return _in_own_memory([output.contiguous() for output in outputs], there(tensors))
 
 

@@ -40,17 +40,16 @@ def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] |
             named[name] = tensor.to(own) if narrow else tensor
         found = compute(None, **named)
         return {
-            name: _rounded(value, types[name]) if name in types else value
+            name: rounded(value, types[name]) if name in types else value
             for name, value in found.items()
         }
 
     return fallback
 
 
-def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if (
-        dtype.is_floating_point and dtype.itemsize == 1
-    ):  # beyond its largest value PyTorch gives NaN
+def rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values in a type. A float of 8 bits gets its largest value where PyTorch gives NaN."""
+    if value.dtype != dtype and dtype.is_floating_point and dtype.itemsize == 1:
         most = torch.finfo(dtype).max
         value = value.clamp(-most, most)
     return value.to(dtype)
