@@ -18,6 +18,7 @@ from evotune.problems._lengths import (
     near,
     other_scalar,
     past_words,
+    round_beyond,
 )
 from evotune.trial import Value
 
@@ -178,6 +179,7 @@ def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
 
     - Keys: the space's longest odd length, one well beyond it and one past 16 bits.
     - Queries: the same, but near the longest length instead of just that.
+    - Of keys and queries well beyond the longest length, one number is odd and the other is round.
     - Rows (over batches, heads and length, of queries or of keys): past 16 bits.
 
     A causal mask hides the keys behind a query. So with one, many keys come with as many queries,
@@ -191,9 +193,10 @@ def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
         return rng.randint(16, most)
 
     found = []
-    far = beyond(rng, longest)
-    most = near(rng, math.isqrt(_LARGE_SCORES)) if causal else far
-    for pair in ((last_odd(longest), near(rng, longest)), (far, far)):
+    far = [beyond(rng, longest), round_beyond(rng, longest)]
+    rng.shuffle(far)
+    most = near(rng, math.isqrt(_LARGE_SCORES)) if causal else max(far)
+    for pair in ((last_odd(longest), near(rng, longest)), far):
         keys, queries = (min(length, most) for length in pair)
         found.append(drawn(1, 1, keys if causal else few(64), keys))
         found.append(drawn(1, 1, queries, few(64)))

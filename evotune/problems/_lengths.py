@@ -20,7 +20,7 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
     lambda rng: 128 * rng.randint(1, 4) - 1,
     lambda rng: 128 * rng.randint(1, 4) + 1,
     lambda rng: 128 * rng.randint(1, 4),
-    lambda rng: rng.randint(2, 600),
+    lambda rng: 128 * rng.randint(5, 9),
     lambda rng: rng.randint(601, 1200),
 )
 """The classes of ordinary lengths, each as a function that draws one. Use all of them in turn."""
@@ -29,6 +29,11 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
 def last_odd(longest: int) -> int:
     """The space's longest odd length."""
     return max(1, longest - 1 + longest % 2)
+
+
+def round_beyond(rng: random.Random, longest: int) -> int:
+    """A multiple of 256, more than the space's longest and more than 1,024."""
+    return 256 * (max(longest, _LEAST_BEYOND // 2) // 256 + rng.randint(1, 4))
 
 
 def near(rng: random.Random, longest: int) -> int:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evotune.problems._lengths import LENGTH_CLASSES, WORD, beyond, last_odd, past_words
+from evotune.problems._lengths import (
+    LENGTH_CLASSES,
+    WORD,
+    beyond,
+    last_odd,
+    past_words,
+    round_beyond,
+)
 
 Sizes = dict[str, int]
 
@@ -30,9 +37,9 @@ def random_sizes(
     """Yields, without end, a list of candidates and True if the case may be large. Try the
     candidates one after the other until one makes sense and is not too large.
 
-    Each size is once the space's longest odd one, once well beyond it and once past 16 bits, while
-    the others are small. In turn with these lists, each size goes through all classes of lengths,
-    repeatedly.
+    Each size is once the space's longest odd one, once well beyond it, once a round one beyond it
+    and once past 16 bits, while the others are small. In turn with these lists, each size goes
+    through all classes of lengths, repeatedly.
     """
     large = [
         [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]
@@ -52,6 +59,7 @@ def random_sizes(
 _LARGE: tuple[Callable[[random.Random, int], tuple[int, ...]], ...] = (
     lambda _, longest: (last_odd(longest),),
     lambda rng, longest: (beyond(rng, longest),),
+    lambda rng, longest: (round_beyond(rng, longest),),
     lambda rng, longest: (past_words(rng), WORD // 2 + 2 * rng.randint(0, 99) + 1),
 )
 

@@ -105,7 +105,11 @@ def test_lengths_are_the_longest_odd_one_others_near_it_and_well_beyond_it(
         ), seed  # fmt: skip
         if length < most // 2:
             beyond = max(2 * length, 2048)
-            assert any(k > beyond and (not causal or q == k) for q, k in odd), seed
+            assert any(
+                (k > beyond if k % 2 else k > max(length, 1024) and k % 256 == 0)
+                and (not causal or q == k)
+                for q, k in found
+            ), seed
         assert any(near <= q <= length and q % 2 for q, _ in found), seed
         if not causal:
             assert any(k > 1 << 16 for _, k in odd), seed

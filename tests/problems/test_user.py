@@ -158,6 +158,8 @@ SIZES: dict[str, Callable[[int], bool]] = {
     "the longest odd one": lambda size: size == 4095,
     "odd, well beyond the longest": lambda size: 8192 < size < 9000 and size % 2 == 1,
     "past 16 bits": lambda size: size > 1 << 16,
+    "round, from 640": lambda size: size >= 640 and size % 128 == 0,
+    "round, beyond the longest": lambda size: size > 4096 and size % 256 == 0,
 }
 
 
@@ -170,7 +172,7 @@ def test_every_size_is_of_every_class_in_the_first_random_cases(
     problem = create_problem("problem.py:Scale", "float32", folder)
     base = problem.case({"rows": 4096, "columns": 4096}, {})
     for seed in range(20):
-        found = list(islice(problem.random_cases([base], seed), 17))
+        found = list(islice(problem.random_cases([base], seed), 19))
         assert any(SIZES[size](int(case.symbols[name])) for case in found), seed
         assert max(problem.bytes_moved(case) for case in found) <= 5 << 26
 

@@ -118,3 +118,4 @@ KERNEL(last_key_at_odd_lengths_from_4000) {
 KERNEL(no_keys_from_4097) { no_keys_from(p, 4097); }
 KERNEL(more_keys_than_rows_4_times) { wrong_if(p, p.seq_len_k > 64 && p.seq_len_k > 4L * p.seq_len_q && !p.causal); }
 KERNEL(more_rows_than_keys_8_times) { wrong_if(p, p.seq_len_q > 8L * p.seq_len_k); }
+KERNEL(wrong_at_multiples_of_128_from_640) { wrong_if(p, p.seq_len_k >= 640 && p.seq_len_k % 128 == 0); }
