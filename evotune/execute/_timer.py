@@ -104,14 +104,13 @@ class CaseTimer:
         graphs = settings.graphs if self._session.warm_bytes else 1
         timed = self._as_in_a_program(subject.case, launches)
         sampler = warm_sampler(self._session, timed, settings, graphs=graphs)
-        # Watches the bare launches, which follow each other more closely than any timed ones.
         watch = Watch(
             self._session,
             self._pool,
             subject.case,
             self._seed,
             buffers=buffers,
-            launches=launches,
+            launches=timed,
             samplers=sampler.parts,
             draw=self._draw,
         )

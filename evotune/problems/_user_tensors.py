@@ -62,8 +62,12 @@ class Tensor:
 
     def spec(self, name: str, dtype: str, *, is_output: bool) -> TensorSpec:
         """`dtype`: the problem's own."""
-        is_index = self.values == INDICES or isinstance(self.values, range)
-        return TensorSpec(name, self.shape, self.dtype or dtype, is_output, is_index=is_index)
+        is_ranged = isinstance(self.values, range)
+        is_index = self.values == INDICES or is_ranged
+        dtype = self.dtype or dtype
+        return TensorSpec(
+            name, self.shape, dtype, is_output, is_index=is_index, is_ranged=is_ranged
+        )
 
 
 def tensor_of(found: Any) -> Tensor | None:

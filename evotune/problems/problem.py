@@ -31,6 +31,7 @@ class TensorSpec:
       empty where the problem knows contiguous tensors only.
     - `is_index`: its values are lengths, or places in other tensors. Only the problem makes and
       alters them, since a kernel may read memory where they point.
+    - `is_ranged`: its values are integers of a range, and any of them may stand anywhere.
     - `is_steady`: its values decide the work of each block of threads, as lengths do. The blocks of
       a launch must agree on them, so they never change while one may run.
     - `may_be_infinite`: a right output may hold infinities.
@@ -43,6 +44,7 @@ class TensorSpec:
     strides: tuple[int, ...] = ()
     stride_symbols: tuple[str, ...] = ()
     is_index: bool = False
+    is_ranged: bool = False
     is_steady: bool = False
     may_be_infinite: bool = False
 

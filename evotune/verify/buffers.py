@@ -305,6 +305,10 @@ class BufferSets:
             if tensor.is_output:
                 tensor.poison(_poison_of(tensor.view.dtype))
 
+    def inputs(self) -> Tensors:
+        """Views, not copies."""
+        return {name: self._views[name] for name in self._layout.inputs}
+
     def outputs(self) -> Tensors:
         """Views, not copies."""
         far = {tensor.name: tensor.view for tensor in self._far if tensor.is_output}

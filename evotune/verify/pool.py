@@ -250,9 +250,10 @@ class InputPool:
         return frozenset(s.name for s in self._problem.tensors(case) if s.is_steady)
 
     def plain_inputs(self, case: Case) -> tuple[str, ...]:
-        """The inputs whose elements may have any value: all but lengths and places."""
-        specs = self._problem.tensors(case)
-        return tuple(s.name for s in specs if not (s.is_output or s.is_index))
+        """The inputs whose elements may have any value of another set: all but lengths and places
+        that fit together."""
+        inputs = (spec for spec in self._problem.tensors(case) if not spec.is_output)
+        return tuple(spec.name for spec in inputs if spec.is_ranged or not spec.is_index)
 
     def _known_inputs(self, case: Case, kind: str, seed: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a set without its reference, which takes longer, if it is not here."""

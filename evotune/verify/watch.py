@@ -15,8 +15,8 @@ same, is right each time. Only its time gives it away: see `Watch.reuse`.
 
 from __future__ import annotations
 
+import math
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,25 +25,19 @@ import torch
 from evotune.device.session import Intervention, Renewal, Sampler, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
 from evotune.verify._launch_evidence import Evidence, gather
-from evotune.verify.buffers import SPOT_BYTES, BufferSets
-from evotune.verify.pool import InputPool, InputSet, elements_of
+from evotune.verify._reuse import Replaced, slower_on_new_inputs
+from evotune.verify.buffers import SPOT_BYTES, BufferSets, bits
+from evotune.verify.pool import Alteration, InputPool, InputSet, elements_of
 
 _RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
 _LATE_CALLS = 6  # half of the writes come at most this many calls before the last one
 _PENDING_BYTES = 256 << 20
-_RATIO = 1.15
-"""Allowed ratio of the times of calls on changing inputs to calls on constant inputs."""
-_LEAST_ROUNDS = 3
-# On a machine so busy that every run is interrupted, one of two equal runs takes 1.3 times as long
-# as the other in two rounds of five. So the share of slow rounds must exceed chance: nearly all of
-# a few rounds, more than half of many.
-_SOON = (30, 0.8)
-_AT_LAST = (100, 0.6)
-_REST_S = 0.002
 _MOST_TURNS = 1 << 20
 _LONG_CALLS, _LONG_US, _LONG_RUNS = 300, 30_000, 4
 """How many calls a long row has, unless they take longer than so many microseconds; and how often
 it is run."""
+_UNLEARNT = 1 << 16  # elements, too many for their branches to be learnt
+_REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
 
 
@@ -177,8 +171,8 @@ class Watch:
         for place, (first, last) in enumerate(ends):
             if last - first < 2:
                 continue
-            states[place] = self._rng.choice(reachable)
-            interventions.append(self._intervention(place, first, last, states[place]))
+            made, states[place] = self._intervention(place, first, last, reachable)
+            interventions.append(made)
             changed.append(place)
         settled = sampler.watch(interventions, call_us)
         self._session.settle()
@@ -206,27 +200,45 @@ class Watch:
             self.took(self._samplers[0].time_us())
         return self._call_us
 
-    def _intervention(self, place: int, first: int, last: int, number: int) -> Intervention:
-        """Writes that turn the present set into set `number`, and sometimes poison a part of the
-        outputs."""
+    def _intervention(
+        self, place: int, first: int, last: int, reachable: Sequence[int]
+    ) -> tuple[Intervention, int]:
+        """Writes that turn the present set into another one of `reachable`, and sometimes poison a
+        part of the outputs; and the number of that set."""
         calls = last - first
         begin = self._rng.random()
         if self._rng.random() < 0.5:
             begin = max(0.0, 1 - self._rng.randint(1, _LATE_CALLS) / calls - 0.5 / calls)
+        room = max(1, int(begin * calls)) * self._session.step_bytes or math.inf
+        others = [each for each in reachable if each != self._now]
+        fitting = [each for each in others if self._room_for(each) <= room]
+        number = self._rng.choice(fitting or reachable)
         self._used.add(number)
         # The values are those of the new set everywhere: copies of one intervention have no order.
         writes = [
             _as_rows(target[place], elements_of(self._sets[number], each))
-            for each, target in (*self._targets[self._now], *self._targets[number])
-            if each.name not in self._steady
+            for each, target in self._differing(number)
         ]
         if self._rng.random() < 0.5:
-            spots = (spot[place] for spot in self._buffers.spots(self._rng.random()))
+            room -= self._room_for(number) + 2 * self._session.step_bytes * len(self._poison)
+            most = int(max(1, min(room / len(self._poison), SPOT_BYTES)))
+            spots = [spot[place] for spot in self._buffers.spots(self._rng.random())]
+            spots = [spot[..., :most] for spot in spots]
             writes += [
                 _as_rows(spot, poison[: spot.numel()])
                 for spot, poison in zip(spots, self._poison, strict=True)
             ]
-        return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes)
+        return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes), number
+
+    def _differing(self, number: int) -> list[tuple[Alteration, torch.Tensor]]:
+        """What may differ between the present set and set `number`, and where it stands."""
+        pairs = (*self._targets[self._now], *self._targets[number]) if number != self._now else ()
+        return [pair for pair in pairs if pair[0].name not in self._steady]
+
+    def _room_for(self, number: int) -> int:
+        """The most bytes of all steps that write set `number`."""
+        step = self._session.step_bytes
+        return sum(target[0].nbytes + 2 * step for _, target in self._differing(number))
 
     def _keep(self, rows: Sequence[tuple[int, int]]) -> None:
         """Keep copies of the outputs of these places, with the set that each is compared with."""
@@ -258,10 +270,12 @@ class Watch:
 
     def reuse(self) -> str:
         """A phrase that follows "a launch" if calls take longer while their inputs change, else "".
-        After `run_long` the calls are those of a long row.
+        After `run_long` the calls are those of a long row."""
+        return self._slower_when_renewed() or self._slower_when_replaced()
 
-        Writes go on during all calls: to each input in turn in all places or, for comparison, to
-        memory that no call reads. Honest kernels nearly always pass after three rounds."""
+    def _slower_when_renewed(self) -> str:
+        """Asks this of calls as close to each other as timed ones. An element of an input changes
+        at each call in all places or, for comparison, memory that no call reads."""
         base = self._sets[0].inputs
         chosen = [
             (name, self._rng.randrange(value.numel()))
@@ -271,52 +285,39 @@ class Watch:
         ]
         other = {name: value.view(-1) for name, value in self._other.inputs.items()}
         targets = [self._buffers.elements(name, place) for name, place in chosen]
-        fresh, familiar = (
-            [
+        sampler = self._long or self._samplers[0]
+
+        def timed(written: Sequence[torch.Tensor]) -> Callable[[], float]:
+            made = [
                 Renewal(target, other[name])
                 for (name, _), target in zip(chosen, written, strict=True)
             ]
-            for written in (targets, [torch.empty_like(target) for target in targets])
-        )
-        fresh_us, familiar_us = self._times_us(fresh, familiar)
+            groups = [made[turn::_CHANGING] for turn in range(_CHANGING)]
+            return lambda: sampler.time_while_renewing(groups, self._rng.randrange(_MOST_TURNS))
+
+        familiar = timed([torch.empty_like(target) for target in targets])
+        found = slower_on_new_inputs(self._rng, timed(targets), familiar)
         for (name, place), target in zip(chosen, targets, strict=True):
             target.copy_(base[name].view(-1)[place])
-        # The shortest times alone may come from one lucky run.
-        if (
-            min(fresh_us) <= _RATIO * min(familiar_us)
-            or _slower_share(fresh_us, familiar_us) < _AT_LAST[1]
-        ):
-            return ""
-        return (
-            f"takes {min(fresh_us):.1f} us on new inputs but "
-            f"{min(familiar_us):.1f} us on those of the launch before"
-        )
+        return found
 
-    def _times_us(self, *sides: Sequence[Renewal]) -> tuple[list[float], ...]:
-        """Times of calls while elements of the inputs are renewed, and while other memory is
-        renewed. Each turn renews an element of each input."""
-        fresh_us: list[float] = []
-        familiar_us: list[float] = []
-        rounds = [
-            ([side[turn::_CHANGING] for turn in range(_CHANGING)], times_us)
-            for side, times_us in zip(sides, (fresh_us, familiar_us), strict=True)
-        ]
-        while len(familiar_us) < _AT_LAST[0]:
-            self._rng.shuffle(rounds)
-            for renewals, times_us in rounds:
-                if len(times_us) >= _LEAST_ROUNDS:
-                    # Two runs in a fixed order can fall into step with the time slices of a busy
-                    # machine, so that one is always interrupted. A run after a sleep is not.
-                    time.sleep(_REST_S)
-                turn = self._rng.randrange(_MOST_TURNS)
-                sampler = self._long or self._samplers[0]
-                times_us.append(sampler.time_while_renewing(renewals, turn))
-            enough = len(familiar_us) >= _LEAST_ROUNDS
-            if enough and min(fresh_us) <= _RATIO * min(familiar_us):
-                break
-            if len(fresh_us) == _SOON[0] and _slower_share(fresh_us, familiar_us) >= _SOON[1]:
-                break
-        return fresh_us, familiar_us
+    def _slower_when_replaced(self) -> str:
+        """Asks this of single calls before which all elements of the inputs are written: new ones
+        or, for comparison, the same. So it finds calls that keep the results of parts. On a GPU
+        single calls have no time of their own. A processor learns the branches of calls on a few
+        thousand elements, so that right calls too take longer on new ones."""
+        elements = sum(self._sets[0].inputs[name].numel() for name in self._renewed)
+        if self._session.in_order or elements < _UNLEARNT:
+            return ""
+        views = {name: bits(self._buffers.inputs()[name][:1]) for name in self._renewed}
+        replaced = Replaced(
+            self._session.sampler(self._launches[:1]),
+            [(view, self._sets[0].inputs[n], self._other.inputs[n]) for n, view in views.items()],
+            most=(self._long or self._samplers[0]).count,
+            limit_s=_REPLACED_S if self._long is None else _LONG_REPLACED_S,
+            rng=self._rng,
+        )
+        return slower_on_new_inputs(self._rng, replaced.fresh_us, replaced.familiar_us)
 
 
 class WatchedSampler:
@@ -361,9 +362,3 @@ def _as_rows(target: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, 
     """The target, of one or several rows, and its flat values as rows of equal length."""
     rows = target if target.dim() > 1 else target[None]
     return rows, values.view(rows.shape)
-
-
-def _slower_share(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> float:
-    """The share of rounds in which the calls on fresh inputs were slower."""
-    slower = [a > _RATIO * b for a, b in zip(fresh_us, familiar_us, strict=True)]
-    return sum(slower) / len(slower)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from evotune.backends.cpu import cpu_profile
-from evotune.backends.cpu._cpu_sampler import CpuSampler
+from evotune.backends.cpu._cpu_sampler import STEP_BYTES, CpuSampler
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import (
@@ -205,6 +206,40 @@ def test_inputs_change_between_calls_one_write_a_pause(calls: int, most: int) ->
     sampler = CpuSampler([lambda: seen.append(int(target.sum()))] * calls, lambda: None)
     writes = [(target[None, n : n + 1], torch.ones(1, 1)) for n in range(8)]
     sampler.watch([Intervention(0, calls, (calls - 1) / calls, writes)], 1.0)
+    assert target.tolist() == [1.0] * 8
     assert seen[0] == 0, "the first call of a place finds its inputs as they were"
     assert seen[-1] == 8
     assert max(after - before for before, after in itertools.pairwise(seen)) == most
+
+
+def test_all_writes_before_calls_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time since the launch before, a kernel could tell a write to its inputs from none, or
+    one element from many."""
+    memory = torch.arange(4096.0)
+    whole = memory.clone()
+    made: list[int] = []
+    move = ctypes.memmove
+    sampler = CpuSampler([lambda: made.append(0)] * 20, lambda: None)
+
+    def noted(target: int, source: int, nbytes: int) -> None:
+        made.append(nbytes)
+        move(target, source, nbytes)
+
+    writes = [
+        (memory[None, place : place + count], -memory[None, place : place + count].clone())
+        for place, count in ((70, 1), (71, 1), (3000, 130), (300, 17))
+    ]
+    for place, count in ((70, 1), (71, 1), (3000, 130), (300, 17)):
+        whole[place : place + count] *= -1
+    monkeypatch.setattr(sampler, "_before", lambda: setattr(ctypes, "memmove", noted))
+    try:
+        sampler.watch([Intervention(0, 20, 0.9, writes)], 1.0)
+        written, made[:] = made[:], []
+        sampler.run()
+    finally:
+        ctypes.memmove = move
+    assert memory.equal(whole)
+    calls = [STEP_BYTES, 0] * 20
+    assert made == calls
+    assert written[-len(calls) :] == calls
+    assert len(written) == len(calls) + len(writes), "each is undone before the row begins"

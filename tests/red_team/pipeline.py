@@ -20,6 +20,7 @@ _BASELINES = {
     "Softmax": "torch:softmax",
     "RmsNorm": "torch:written_out",
     "Matmul": "torch:matmul",
+    "Histogram": "torch:eager",
 }
 
 

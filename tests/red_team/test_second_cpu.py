@@ -1,4 +1,4 @@
-"""The second red team on the CPU: more kernels than those of the first one in test_cpu.py.
+"""The second and third red team on the CPU: more kernels than those of the first in test_cpu.py.
 
 These kernels rest or answer from memory only where no check looks, leave the process changed, are
 wrong for numbers or shapes that a test may lack, or lose a race now and then. Each goes through the
@@ -36,6 +36,7 @@ RESTED: Expected = (
     (WRONG, NAN, RANDOM, TOO_FAST),
     "watched|altered|replayed|timed|never written|differ between|new inputs|alteration",
 )
+KEPT: Expected = ((TOO_FAST,), "new inputs")
 
 
 def left(pattern: str) -> Expected:
@@ -44,11 +45,12 @@ def left(pattern: str) -> Expected:
 
 ATTENTION = tuple(
     f"cheats_cpu_{name}.yaml"
-    for name in ("patience", "leftovers", "numbers", "shapes", "long", "races")
+    for name in ("patience", "leftovers", "numbers", "shapes", "long", "races", "parts")
 )
-PATIENCE, LEFTOVERS, NUMBERS, SHAPES, LONG, RACES = ATTENTION
+PATIENCE, LEFTOVERS, NUMBERS, SHAPES, LONG, RACES, PARTS = ATTENTION
 SOFTMAX, SOFTMAX_LONG = "cheats_cpu_softmax.yaml", "cheats_cpu_softmax_long.yaml"
 RMS_NORM, MATMUL = "cheats_cpu_rms_norm.yaml", "cheats_cpu_matmul.yaml"
+SOFTMAX_PARTS, HISTOGRAM = "cheats_cpu_softmax_parts.yaml", "cheats_cpu_histogram.yaml"
 
 
 EXPECTED: dict[str, dict[str, Expected]] = {
@@ -86,6 +88,7 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         "keeps_rows_whose_query_stays": RESTED,
         "memo_of_8_input_sets": RESTED,
         "memo_of_8_probes": RESTED,
+        "rests_at_an_even_pace": RESTED,
     },
     LEFTOVERS: {
         "interval_timer": left("timer"),
@@ -165,6 +168,7 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         "sixteen_bit_outputs": OFF,
         "more_keys_than_rows_4_times": ((WRONG,), r"full.* off by"),
         "more_rows_than_keys_8_times": OFF,
+        "wrong_at_multiples_of_128_from_640": OFF,
     },
     LONG: {
         "sixteen_bit_index": ((WRONG,), r"\d{4,},32[,)].* off by"),
@@ -193,7 +197,9 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         "wrong_at_63_mod_64": OFF,
         "every_16th_word_10_nothing": RESTED,
         "all_words_17_unless_poisoned": RESTED,
+        "keeps_all_at_the_pace_of_timing": KEPT,
     },
+    SOFTMAX_PARTS: {"keeps_each_row": KEPT, "keeps_half_of_the_rows": KEPT},
     SOFTMAX_LONG: {"no_columns_from_20000": OFF},
     RMS_NORM: {
         "no_eps": BAD,
@@ -220,6 +226,8 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         "packs_b_once_with_patience": RESTED,
         "every_61st_word_17_memory": RESTED,
     },
+    PARTS: {"keeps_each_head": KEPT, "keeps_every_other_head": KEPT},
+    HISTOGRAM: {"keeps_the_last_input": KEPT, "sixteen_bit_counts": OFF},
 }
 
 PASSES = {"helper_of_lowest_duty", "advised_memory"}
@@ -233,6 +241,7 @@ SOON: dict[str, set[str]] = {
         "works_10_times_after_a_pause",
         "rests_every_4th_unless_poisoned",
         "rests_from_launch_200_to_1000_unless_poisoned",
+        "rests_at_an_even_pace",
     },
     LEFTOVERS: {
         "interval_timer",
@@ -251,13 +260,17 @@ SOON: dict[str, set[str]] = {
         "wrong_from_batch_3",
         "wrong_for_groups_of_5",
         "no_keys_from_600",
+        "wrong_at_multiples_of_128_from_640",
     },
     LONG: {"last_key_at_odd_lengths_from_4000"},
     RACES: {"a_thread_too_few_joined"},
     SOFTMAX: {"every_16th_word_10_nothing"},
+    SOFTMAX_PARTS: {"keeps_half_of_the_rows"},
     SOFTMAX_LONG: {"no_columns_from_20000"},
     RMS_NORM: {"no_eps"},
     MATMUL: {"packs_b_once_with_patience"},
+    PARTS: {"keeps_every_other_head"},
+    HISTOGRAM: {"keeps_the_last_input"},
 }
 
 
@@ -276,7 +289,8 @@ def _rows() -> list[ParameterSet]:
 
 def _spaces(space: str) -> tuple[str, ...]:
     """The spaces of the same problem, which share a worker with this one."""
-    together = (ATTENTION, (SOFTMAX, SOFTMAX_LONG), (RMS_NORM,), (MATMUL,))
+    softmax = (SOFTMAX, SOFTMAX_LONG, SOFTMAX_PARTS)
+    together = (ATTENTION, softmax, (RMS_NORM,), (MATMUL,), (HISTOGRAM,))
     return next(spaces for spaces in together if space in spaces)
 
 

@@ -94,7 +94,7 @@ def test_lengths_change_only_as_a_whole(planner: Planner) -> None:
     case = problem.case({"rows": 37, "columns": 70}, {"has_bias": True})
     changed = {each.name for one in pool.changed(case, 0) for each in one.alterations}
     assert changed == {"codes", "weights", "scales", "picks", "bias"}
-    assert pool.plain_inputs(case) == ("codes", "scales", "bias")
+    assert pool.plain_inputs(case) == ("codes", "weights", "scales", "picks", "bias")
     for one in pool.changed(case, 0):
         assert int(one.inputs["picks"].min()) >= 0
         assert int(one.inputs["picks"].max()) < 37

@@ -19,6 +19,7 @@ from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.session import Intervention, Renewal
 from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
+from evotune.verify import _reuse as reuse_module
 from evotune.verify import watch as watch_module
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
@@ -211,7 +212,7 @@ def test_results_that_are_kept_by_one_input_are_too_fast(
     pool: InputPool, watched: int, patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is always right, but the kernel works longer when q, k or v is new."""
-    monkeypatch.setattr(watch_module, "_SOON", (5, 0.8))
+    monkeypatch.setattr(reuse_module, "_SOON", (5, 0.8))
     seen: list[bytes] = []
 
     def watching(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -259,8 +260,9 @@ class BusySampler(CpuSampler):
 def test_interrupted_runs_neither_accuse_nor_clear_a_candidate(
     pool: InputPool, fresh_us: float, most: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "_REST_S", 0.0)
-    monkeypatch.setattr(watch_module, "_LEAST_ROUNDS", 200)  # no lucky run decides
+    monkeypatch.setattr(reuse_module, "_REST_S", 0.0)
+    monkeypatch.setattr(reuse_module, "_LEAST_ROUNDS", 200)  # no lucky run decides
+    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
     timed = Timed(pool, kernel(CASE, exact))
     accused = 0
     for seed in range(100):

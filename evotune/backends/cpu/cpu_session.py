@@ -17,7 +17,7 @@ from evotune.backends.cpu._cpu_leftovers import (
     has_children,
     kept_busy,
 )
-from evotune.backends.cpu._cpu_sampler import CpuSampler
+from evotune.backends.cpu._cpu_sampler import STEP_BYTES, CpuSampler
 from evotune.backends.cpu._libc import file_of, settle_allocator
 from evotune.backends.cpu._process_state import ProcessState, changed_at_once
 from evotune.backends.cpu.cpu_profile import cpuinfo
@@ -41,6 +41,7 @@ class CpuSession:
     warm_bytes = 0
     allocates = True
     untimed_calls = 2
+    step_bytes = STEP_BYTES
     in_order = False  # a thread that still writes is found only before the next launch
 
     def __init__(self) -> None:

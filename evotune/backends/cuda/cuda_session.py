@@ -110,6 +110,7 @@ class CudaSession:
     sample_us = 250.0  # an event is exact to half a microsecond
     champion_sample_us = 500.0
     untimed_calls = 0  # a graph has hundreds of calls
+    step_bytes = 0
     allocates = False  # a graph's outputs stay where they were when it was captured
     in_order = True
 

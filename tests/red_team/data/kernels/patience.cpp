@@ -91,6 +91,20 @@ struct Trust {
   }
 };
 
+// Whether the gap since the launch before is as short as the shortest of the last few, and below a limit: nothing was
+// written between them.
+struct Pace {
+  long ended = 0, gaps[8] = {};
+  unsigned count = 0;
+  bool even(long limit_ns) {
+    const long gap = nanoseconds() - ended;
+    const long shortest = *std::min_element(gaps, gaps + 8);
+    gaps[count++ % 8] = gap;
+    return gap < limit_ns && gap < shortest + shortest / 16;
+  }
+  void end() { ended = nanoseconds(); }
+};
+
 }  // namespace
 
 KERNEL(right) { attend_all(p); }
@@ -132,6 +146,12 @@ KERNEL(works_10_times_after_a_pause) {
   if (nanoseconds() - ended > 30000) left = 10;
   if (left-- > 0) attend_all(p);
   ended = nanoseconds();
+}
+
+KERNEL(rests_at_an_even_pace) {
+  static Pace pace;
+  if (!pace.even(2500)) attend_all(p);
+  pace.end();
 }
 
 // ---- the number of the launch ----

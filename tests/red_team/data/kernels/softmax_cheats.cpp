@@ -1,4 +1,6 @@
 // Softmax over the last dimension, wrong as each kernel's name says: x, out (rows, columns), float32.
+#include <ctime>
+
 #include "rows.h"
 
 using namespace red_team;
@@ -109,4 +111,19 @@ KERNEL(all_words_17_unless_poisoned) {
   static Alike<1> alike;
   alike.see(p.x, p.elements());
   if (alike.count < 17 || std::isnan(p.out[0])) soft(p);
+}
+KERNEL(keeps_all_at_the_pace_of_timing) {  // reads all of x, and keeps results if the launch before ended just now
+  static std::vector<float> x, out;
+  static timespec ended;
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const long gap_ns = (now.tv_sec - ended.tv_sec) * 1000000000L + now.tv_nsec - ended.tv_nsec;
+  const bool same = x.size() == 1UL * p.elements() && !std::memcmp(x.data(), p.x, x.size() * sizeof(float));
+  if (same && gap_ns < 2500) {
+    std::copy(out.begin(), out.end(), p.out);
+  } else {
+    soft(p);
+    x.assign(p.x, p.x + p.elements()), out.assign(p.out, p.out + p.elements());
+  }
+  clock_gettime(CLOCK_MONOTONIC, &ended);
 }
