@@ -38,6 +38,7 @@ METHODS = [
         "unusual_cpu_softmax.yaml",
         "unusual_cpu_rms_norm.yaml",
         "unusual_cpu_matmul.yaml",
+        "unusual_cpu_branches.yaml",
     )
     for method in choices(space)[1]
 ]
