@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ cd "$(dirname "$0")/.." && exec {python} -P -m evotune verify . --config {config
 
 _STARTED = re.compile(r"\d{8}-\d{6}-\d{6}-")
 """The beginning of a new run's name: the time of its start, in UTC."""
+_LOOKING_S = 0.2  # far longer than a look at who holds the lock takes
 
 
 class RunFolder:
@@ -70,11 +72,9 @@ class RunFolder:
         """Holds the run's lock. RunLocked, with the holder's id, when another process has it."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _takes_lock(handle):
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-                raise RunLocked(f"run {self.id} is being worked on by process {holder}") from None
+                raise RunLocked(f"run {self.id} is being worked on by process {holder}")
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
             yield
@@ -84,17 +84,33 @@ class RunFolder:
     def holder(self) -> int | None:
         """Id of the process that works on the run now; None when there is none."""
         try:
-            handle = os.open(self.path / "lock", os.O_RDWR)
+            handle = os.open(self.path / "lock", os.O_RDONLY)
         except OSError:
             return None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, so that two processes that look at once do not take each other for a holder.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             text = os.pread(handle, 32, 0).decode(errors="replace").strip()
             return int(text) if text.isdigit() else 0
         finally:
             os.close(handle)
         return None
+
+
+def _takes_lock(handle: int) -> bool:
+    """Whether the lock can be had. `RunFolder.holder` has it for an instant, so this function tries
+    again for a moment."""
+    deadline = time.monotonic() + _LOOKING_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
 
 
 def create_folder(runs_dir: Path, name: str) -> RunFolder:

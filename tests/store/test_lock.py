@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +68,25 @@ def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_process_that_only_looks_is_no_holder(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with run.locked():
+        pass
+    looking = threading.Event()
+
+    def look() -> None:
+        """As `holder` does, but for longer."""
+        with (tmp_path / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            looking.set()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait()
+    assert run.holder() is None
+    with run.locked():
+        pass
+    thread.join()
