@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from evotune.backends.cpu import cpu_profile
+from evotune.backends.cpu import cpp_compiler, cpu_profile
 from evotune.backends.cpu._cpu_sampler import STEP_BYTES, CpuSampler
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
@@ -188,13 +188,35 @@ def test_a_status_is_told_in_words() -> None:
 
 def test_the_machine_code_does_not_depend_on_the_folder(tmp_path: Path) -> None:
     codes = []
-    for name in ("one", "two"):
+    for name in ("one", "another"):
         root = tmp_path / name
         root.mkdir()
-        (root / "k.cpp").write_text('extern "C" int f(int x) { return x * N; }')
+        (root / "part.h").write_text("static int g(int x) { assert(x > N); return x; }")
+        (root / "k.cpp").write_text(
+            '#include <cassert>\n#include "part.h"\n'
+            'extern "C" const char* f(int x) { assert(g(x) != 3); return __FILE__; }'
+        )
         CpuCompiler().compile(_job(root, N=3), root / "k.so", 30)
         codes.append((root / "k.so").read_bytes())
     assert codes[0] == codes[1]
+    assert str(tmp_path).encode() not in codes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("g++ (SUSE Linux) 7.5.0", False),
+        ("g++ (GCC) 8.5.0 20210514 (Red Hat 8.5.0-18)", True),
+        ("clang version 9.0.1-12", False),
+        ("Ubuntu clang version 14.0.0-1ubuntu1", True),
+        ("a compiler", False),
+    ],
+)
+def test_a_compiler_that_cannot_take_the_folder_out_is_not_asked_to(
+    monkeypatch: pytest.MonkeyPatch, line: str, known: bool
+) -> None:
+    monkeypatch.setattr(cpp_compiler, "_first_line", lambda path: line)
+    assert cpp_compiler._maps_prefixes("g++") is known
 
 
 @pytest.mark.parametrize(("calls", "most"), [(20, 1), (9, 1), (5, 2), (2, 8)])

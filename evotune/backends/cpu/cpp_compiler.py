@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -47,6 +48,10 @@ LINK_FLAGS = (
     "-Wl,-z,defs",  # a missing function then fails at compile time, not at load time
 )
 
+_PREFIX_MAP = "-fmacro-prefix-map="
+"""Takes the folder out of a file's name, so that the machine code is the same in every folder."""
+_VERSION = re.compile(r"(\d+)\.\d+\.\d+")
+
 
 class CpuCompiler:
     """Compiles C++ to a shared library by $CXX, g++, clang++ or c++."""
@@ -87,6 +92,8 @@ class CpuCompiler:
         command = [self._path, *FLAGS, *job.options, *LISTING]
         if "clang" in _first_line(self._path):
             command.append("-fno-integrated-as")  # clang's own assembler lists no files it reads
+        if _maps_prefixes(self._path):  # in __FILE__ and assert
+            command.append(f"{_PREFIX_MAP}{job.root}{os.sep}=")
         command += job.macros
         source = str(Path(job.root) / job.source)
         # The empty first file keeps g++ from using a precompiled header beside the source.
@@ -158,6 +165,13 @@ def _compiler_version(path: str) -> str:
     (the meaning of -march=native here) and environment variables with more header folders."""
     headers = (f"{name}={os.environ[name]}" for name in SEARCH_VARIABLES if os.environ.get(name))
     return " ".join((_first_line(path), *FLAGS, *LINK_FLAGS, *sorted(cpu_flags()), *headers))
+
+
+def _maps_prefixes(path: str) -> bool:
+    """Whether the compiler has `_PREFIX_MAP`, as g++ 8, clang 10 and later ones do."""
+    line = _first_line(path)
+    found = _VERSION.search(line)
+    return found is not None and int(found[1]) >= (10 if "clang" in line else 8)
 
 
 @functools.cache
