@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import linecache
 import os
@@ -159,7 +160,8 @@ def _module(name: str, content: bytes) -> Any:
     """The module of these bytes. Triton reads its functions' source through `linecache`, so the
     bytes are put there."""
     sha256 = hashlib.sha256(content).hexdigest()
-    lines = content.decode().splitlines(keepends=True)
+    # As Python counts lines: `splitlines` would also end one at a form feed.
+    lines = io.StringIO(importlib.util.decode_source(content)).readlines()
     linecache.cache[name] = (len(content), None, lines, name)
     return run_content(f"evotune_triton_{sha256[:16]}", name, content)
 
