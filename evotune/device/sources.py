@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from evotune.errors import SpaceError
+from evotune.errors import SpaceError, UsageError
 from evotune.languages import all_languages
 from evotune.regular_file import read_regular
 
@@ -59,6 +59,18 @@ _ASSEMBLER_FILE = re.compile(rb'(?:["(;\r\n]|\\[nt])[ \t]*(\.(?:incbin|include))
 
 def _is_code(suffix: str) -> bool:
     return suffix in _INCLUDED or any(suffix in known.suffixes for known in all_languages())
+
+
+def told_folder(folder: Path) -> str:
+    """The folder as compilers and workers are told it. UsageError for a name that they would not
+    understand: `#line` takes no line break, and messages between processes are UTF-8."""
+    text = str(folder.absolute())
+    why = "has a line break" if "\n" in text else ""
+    if any("\ud800" <= each <= "\udfff" for each in text):  # bytes that `os.fsdecode` keeps so
+        why = "is not UTF-8"
+    if why:
+        raise UsageError(f"the name of the folder {text!r} {why}; fix: use another folder")
+    return text
 
 
 def read_sources(

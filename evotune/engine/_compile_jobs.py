@@ -10,7 +10,7 @@ from typing import Any
 from evotune.device.launch import POINTERS, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.device.source_checks import POINTER
-from evotune.device.sources import fingerprint
+from evotune.device.sources import fingerprint, told_folder
 from evotune.engine._space_files import source_path
 from evotune.languages import language
 from evotune.problems.problem import Case, Problem
@@ -20,7 +20,8 @@ from evotune.trial import Configuration, Value
 
 
 class CompileJobs:
-    """Makes the compiler runs of one space on one device. SpaceError when two macros collide."""
+    """Makes the compiler runs of one space on one device. SpaceError when two macros collide,
+    UsageError when a compiler could not be told the folder."""
 
     def __init__(
         self,
@@ -36,13 +37,13 @@ class CompileJobs:
         self._sources = {name: fingerprint(files) for name, files in sources.items()}
         self._source_paths = {k.name: source_path(document, k) for k in document.kernels}
         self._choices = _choice_constants(document)
-        self._root = str(document.root.absolute())
+        self._root = told_folder(document.root)
         self._refuse_collisions()
 
     def at(self, root: Path) -> CompileJobs:
         """The same jobs, with the sources read under another root."""
         moved = copy.copy(self)
-        moved._root = str(root.absolute())
+        moved._root = told_folder(root)
         return moved
 
     def job(

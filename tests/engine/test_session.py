@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -115,6 +116,25 @@ def test_a_run_that_lost_its_environment_is_resumed_only_on_request(
         resume_run(run, SilentObserver(), trials=40)
     resume_run(run, SilentObserver(), trials=40, allow_mixed=True)
     assert len(history(run)) == 40
+
+
+@pytest.mark.parametrize("place", ["space", "runs"])
+@pytest.mark.parametrize(
+    ("name", "words"), [(b"two\nlines", "has a line break"), (b"caf\xe9", "is not UTF-8")]
+)
+def test_a_folder_that_a_compiler_cannot_be_told_is_refused(
+    tmp_path: Path, place: str, name: bytes, words: str
+) -> None:
+    odd = tmp_path / os.fsdecode(name)
+    folder = odd if place == "space" else tmp_path / "plain"
+    runs_dir = odd if place == "runs" else tmp_path / "runs"
+    (folder / "kernels").mkdir(parents=True)
+    (folder / "kernels" / "empty.cpp").write_text('extern "C" void attention_forward() {}\n')
+    (folder / "space.yaml").write_text(NOTHING_DONE)
+    request = RunRequest(str(folder / "space.yaml"), device="cpu", runs_dir=runs_dir)
+    with pytest.raises(UsageError, match=f"the name of the folder .* {words}"):
+        start_run(request, SilentObserver())
+    assert not list(runs_dir.glob("*"))
 
 
 def test_a_run_keeps_the_files_that_were_read_though_they_change_meanwhile(tmp_path: Path) -> None:
