@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evotune.device.launch import Binary
+from evotune.device.sources import told_folder
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json
 
@@ -34,13 +35,21 @@ def default_cache_dir() -> Path:
     chosen = os.environ.get("EVOTUNE_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     return Path(base) / "evotune"
 
 
 def writable_cache_dir() -> Path:
-    """`default_cache_dir`, created if missing; EnvironmentProblem when it is not writable."""
+    """`default_cache_dir`, created if missing; EnvironmentProblem when it is not writable.
+    UsageError when compilers could not be told its name."""
     path = default_cache_dir()
+    if path.parts[0] == "~":
+        raise EnvironmentProblem(
+            "this user has no home folder for the cache; set EVOTUNE_CACHE_DIR to a folder that "
+            "you may write into"
+        )
+    told_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -74,7 +83,8 @@ class BuildCache:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         if hashlib.sha256(content).hexdigest() != binary.sha256:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another user's, in a folder that several share
+                path.unlink()
             return None
         return binary
 
@@ -119,6 +129,6 @@ def _write_whole(path: Path, content: bytes) -> None:
 def _remove_left_behind(folder: Path) -> None:
     """Removes unfinished files, over a day old, of processes that were killed while writing."""
     for path in folder.glob(f"{_ASIDE}*"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # it is gone, or another user's
             if path.stat().st_mtime < time.time() - _LEFT_BEHIND_S:
                 path.unlink()

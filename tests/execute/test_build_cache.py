@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from evotune.device.launch import Binary
+from evotune.errors import EnvironmentProblem, UsageError
+from evotune.execute import build_cache
 from evotune.execute.build_cache import BuildCache, default_cache_dir
 
 from .faulty import SPACE, compile_job
@@ -130,6 +132,25 @@ def test_what_a_killed_writer_left_is_removed_later(tmp_path: Path, cache: Build
     assert new.exists(), "another process may be writing it"
 
 
+def test_files_that_cannot_be_removed_do_no_harm(
+    tmp_path: Path, cache: BuildCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several users share the folder."""
+    path = Path(cache.put(KEY, b"machine code", {}, 0.1).path)
+    path.write_bytes(b"changed")
+    left = path.with_name(".writing-0")
+    left.write_bytes(b"")
+    os.utime(left, (0, 0))
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert cache.get(KEY) is None
+    assert cache.put(KEY, b"machine code", {}, 0.1).sha256
+    assert cache.get(KEY) is not None
+
+
 def test_an_entry_cannot_make_the_cache_touch_files_outside_it(tmp_path: Path) -> None:
     outside = tmp_path / "precious.bin"
     outside.write_text("keep me")
@@ -164,6 +185,21 @@ def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("EVOTUNE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert default_cache_dir() == Path("/xdg/evotune")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
+    assert default_cache_dir() == Path("/home/me/.cache/evotune")
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("~/.cache", "no home folder"), (os.fsdecode(b"/tmp/caf\xe9"), "is not UTF-8")],
+)
+def test_a_cache_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, folder: str, words: str
+) -> None:
+    monkeypatch.setattr(build_cache, "default_cache_dir", lambda: Path(folder))
+    with pytest.raises((EnvironmentProblem, UsageError), match=words):
+        build_cache.writable_cache_dir()
 
 
 # --- the contents of a job's key -------------------------------------------------------------
