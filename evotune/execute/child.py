@@ -43,14 +43,20 @@ class Child(Generic[ToWorker, FromWorker]):
         """Why `receive` could not read a message of the child; "" if it could read all."""
         with log.open("ab") as file:
             self._log_start = file.tell()
-            self._process = subprocess.Popen(
-                module_command(f"evotune.execute.{wire.role}", str(os.getpid())),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,
-                env={**os.environ, **environment},
-            )
+            try:
+                self._process = subprocess.Popen(
+                    module_command(f"evotune.execute.{wire.role}", str(os.getpid())),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    start_new_session=True,
+                    env={**os.environ, **environment},
+                )
+            except OSError as error:  # no more processes, files or memory; Python is gone
+                raise EnvironmentProblem(
+                    f"{wire.worker} cannot be started: {error.strerror}; repair that, then resume "
+                    "the run"
+                ) from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin_fd = self._process.stdin.fileno()
@@ -145,11 +151,15 @@ class Child(Generic[ToWorker, FromWorker]):
         return f"{self._wire.worker} {describe_status(status)}"
 
     def log_tail(self, limit: int = 4096) -> str:
-        """The end of this child's part of the log, which earlier children may share."""
-        with self._log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, end - limit))
-            return file.read().decode(errors="replace").strip()
+        """The end of this child's part of the log, which earlier children may share; "" where
+        somebody removed the log."""
+        try:
+            with self._log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, end - limit))
+                return file.read().decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
 
 
 _Waiting = TypeVar("_Waiting", bound=Child[Any, Any] | int)

@@ -162,6 +162,34 @@ def test_compile_processes_that_die_at_every_start_end_the_run(
         pool.close()
 
 
+def test_a_process_that_cannot_be_started_ends_the_run_in_words(
+    pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's limit of processes or files is reached, or Python was removed meanwhile."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(EnvironmentProblem, match="the compile process cannot be started: No such"):
+        _compile(pool, compile_job("none"))
+    pool.close()
+
+
+def test_a_process_that_dies_after_its_log_was_removed_is_replaced_as_any_other(
+    tmp_path: Path, pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/bash\ncase "$*" in *-DFAULT=*) rm -f {tmp_path}/logs/*.log; kill -9 $PPID;; esac\n'
+        'exec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    try:
+        (found,) = _compile(pool, compile_job("none"))
+        assert isinstance(found, CompileFailure)
+        assert (found.kind, found.log) == (OutcomeKind.COMPILE_CRASH, "")
+    finally:
+        pool.close()
+
+
 def test_compile_processes_that_are_killed_while_idle_are_replaced(pool: CompilePool) -> None:
     try:
         assert len(_compile(pool, compile_job("none"), compile_job("nan"))) == 2
