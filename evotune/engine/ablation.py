@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun, against
+from evotune.errors import EnvironmentProblem
 from evotune.measure.processes import MOST, fitness_by_process, widened
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
@@ -117,10 +118,14 @@ def ablate_run(
     `more`: further changes of it. After an interruption the rows that were measured are not
     measured again.
 
-    RunLocked while another process works on the run.
+    RunLocked while another process works on the run; EnvironmentProblem on another model of device.
     """
     with run.locked():
         reopened = ReopenedRun.load(run)
+        if reopened.away:
+            raise EnvironmentProblem(
+                f"{reopened.away}: the times would not compare; fix: ablate it there"
+            )
         champion = reopened.configuration(champion)
         changes = changes_of(reopened, champion)
         known = {change.configuration for change in changes}

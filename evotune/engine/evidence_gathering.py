@@ -47,9 +47,12 @@ class Access:
         """Opens the run for its device, or without it where it is not here. Raises the errors of
         `ReopenedRun.load`."""
         try:
-            return cls(ReopenedRun.load(run), "")
+            reopened = ReopenedRun.load(run)
         except EnvironmentProblem as error:
             return cls(ReopenedRun.load(run, anywhere=True), str(error))
+        if reopened.away:
+            return cls(ReopenedRun.load(run, anywhere=True), reopened.away)
+        return cls(reopened, "")
 
     def timed_job(self, configuration: Mapping[str, Value], label: str = "") -> CaseJob:
         """The case with this label, or the first timed one. EvotuneError when the configuration

@@ -50,6 +50,8 @@ class ReopenedRun:
     baselines: Mapping[str, str]
     numbers: Mapping[Configuration, int]
     """The first trial of each configuration that was tried."""
+    away: str = ""
+    """Why measurements made here would not compare with the run's; "" where they would."""
 
     @classmethod
     def load(cls, run: RunFolder, *, anywhere: bool = False) -> ReopenedRun:
@@ -68,9 +70,13 @@ class ReopenedRun:
             setup = load_run_setup(run, store, elsewhere=recorded)
             assert isinstance(setup, KernelSetup), "its store says so"
             numbers: dict[Configuration, int] = {}
+            models = {str(store.meta("device")["name"])}  # more of them in a mixed run
             for trial in store.trials():
                 numbers.setdefault(trial.configuration, trial.number)
-        return cls(run, setup, dict(baselines["chosen"]), numbers)
+                models |= {trial.outcome.device_model} - {""}
+        here, made_on = setup.profile.name, ", ".join(sorted(models))
+        away = "" if here in models else f"run {run.id} was made on {made_on}, and this is {here}"
+        return cls(run, setup, dict(baselines["chosen"]), numbers, away)
 
     def with_cases(self, cases: Sequence[GivenCase]) -> ReopenedRun:
         """The same run, ready to compile and to launch its configurations on other cases than it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from click.testing import CliRunner, Result
 from execute.faulty import run_of, space_text
 from report.runs import make_run, recorded
 
+from evotune.backends import registry
 from evotune.cli.main import application
 from evotune.engine import ablation as ablation_module
+from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder, find_run
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
@@ -166,3 +169,18 @@ def test_compare_can_measure_both_again_in_turn(ablate: Ablate, run: RunFolder) 
     assert (found["basis"], found["differences"]) == ("paired", [])
     assert found["ratio_low"] <= found["ratio"] <= found["ratio_high"]
     assert found["cases"][0]["first_us"] > 0
+
+
+def test_on_another_processor_nothing_is_measured(
+    ablate: Ablate, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are stored in the run are about the device that it was made on."""
+    here = registry.named("cpu").profile("cpu")
+    other = dataclasses.replace(here, name="Another CPU")
+    monkeypatch.setattr(type(registry.named("cpu")), "profile", lambda *_, **__: other)
+    result = ablate()
+    assert result.exit_code == 3
+    words = f"run {run.id} was made on {here.name}, and this is Another CPU"
+    assert f"{words}: the times would not compare" in result.output
+    access = Access.to(run)
+    assert (access.away, access.reopened.setup.profile.name) == (words, here.name)
