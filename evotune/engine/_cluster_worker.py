@@ -134,7 +134,7 @@ class _RunHere:
         self._exit = contextlib.ExitStack()
         self._folder = self._exit.enter_context(scratch_folder())
         self._waiting: dict[tuple[int, bool, int], Future[Outcome]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when trials are done
         self._background: BackgroundExecutor | None = None
         try:
             run = RunFolder(self._folder)
@@ -186,10 +186,13 @@ class _RunHere:
         return Calibrated(tuple({**d, "id": d["id"] or _own_address()} for d in found))
 
     def trial(self, told: ClusterTrial) -> Outcome:
-        """The trial's outcome. A trial that Dask asks for again while it is under way runs once."""
+        """The trial's outcome. A trial that Dask asks for again while it is under way runs once. Its
+        confirmation waits until it is done: the executor tells outcomes by number alone."""
         planner = self.setup.planner
         key = (told.number, told.confirm, told.repeat)
         with self._lock:
+            while any(other[0] == told.number and other != key for other in self._waiting):
+                self._lock.wait()
             if self._error is not None:
                 raise self._error
             if self._background is None:
@@ -216,6 +219,7 @@ class _RunHere:
                         known = [key for key in self._waiting if key[0] == number]
                         for key in known:
                             self._waiting.pop(key).set_result(outcome)
+                        self._lock.notify_all()
         except Exception as error:  # noqa: BLE001 (every trial that waits is told)
             self._fail(error)
 
@@ -226,6 +230,7 @@ class _RunHere:
             for waiting in self._waiting.values():
                 waiting.set_exception(error)
             self._waiting.clear()
+            self._lock.notify_all()
 
     def close(self) -> None:
         self._fail(EnvironmentProblem(_PART_ENDED))

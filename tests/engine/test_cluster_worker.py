@@ -1,4 +1,4 @@
-"""A cluster worker's part in a run, whose executor never finishes a trial."""
+"""A cluster worker's part in a run, whose executor finishes no trial by itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from evotune.engine import _cluster_worker
 from evotune.engine.cluster_run import ClusterRequest, connected
 from evotune.errors import EvotuneError
 from evotune.execute.executor import Proposal
-from evotune.execute.messages import FROM_CLUSTER_WORKER, ClusterTrial, FromClusterWorker, Refused
-from evotune.trial import Configuration, Outcome
+from evotune.execute.messages import (
+    FROM_CLUSTER_WORKER,
+    ClusterTrial,
+    ClusterTrialDone,
+    FromClusterWorker,
+    Refused,
+)
+from evotune.trial import Configuration, Outcome, OutcomeKind
 
 from .cluster_tasks import RUN
 
@@ -25,10 +31,11 @@ EMPTY = msgspec.structs.replace(RUN, files={})
 
 
 class Stuck:
-    """A local executor whose trials never finish."""
+    """A local executor whose trials do not finish before the test says so, by `done`."""
 
     def __init__(self) -> None:
         self.submitted: list[Proposal] = []
+        self.done: list[tuple[int, Outcome]] = []
         self.closed = False
 
     def submit(self, proposal: Proposal) -> None:
@@ -40,7 +47,8 @@ class Stuck:
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
         time.sleep(0.01)
-        return []
+        done, self.done = self.done, []
+        return done
 
     def close(self) -> None:
         self.closed = True
@@ -71,12 +79,12 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stuck]]:
         _cluster_worker._here.close()
 
 
-def trial(part: str, number: int) -> ClusterTrial:
+def trial(part: str, number: int, *, confirm: bool = False) -> ClusterTrial:
     return ClusterTrial(
         run=msgspec.structs.replace(EMPTY, part=part),
         number=number,
         configuration={},
-        confirm=False,
+        confirm=confirm,
         repeat=0,
         contender=0.0,
     )
@@ -85,9 +93,9 @@ def trial(part: str, number: int) -> ClusterTrial:
 class Asked(threading.Thread):
     """A thread of the worker that runs one trial."""
 
-    def __init__(self, part: str, number: int) -> None:
+    def __init__(self, part: str, number: int, *, confirm: bool = False) -> None:
         super().__init__(daemon=True)
-        self._message = encode(trial(part, number))
+        self._message = encode(trial(part, number, confirm=confirm))
         self.answer: FromClusterWorker | None = None
         self.start()
 
@@ -112,6 +120,23 @@ def test_trials_of_a_part_that_has_ended_free_their_threads(executors: list[Stuc
         each.join(5.0)
         assert isinstance(each.answer, Refused)
         assert "has ended" in each.answer.reason
+
+
+def test_a_champion_is_not_confirmed_by_the_outcome_of_its_trial(executors: list[Stuck]) -> None:
+    """Dask may ask two workers for a trial, one of which has it under way when the search is over."""
+    searched = Asked("part", 3)
+    wait_for_trials(executors, [1])
+    confirmed = Asked("part", 3, confirm=True)
+    time.sleep(0.1)
+    found = [Outcome(OutcomeKind.OK, fitness=fitness) for fitness in (0.1, 0.2)]
+    executors[0].done.append((3, found[0]))
+    wait_for_trials(executors, [2])
+    assert [each.confirm for each in executors[0].submitted] == [False, True]
+    executors[0].done.append((3, found[1]))
+    for thread, outcome in zip((searched, confirmed), found, strict=True):
+        thread.join(5.0)
+        assert isinstance(thread.answer, ClusterTrialDone)
+        assert thread.answer.outcome == outcome
 
 
 def test_a_trial_that_comes_to_a_closed_part_does_not_wait(executors: list[Stuck]) -> None:
