@@ -21,6 +21,7 @@ from evotune.errors import RunLocked
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from evotune.engine.folder import RunFolder
     from evotune.space.document import SpaceDocument
 
 _MIB = 1 << 20
@@ -93,17 +94,22 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     named = [RunFolder(folder.path.resolve()) for folder in named]
     folders = list({folder.path: folder for folder in named}.values())
     for folder in folders:
-        if (holder := folder.holder()) is not None:
-            raise RunLocked(f"run {folder.id} is being worked on by process {holder}")
+        _refuse_held(folder)
     names = ", ".join(folder.id for folder in folders)
     if not yes:
         click.confirm(f"delete {names}?", abort=True, err=True)
     for folder in folders:
+        _refuse_held(folder)  # it may have been resumed while the user was asked
         shutil.rmtree(folder.path)
         terminal.note(f"deleted {folder.id}")
     for link in links:
         link.unlink(missing_ok=True)
     return 0
+
+
+def _refuse_held(folder: RunFolder) -> None:
+    if (holder := folder.holder()) is not None:
+        raise RunLocked(f"run {folder.id} is being worked on by process {holder}")
 
 
 @click.command(cls=Command, example="evotune cache --older-than 30 --clear")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
+import click
 import pytest
 from report.runs import make_run, ok
 
@@ -65,6 +67,17 @@ def test_a_run_that_is_worked_on_stays(invoke: Invoke, runs: list[RunFolder]) ->
     assert result.exit_code == 5
     assert f"run a is being worked on by process {os.getpid()}" in result.stderr
     assert all(run.path.exists() for run in runs)
+
+
+def test_a_run_that_is_resumed_while_the_user_is_asked_stays(
+    invoke: Invoke, runs: list[RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setattr(
+            click, "confirm", lambda *_, **__: stack.enter_context(runs[0].locked())
+        )
+        assert invoke("rm", "a").exit_code == 5
+    assert runs[0].path.exists()
 
 
 def test_files_of_the_cache_may_go_meanwhile(
