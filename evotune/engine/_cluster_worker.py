@@ -186,8 +186,8 @@ class _RunHere:
         return Calibrated(tuple({**d, "id": d["id"] or _own_address()} for d in found))
 
     def trial(self, told: ClusterTrial) -> Outcome:
-        """The trial's outcome. A trial that Dask asks for again while it is under way runs once. Its
-        confirmation waits until it is done: the executor tells outcomes by number alone."""
+        """The trial's outcome. A trial that Dask asks for again while it is under way runs once.
+        Its confirmation waits until it is done: the executor tells outcomes by number alone."""
         planner = self.setup.planner
         key = (told.number, told.confirm, told.repeat)
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from evotune.device.physical_cores import core_of, shares
 from evotune.device.profile import DeviceProfile
 from evotune.engine import _cluster_worker
 from evotune.engine.folder import RunFolder
@@ -216,10 +217,10 @@ def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
 
 def _local_cluster(distributed: Any, count: int) -> Any:
     """Workers on this machine, each with its share of the cores."""
-    cores = sorted(os.sched_getaffinity(0))
-    shares = [cores[index::count] for index in range(count)]
-    if not all(shares):
-        raise UsageError(f"--cluster local:{count}: this machine has {len(cores)} cores")
+    cpus = os.sched_getaffinity(0)
+    dealt = shares(cpus, count)
+    if not all(dealt):
+        raise UsageError(f"--cluster local:{count}: this machine has {len(cpus)} cores")
     options = {"memory_limit": 0, "dashboard": False, "host": "127.0.0.1"}
     options["silence_logs"] = logging.ERROR
     return distributed.SpecCluster(
@@ -236,7 +237,7 @@ def _local_cluster(distributed: Any, count: int) -> Any:
                     "env": _environment(share),
                 },
             }
-            for index, share in enumerate(shares)
+            for index, share in enumerate(dealt)
         },
         silence_logs=logging.ERROR,
     )
@@ -245,5 +246,5 @@ def _local_cluster(distributed: Any, count: int) -> Any:
 def _environment(share: Sequence[int]) -> dict[str, str]:
     return {
         _cluster_worker.CORES_VARIABLE: ",".join(map(str, share)),
-        "OMP_NUM_THREADS": str(len(share)),
+        "OMP_NUM_THREADS": str(len(set(map(core_of, share)))),  # as PyTorch chooses it
     }

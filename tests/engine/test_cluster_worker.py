@@ -123,7 +123,7 @@ def test_trials_of_a_part_that_has_ended_free_their_threads(executors: list[Stuc
 
 
 def test_a_champion_is_not_confirmed_by_the_outcome_of_its_trial(executors: list[Stuck]) -> None:
-    """Dask may ask two workers for a trial, one of which has it under way when the search is over."""
+    """Dask may ask two workers for a trial; one may still measure it when the search is over."""
     searched = Asked("part", 3)
     wait_for_trials(executors, [1])
     confirmed = Asked("part", 3, confirm=True)
