@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.errors import RunLocked, UsageError
+from evotune.errors import EnvironmentProblem, RunLocked, UsageError
 from evotune.trial import Trial
 
 _SCRIPT = """\
@@ -69,7 +69,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run's lock. RunLocked, with the holder's id, when another process has it."""
+        """Holds the run's lock. RunLocked, with the holder's id, when another process has it;
+        EnvironmentProblem where the file system has no locks."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if not _takes_lock(handle):
@@ -93,14 +94,16 @@ class RunFolder:
         except BlockingIOError:
             text = os.pread(handle, 32, 0).decode(errors="replace").strip()
             return int(text) if text.isdigit() else 0
+        except OSError:  # a file system without locks
+            return None
         finally:
             os.close(handle)
         return None
 
 
 def _takes_lock(handle: int) -> bool:
-    """Whether the lock can be had. `RunFolder.holder` has it for an instant, so this function tries
-    again for a moment."""
+    """Takes the lock, and tells whether it could. `RunFolder.holder` has it for an instant, so this
+    function tries again for a moment."""
     deadline = time.monotonic() + _LOOKING_S
     while True:
         try:
@@ -109,6 +112,11 @@ def _takes_lock(handle: int) -> bool:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.005)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"the run's folder cannot be locked ({error.strerror}); fix: use a file system "
+                "with locks (--runs-dir)"
+            ) from error
         else:
             return True
 

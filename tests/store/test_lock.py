@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from evotune.engine.folder import RunFolder
-from evotune.errors import RunLocked
+from evotune.errors import EnvironmentProblem, RunLocked
 
 ROOT = Path(__file__).parents[2]
 _HOLD = """
@@ -90,3 +92,18 @@ def test_a_process_that_only_looks_is_no_holder(tmp_path: Path) -> None:
     with run.locked():
         pass
     thread.join()
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    run = RunFolder(tmp_path)
+    with run.locked():
+        pass
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(EnvironmentProblem, match=r"cannot be locked \(No locks available\)"):
+        run.locked().__enter__()
+    assert run.holder() is None
