@@ -153,8 +153,10 @@ def _recorded_space(text: str, name: str) -> RecordedSpace:
             raise MisplacedError(f'{_entry(number, key)} has no "time"', "cache", key)
         if isinstance(found, float):
             times_ms[rank] = found
+            failures.pop(rank, None)  # of the same values, written as 1 and 1.0
         else:
             failures[rank] = found
+            times_ms.pop(rank, None)
     space = ExplicitSpace.of_ranks(parameters, itertools.chain(times_ms, failures))
     return RecordedSpace(
         name=f"{header.get('kernel_name') or name}",

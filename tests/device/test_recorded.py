@@ -391,6 +391,21 @@ def test_reads_t4_results(tmp_path: Path) -> None:
     assert [list(p.values) for p in space.space.parameters] == [[16, 32, 64], ["row", "column"]]
 
 
+def test_the_last_record_of_a_configuration_counts_however_its_numbers_are_written(
+    tmp_path: Path,
+) -> None:
+    failed = {"invalidity": "compile", "measurements": []}
+    results = [
+        t4(),
+        t4(configuration={"TILE": 16.0, "MODE": "row"}, **failed),
+        t4(configuration={"TILE": 32, "MODE": "row"}, **failed),
+        t4(configuration={"TILE": 32.0, "MODE": "row"}),
+    ]
+    space = read_recorded_space(write(tmp_path, {"results": results}))
+    assert (dict(space.times_ms), list(space.failures)) == ({at(32): 2.0}, [at(16)])
+    assert space.outcome(at(16)).kind is OutcomeKind.COMPILE_ERROR
+
+
 @pytest.mark.parametrize(
     ("results", "message"),
     [
