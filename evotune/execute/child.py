@@ -24,6 +24,9 @@ from evotune.python_process import describe_status, module_command
 
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
 
+_FULL_LOG_BYTES = 256 << 20
+"""A log begins anew after so much output of candidates: `entry` limits each file to 1 GiB."""
+
 
 class Child(Generic[ToWorker, FromWorker]):
     """The parent's side of `python -m evotune.execute.<role>`.
@@ -42,7 +45,9 @@ class Child(Generic[ToWorker, FromWorker]):
         self.unreadable = ""
         """Why `receive` could not read a message of the child; "" if it could read all."""
         with log.open("ab") as file:
-            self._log_start = file.tell()
+            if file.tell() > _FULL_LOG_BYTES:  # else this child soon could not say why it died
+                file.truncate(0)
+            self._log_start = file.seek(0, os.SEEK_END)
             try:
                 self._process = subprocess.Popen(
                     module_command(f"evotune.execute.{wire.role}", str(os.getpid())),

@@ -18,9 +18,10 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute._spare_workers import SpareWorkers, Worker
 from evotune.execute.child import Child
 from evotune.execute.compile_pool import CompilePool
+from evotune.execute.entry import CANNOT_READ
 from evotune.execute.executor import RANDOM
 from evotune.execute.local import LocalExecutor
-from evotune.execute.messages import DEVICE_WORKER, Preload
+from evotune.execute.messages import COMPILE_WORKER, DEVICE_WORKER, Compile, Preload, Tried
 from evotune.trial import Configuration, OutcomeKind
 
 from .faulty import SPACE, FaultyKernels, compile_job, naming, planner
@@ -188,6 +189,21 @@ def test_a_process_that_dies_after_its_log_was_removed_is_replaced_as_any_other(
         assert (found.kind, found.log) == (OutcomeKind.COMPILE_CRASH, "")
     finally:
         pool.close()
+
+
+def test_a_worker_can_speak_although_an_earlier_candidate_filled_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "device.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 30)  # a worker's files may not be larger
+    child = Child(COMPILE_WORKER, log, {})
+    try:
+        child.send(cast(Compile, Tried("")))
+        while child.receive() is not None:
+            time.sleep(0.01)
+        assert child.reap() == CANNOT_READ
+        assert "the compile process cannot read a message" in child.log_tail()
+    finally:
+        child.kill()
 
 
 def test_compile_processes_that_are_killed_while_idle_are_replaced(pool: CompilePool) -> None:
