@@ -71,8 +71,11 @@ class BackgroundExecutor:
         if not self._closing:
             self._closing = True
             self._inner.wake()
-            self._thread.join()
-            self._inner.close()
+            try:
+                self._thread.join()
+            finally:  # also at a second Ctrl-C: in a notebook the workers would live on
+                self._thread.join()
+                self._inner.close()
 
     def _command(self, action: Callable[[], None]) -> None:
         if self._error is not None:

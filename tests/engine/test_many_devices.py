@@ -176,6 +176,25 @@ def test_what_ends_the_executor_s_thread_is_raised_where_outcomes_are_awaited() 
         executor.close()
 
 
+def test_a_second_ctrl_c_leaves_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread and its executor end although the wait for them was interrupted."""
+    inner = Failing(ValueError("broken"))
+    executor = BackgroundExecutor(inner)
+    join, interruptions = executor._thread.join, [KeyboardInterrupt()]
+
+    def interrupted(timeout: float | None = None) -> None:
+        if interruptions:
+            raise interruptions.pop()
+        join(timeout)
+
+    monkeypatch.setattr(executor._thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        executor.close()
+    assert not executor._thread.is_alive()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(inner._wake_fd)
+
+
 def test_work_that_is_known_goes_on_while_the_search_thinks(tmp_path: Path) -> None:
     """Rejected proposals need no device: the thread answers them all while nobody polls."""
 
