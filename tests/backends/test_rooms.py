@@ -27,6 +27,8 @@ EXCEPTIONS = {
     "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # All of these libraries are for CUDA GPUs.
     "problems/libraries/calling.py": {"cuda"},
+    # The name of a module that PyTorch needs.
+    "package_name.py": {"triton"},
     # Part of a help text.
     "cli/options.py": {"auto|cpu|cuda:N|NAME"},
 }
