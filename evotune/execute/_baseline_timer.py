@@ -52,7 +52,7 @@ class BaselineTimer:
         passed: dict[str, bool] = {}
         samplers: dict[str, Sampler] = {}
         calls = self._problem.baselines(case, dict(inputs.inputs))
-        for name in set(libraries) - reasons.keys():
+        for name in [each for each in libraries if each not in reasons]:
             calls |= self._problem.baselines(case, dict(inputs.inputs), name)
             if name not in calls:
                 reasons[name] = f"{name}: it does not compute {self._problem.name}"

@@ -24,7 +24,8 @@ SETTLED = 0.01
 """Half-width of an interval at which no further process is started."""
 NOISY = 0.10
 """Allowed relative difference between processes of the same code; more is flagged."""
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided, by freedom
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t, two-sided, for 1 to 9 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def fitness_by_process(outcome: Outcome) -> list[float]:
 
 
 def spread_factor(fitnesses: Sequence[float]) -> float:
-    """Half-width, in ln, of the 95% interval for a figure of one more process."""
+    """Half-width, in ln, of the 95% interval around the figure of a single process, if it differs
+    from other processes as much as these differ among themselves."""
     return _T95[len(fitnesses) - 2] * statistics.stdev(fitnesses)
 
 
