@@ -50,7 +50,8 @@ class PlainProgress:
         self._standing.start(info)
         self._say(self._standing.heading())
         if info.already_done:
-            self._say(f"{info.already_done} trials are stored already")
+            stored = "1 trial is" if info.already_done == 1 else f"{info.already_done} trials are"
+            self._say(f"{stored} stored already")
 
     def told(self, trial: Trial, progress: Progress) -> None:
         standing = self._standing

@@ -197,7 +197,11 @@ def _conclude(
     print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
     more = more_budget(result.reason, data.settings)
-    if more is not None:
+    if failed and more:
+        terminal.note(
+            "next: correct the file and start a new run; `resume` takes the run's own copy"
+        )
+    elif more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)
         terminal.note(f"resume: {run_command('resume', result.run.path, *more, *devices)}")
     page = ("--format", "html", "-o", "report.html")

@@ -385,7 +385,8 @@ class Planner:
                 if argument.tensor_map is not None:
                     continue
                 if argument.name is not None and argument.name not in known:
-                    self.bound.check(parse_expression(argument.name, argument.position))
+                    expression = parse_expression(argument.name, argument.position)
+                    self.bound.check(expression, beside=known)
 
     def kernel_of(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")

@@ -82,7 +82,7 @@ class RunWork:
             try:
                 executor = self._kind.open_executor()
                 ended = self._search(executor)
-                if ended != "interrupted" and self._kind.confirms:
+                if ended != "interrupted" and self._kind.confirms and self.store.count_ok():
                     executor.drop()
                     self._confirm(executor)
                 if not self._signals.requested:

@@ -207,7 +207,7 @@ def _steps(
         yield run_command("explain", data.path, "--try"), "measures these suggestions"
     kind, _, reason = summary.state.partition(":")
     more = more_budget("interrupted" if kind in _RESUMABLE else reason, data.settings)
-    if more is not None:
+    if more is not None and (leader is not None or not more):
         why = "searches on: more trials may find better" if more else "goes on where it stopped"
         yield run_command("resume", data.path, *more), why
     if leader is not None and not data.recorded:

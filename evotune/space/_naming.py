@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.space.language.expression import Expression
@@ -142,15 +142,16 @@ class Names:
             or name in self.figures
         )
 
-    def check(self, expression: Expression) -> Kinds:
-        """The types the expression can have; a SpaceError if a name or type is wrong."""
+    def check(self, expression: Expression, beside: Collection[str] = ()) -> Kinds:
+        """The types the expression can have; a SpaceError if a name or type is wrong. The error
+        also proposes the names `beside`."""
         for name in expression.names:
-            self._check_name(expression, name)
+            self._check_name(expression, name, beside)
         node = self.with_choices(expression.node)
         checker = KindChecker(expression.position, self._name_kinds, self._name_values)
         return checker.infer(node)
 
-    def _check_name(self, expression: Expression, name: Name) -> None:
+    def _check_name(self, expression: Expression, name: Name, beside: Collection[str]) -> None:
         named = self.is_named(name.name)
         if named and name.name in self.choices:
             message = f"'{name.name}' is a choice and a name; quote it if the choice is meant"
@@ -163,7 +164,7 @@ class Names:
         if name.name.startswith("device."):
             known: Iterable[str] = self.device
         else:
-            known = self.known() - set(self.device)
+            known = self.known().union(beside) - set(self.device)
             texts = {value for env in self.environments for value in env.values()}
             if name.name in texts:
                 message = f"unknown name '{name.name}'; quote it: '{name.name}' is a value"

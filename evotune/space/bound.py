@@ -6,7 +6,7 @@ import functools
 import math
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
@@ -230,9 +230,10 @@ class BoundSpace:
             self._variables, self.genes, self.constraints, self._interner, deadline
         )
 
-    def check(self, expression: Expression) -> None:
-        """SpaceError, at the expression's position, if a name or a type in it is wrong."""
-        self._names.check(expression)
+    def check(self, expression: Expression, *, beside: Collection[str] = ()) -> None:
+        """SpaceError, at the expression's position, if a name or a type in it is wrong. `beside`:
+        names of tensors and workspaces, which may stand there too and may have been meant."""
+        self._names.check(expression, beside)
 
     def evaluate(
         self,

@@ -140,10 +140,37 @@ def not_finite(output: torch.Tensor, expected: torch.Tensor) -> int:
     return int(wrong.sum())
 
 
-def worst_element(output: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """Error and tolerance of the element with the largest share of its tolerance."""
-    shares = shares_of(output, expected).flatten().abs()
-    place = int(shares.argmax())
-    exact = expected.dtype == torch.int64
-    tolerance = _OF_INTEGERS if exact else 1.0 / float(expected[1].flatten()[place])
-    return float(shares[place]) * tolerance, tolerance
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element of an output: its error and tolerance, its place, what it is and what it should
+    be."""
+
+    error: float
+    tolerance: float
+    place: tuple[int, ...]
+    found: float | int
+    wanted: float | int
+
+    def __str__(self) -> str:
+        """`[3,17] is 0.25 instead of 0.5`."""
+        found, wanted = (
+            str(value) if isinstance(value, int) else f"{value:.8g}"
+            for value in (self.found, self.wanted)
+        )
+        return f"[{','.join(map(str, self.place))}] is {found} instead of {wanted}"
+
+
+def worst_element(output: torch.Tensor, expected: torch.Tensor) -> Element:
+    """The element with the largest share of its tolerance."""
+    shares = shares_of(output, expected).abs()
+    index = shares.flatten().argmax()
+    place = tuple(int(i) for i in torch.unravel_index(index, shares.shape))
+    found = output[place].item()
+    if expected.dtype == torch.int64:
+        tolerance, wanted = _OF_INTEGERS, expected[0][place].item()
+    else:
+        tolerance = 1.0 / float(expected[1][place])
+        wanted = -float(expected[0][place]) * tolerance
+        if len(expected) == 3 and float(expected[2][place]):
+            wanted = float(expected[2][place])
+    return Element(float(shares[place]) * tolerance, tolerance, place, found, wanted)

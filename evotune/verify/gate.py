@@ -338,16 +338,17 @@ class Gate:
             bad = 0 if finite else not_finite(output, inputs.expected[name])
             if bad:
                 never = int(unwritten(output).sum())
-                detail = f"{bad} elements of {name} are NaN or infinite"
+                detail = f"{bad} of {output.numel()} elements of {name} are NaN or infinite"
                 if never:
                     detail += f", {never} of them never written"
                 failed = Check(case.label, kind, "failed", detail=detail)
                 verdict.fail(OutcomeKind.NAN, failed)
             elif not LIMITS.hold(errors):
-                off, limit = worst_element(output, inputs.expected[name])
+                worst = worst_element(output, inputs.expected[name])
                 detail = (
-                    f"{name} is off by {off:.2e} (limit {limit:.2e} for that element), "
-                    f"RMS of errors / limits {errors.rms:.2e} (limit {LIMITS.rms:g})"
+                    f"{name} is off by {worst.error:.2e} (limit {worst.tolerance:.2e} for that "
+                    f"element), {name}{worst}; RMS of errors / limits {errors.rms:.2e} "
+                    f"(limit {LIMITS.rms:g})"
                 )
                 failed = msgspec.structs.replace(check, status="failed", detail=detail)
                 verdict.fail(OutcomeKind.WRONG_RESULT, failed)

@@ -98,6 +98,16 @@ def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: P
     assert "resume:" not in result.stderr  # every configuration was tried
 
 
+def test_a_run_without_a_valid_candidate_asks_for_a_new_run(invoke: Invoke, tmp_path: Path) -> None:
+    invoke("init", "mine")
+    (tmp_path / "mine" / "mine.cpp").write_text("no code")
+    result = invoke("run", "mine/space.yaml", "--trials", "1")
+    assert result.exit_code == 1, result.stderr
+    assert "confirming" not in result.stderr
+    assert "resume:" not in result.stderr
+    assert "next: correct the file and start a new run" in result.stderr
+
+
 def test_the_last_line_of_progress_and_all_reports_agree_on_the_time(
     slow_space: Path, invoke: Invoke
 ) -> None:

@@ -125,6 +125,16 @@ def test_a_function_that_the_check_cannot_name_is_let_pass(
     assert not isinstance(made, CompileFailure), made
 
 
+@pytest.mark.parametrize(("before", "after"), [(" f(", " g("), ('extern "C" ', "")])
+def test_a_function_that_is_not_there_is_told_without_loading_it(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    text = SOURCE.replace("PARAMETERS", RIGHT["as given"]).replace(before, after)
+    failure = _compile(tmp_path, "cpp", text)
+    assert isinstance(failure, CompileFailure)
+    assert failure.reason == 'k.cpp has no function f; it needs extern "C"'
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

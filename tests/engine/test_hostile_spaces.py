@@ -123,4 +123,7 @@ def test_an_argument_that_there_is_not_is_found_where_it_stands(folder: Path) ->
         SpaceError, match=r"misspelt\.yaml:\d+:\d+: unknown name 'softmax_scael'; did"
     ):
         load_setup(path, "h200", compile_only=True)
+    path.write_text(text.replace("v, out,", "v, outt,"))
+    with pytest.raises(SpaceError, match="unknown name 'outt'; did you mean 'out'"):
+        load_setup(path, "h200", compile_only=True)
     path.unlink()

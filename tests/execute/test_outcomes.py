@@ -40,7 +40,7 @@ FAULTS = {
     "kill": (OutcomeKind.WORKER_LOST, "SIGKILL"),
     "wrong_scale": (OutcomeKind.WRONG_RESULT, "out is off by"),
     "dropped_key": (OutcomeKind.WRONG_RESULT, "out is off by"),
-    "nan": (OutcomeKind.NAN, "1 elements of out are NaN or infinite"),
+    "nan": (OutcomeKind.NAN, " elements of out are NaN or infinite"),
     "unwritten_rows": (OutcomeKind.NAN, "32 of them never written"),
     "out_of_bounds": (OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
     "mutates_input": (OutcomeKind.OUT_OF_BOUNDS, "changed its input k"),

@@ -106,6 +106,7 @@ BAD_FILES = [
     (PARAMETERS + 'description: "\\UFFFFFFFF"', 0, 0, "not valid YAML"),
     (PARAMETERS + 'description: "\\ud800"', 5, 14, "control characters"),
     (PARAMETERS + '"a\\nb": 1', 5, 1, "unknown key 'a b'"),
+    ("parameter: {A: [1]}", 4, 1, "unknown key 'parameter' in a space file; did you mean"),
     (PARAMETERS + "description: \x01", 5, 14, "control character U+0001"),
     (PARAMETERS + "let: " + "[" * 5000, 5, 25, "nested deeper than 20 levels"),
 ]

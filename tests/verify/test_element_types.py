@@ -123,7 +123,7 @@ def test_an_infinity_is_right_where_the_reference_has_it(dtype: torch.dtype) -> 
         assert not_finite(wrong, wanted) == math.isnan(value)
     off = right.clone()
     off[3] = 2.5
-    assert worst_element(off, wanted)[0] == pytest.approx(0.5, rel=1e-3)
+    assert worst_element(off, wanted).error == pytest.approx(0.5, rel=1e-3)
     off[0] = torch.inf
     assert not_finite(off, wanted) == 1
 
@@ -163,7 +163,9 @@ def test_large_integers_are_exact_too() -> None:
         wrong = right.clone()
         wrong[place] ^= 1
         assert not LIMITS.hold(errors_against(wrong, made.expected["out"]))
-        assert worst_element(wrong, made.expected["out"]) == (1.0, 0.5)
+        worst = worst_element(wrong, made.expected["out"])
+        assert (worst.error, worst.tolerance, worst.place) == (1.0, 0.5, (place,))
+        assert (worst.found, worst.wanted) == (int(wrong[place]), int(right[place]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

@@ -100,8 +100,8 @@ DAMAGE = {
     "before the start": (_set("out", 0, 1.0), OutcomeKind.OUT_OF_BOUNDS, "wrote outside out"),
     "beside an input": (_set("k", -1, 0.0), OutcomeKind.OUT_OF_BOUNDS, "wrote outside k"),
     "into an input": (_set("v", 7, 0.0), OutcomeKind.OUT_OF_BOUNDS, "changed its input v"),
-    "NaN": (_set("out", 5, float("nan")), OutcomeKind.NAN, "1 elements of out are NaN"),
-    "infinity": (_set("out", 5, float("inf")), OutcomeKind.NAN, "1 elements of out are NaN or inf"),
+    "NaN": (_set("out", 5, float("nan")), OutcomeKind.NAN, "1 of 2112 elements of out are NaN"),
+    "infinity": (_set("out", 5, float("inf")), OutcomeKind.NAN, "elements of out are NaN or inf"),
     "one wrong element": (_set("out", -2, 9.0), OutcomeKind.WRONG_RESULT, "out is off by"),
 }
 
@@ -114,7 +114,7 @@ def test_a_read_past_the_end_shows_even_with_no_weight(pool: InputPool) -> None:
 
     verdict = examine(pool, SHORT, kernel(SHORT, exact, after))
     assert verdict.kind is OutcomeKind.NAN
-    assert "1 elements of out are NaN or infinite" in verdict.reason
+    assert " elements of out are NaN or infinite" in verdict.reason
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -169,9 +169,12 @@ def test_rows_and_columns_of_any_size_hide_no_others() -> None:
         wrong[place] *= 1 + 1e-6
         errors = errors_against(wrong, wanted)
         assert 2 < errors.max < 10
-        off, limit = worst_element(wrong, wanted)
-        assert off == pytest.approx(1e-6 * float(reference[place]), rel=0.2)
-        assert limit == pytest.approx(float(tolerance[place]), rel=1e-12)
+        worst = worst_element(wrong, wanted)
+        assert worst.place == place
+        assert worst.found == float(wrong[place])
+        assert worst.wanted == pytest.approx(float(reference[place]), rel=1e-6)
+        assert worst.error == pytest.approx(1e-6 * float(reference[place]), rel=0.2)
+        assert worst.tolerance == pytest.approx(float(tolerance[place]), rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -81,6 +81,8 @@ class CpuCompiler:
             return failure(status, log, seconds)
         if foreign := foreign_file(self._path, job, output.parent):
             return CompileFailure(OutcomeKind.COMPILE_ERROR, foreign, log, seconds)
+        if absent := _absent_function(job, output):
+            return CompileFailure(OutcomeKind.COMPILE_ERROR, absent, log, seconds)
         return {"code_bytes": output.stat().st_size}
 
     def _build(
@@ -112,6 +114,14 @@ class CpuCompiler:
                 if status != 0 or not built.is_file():
                     break
         return status, read_log(words).replace(job.root + os.sep, "")
+
+
+def _absent_function(job: CompileJob, library: Path) -> str:
+    """The first of the job's functions whose name the library lacks, in a sentence; "" when it has
+    all. Without this the mistake would show only when a worker loads the library."""
+    code = library.read_bytes()
+    absent = next((entry for entry in job.entries if f"{entry}\0".encode() not in code), "")
+    return f'{job.source} has no function {absent}; it needs extern "C"' if absent else ""
 
 
 def _text(source: Path) -> str:

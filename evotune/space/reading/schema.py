@@ -382,7 +382,8 @@ class SpaceModelFile(SpaceModel):
                     raise at_key(key, f"a recorded space has no '{key}'")
             return data
         missing = [key for key in cls.full_form if key not in data]
-        if missing:
+        # A misspelt key is named as such by the validator of all models.
+        if missing and all(key in cls.model_fields for key in data):
             raise PydanticCustomError(
                 "space", "missing key '{key_missing}'", {"key_missing": missing[0]}
             )
