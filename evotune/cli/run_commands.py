@@ -198,9 +198,7 @@ def _conclude(
     sys.stdout.flush()
     more = more_budget(result.reason, data.settings)
     if failed and more:
-        terminal.note(
-            "next: correct the file and start a new run; `resume` takes the run's own copy"
-        )
+        terminal.note("next: correct the file and start a new run; this one has its own copy")
     elif more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)
         terminal.note(f"resume: {run_command('resume', result.run.path, *more, *devices)}")
