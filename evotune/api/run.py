@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -331,7 +332,8 @@ class Run:
         trust: bool = False,
     ) -> Path:
         """Writes the run's confirmed champions as a Python package that needs PyTorch and not
-        evotune. Returns the folder.
+        evotune. Returns the folder. Warns if no kernel is surely faster in any timed case and the
+        package uses it all the same, as it does but for attention.
 
         `name` is the package's; the space's name if not given. Runs of the same problem and device
         `beside` it go into the same package. `trust`: see `tune`. EvotuneError when no champion is
@@ -343,7 +345,11 @@ class Run:
 
         with trusting(trust):
             runs = [self.folder, *(run.folder for run in beside)]
-            return export_runs(runs, Path(folder), name).folder
+            found = export_runs(runs, Path(folder), name)
+        if not found.served:
+            words = "no kernel is surely faster than the baseline in any timed case"
+            warnings.warn(f"{found.name}: {words}; the package uses it all the same", stacklevel=2)
+        return found.folder
 
     def candidate(self, number: int | None = None) -> Candidate:
         """The leaderboard's row of trial `number`; the first row when that is None. UsageError
