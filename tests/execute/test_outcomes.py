@@ -31,7 +31,7 @@ KEPT = ((OutcomeKind.WRONG_RESULT, OutcomeKind.NAN), "watched inputs")
 FAULTS = {
     "compile_error": (OutcomeKind.COMPILE_ERROR, "this kernel does not compile"),
     "missing_function": (OutcomeKind.COMPILE_ERROR, "undefined reference to `defined_nowhere'"),
-    "missing_entry": (OutcomeKind.LAUNCH_ERROR, "cannot load entry attention_forward"),
+    "missing_entry": (OutcomeKind.COMPILE_ERROR, "has no function attention_forward"),
     "segfault": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
     "throw": (OutcomeKind.LAUNCH_ERROR, "thrown by the kernel"),
     "misaligned": (OutcomeKind.ILLEGAL_ACCESS, "SIGBUS"),
