@@ -93,14 +93,10 @@ class NamedKernels(ABC):
 
     def decided(self, tensors: Given, options: Mapping[str, Any]) -> Ready | Refused:
         """The decision on calls like this one, remembered. Values do not matter."""
-        for tensor in tensors:
-            if tensor is not None and (tensor.layout is not torch.strided or tensor.is_nested):
-                kind = "nested" if tensor.is_nested else tensor.layout
-                return Refused("layout", f"a tensor has the layout {kind}")
-        key = (
-            *(t if t is None else (t.shape, t.dtype, t.device, t.is_contiguous()) for t in tensors),
-            *options.items(),
-        )
+        try:
+            key = (*map(_facts, tensors), *options.items())
+        except RuntimeError:  # nested tensors and some sparse ones have no such facts
+            return self.decide(tensors, options)
         decision = self._decisions.get(key)
         if decision is None:
             decision = self.decide(tensors, options)
@@ -142,6 +138,9 @@ class NamedKernels(ABC):
         for name, said, tensor in zip(self.inputs, self.said, tensors, strict=True):
             if tensor is None:
                 continue
+            if tensor.is_nested or tensor.layout is not torch.strided:
+                kind = "nested" if tensor.is_nested else tensor.layout
+                return Refused("layout", f"{said} has the layout {kind}")
             if tensor.dtype != (wanted := self.type_of(name)):
                 return Refused("dtype", f"{said} is {tensor.dtype}, the kernels take {wanted}")
             if tensor.device != device:
@@ -210,6 +209,13 @@ class NamedKernels(ABC):
             self.misses.told.add(refused.kind)  # the error says it
         counted.count()
         return NotServed(f"{self.call_name} ({refused.kind}): {refused.words}")
+
+
+def _facts(tensor: torch.Tensor | None) -> Any:
+    """What a decision depends on."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.dtype, tensor.layout, tensor.device, tensor.is_contiguous()
 
 
 def there(tensors: Given) -> list[torch.Tensor]:
