@@ -193,7 +193,7 @@ class NamedCalls:
                 if value is not None:
                     # Decisions are remembered by value; a tensor counts as itself there.
                     options[name] = value.item() if isinstance(value, torch.Tensor) else value
-                    if not torch.compiler.is_compiling() and not hasattr(value, "__float__"):
+                    if not torch.compiler.is_compiling() and not _is_number(value):
                         raise TypeError(f"{call}: {name} must be a number, got {value!r}")
             elif name not in self._inputs[len(tensors) :]:
                 known = ", ".join((*self._inputs, *self._options))
@@ -251,6 +251,11 @@ def _memory_of(tensor: torch.Tensor) -> int:
     except NotImplementedError:  # sparse ones, and those of transforms, do not tell
         found = id(tensor)
     return found
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or an integer that a tracer leaves open, which is no float."""
+    return hasattr(value, "__float__") or isinstance(value, torch.SymInt)
 
 
 def _need_operator(tensors: Sequence[torch.Tensor]) -> bool:

@@ -308,6 +308,12 @@ def test_an_input_may_have_any_name(opened: Open) -> None:
     torch.testing.assert_close(found, norm(X, WEIGHT)["out"])
 
 
+def test_a_size_may_be_a_number_that_a_tracer_leaves_open(opened: Open) -> None:
+    call = opened().rms_norm
+    graph = make_fx(lambda x, weight: call(x, weight, rows=x.shape[0]), tracing_mode="symbolic")
+    torch.testing.assert_close(graph(X, WEIGHT)(X, WEIGHT), norm(X, WEIGHT)["out"])
+
+
 def test_an_option_that_is_none_is_left_out(opened: Open) -> None:
     module = opened()
     out = module.rms_norm(X, WEIGHT, eps=None, rows=None)
