@@ -49,7 +49,9 @@ def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] |
 
 def rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The values in a type. A float of 8 bits gets its largest value where PyTorch gives NaN."""
-    if value.dtype != dtype and dtype.is_floating_point and dtype.itemsize == 1:
+    if value.dtype == dtype:  # a fallback's call must cost little
+        return value
+    if dtype.is_floating_point and dtype.itemsize == 1:
         most = torch.finfo(dtype).max
         value = value.clamp(-most, most)
     return value.to(dtype)
