@@ -104,13 +104,17 @@ def _brought_along(node: ast.ImportFrom | ast.Import) -> list[ast.alias]:
 
 def _bound(nodes: Iterable[ast.AST], is_top: bool = False) -> Iterator[str]:
     """The names that statements bind in their own scope; of the file's own ones (`is_top`) without
-    those that import PyTorch or `math`."""
+    those that import PyTorch or `math`. Elsewhere too `import torch.cuda` gives `torch` to nothing
+    else."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
-            known = _brought_along(node) if is_top else []
+            known = _brought_along(node)
+            if not is_top:
+                is_plain = isinstance(node, ast.Import)
+                known = [each for each in known if is_plain and not each.asname]
             yield from (_name_of(each) for each in node.names if each not in known)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id

@@ -141,6 +141,17 @@ def test_a_name_that_the_file_binds_again_is_no_import(line: str, is_taken: bool
     assert (found is not None) == is_taken
 
 
+@pytest.mark.parametrize("line", ["import torch.cuda", "import torch", "import torch.nn as nn"])
+def test_an_import_of_the_same_module_in_a_block_takes_nothing_away(line: str) -> None:
+    text = (
+        f"import torch\nif torch.cuda.is_available():\n    {line}\n"
+        "class Own:\n    def compute(self, x):\n        return {'out': torch.exp(x)}\n"
+    )
+    found = compute_source("problem.py:Own", {"problem.py": text.encode()})
+    assert found is not None
+    assert b"import torch\n" in found
+
+
 def test_no_file_is_no_fallback() -> None:
     assert compute_source("softmax", {}) is None
     assert compute_source("problem.py:Own", {"problem.py": b"def broken("}) is None
