@@ -68,7 +68,9 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
 
     meta = data.meta
     if model != own:
-        meta = {**meta, "device": {"name": model}, FACT: []}
+        others = ("ablation", "baselines", FACT)  # measured on the run's first one
+        meta = {name: fact for name, fact in meta.items() if name not in others}
+        meta["device"] = {"name": model}
     return dataclasses.replace(data, meta=meta, trials=tuple(filter(belongs, data.trials)))
 
 

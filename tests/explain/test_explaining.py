@@ -577,14 +577,17 @@ def test_trials_of_another_model_of_device_are_not_compared(tmp_path: Path) -> N
     made = [on("Test CPU", 1.2, 1), on("L4", 5.0, 2), on("Test CPU", 1.8, 4), on("L4", 6.0, 8)]
     configurations = {number: values for number, (_, values) in enumerate(made)}
     outcomes = [each for each, _ in made]
-    run = make_run(tmp_path / "runs", outcomes, configurations=configurations)
+    # Measured on the run's first device.
+    measured = ablation([row("", None, 1.0, {}), row("STAGES", 2, 0.3, {})])
+    meta = {"ablation": {**measured, "configuration": {"STAGES": 8}}}
+    run = make_run(tmp_path / "runs", outcomes, configurations=configurations, meta=meta)
     found = explain_data(read_run(run))
     assert (found.trial, found.device) == (2, "Test CPU")
     assert {e.source: round(e.worth or 0, 2) for e in found.effects} == {1: 1.5}
     assert (found.over_space.trials, found.over_space.valid) == (2, 2)
     there = explain_run(run, ExplainRequest(trial=3, against="2", measure=False))
     assert there.device == "L4"
-    assert {e.source for e in there.effects} == {2}
+    assert {(e.source, e.basis) for e in there.effects} == {(2, "trials")}
     assert there.against is not None
     assert (there.against.name, there.against.low) == ("trial 2 on Test CPU", None)
 
