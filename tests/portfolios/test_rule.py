@@ -88,6 +88,20 @@ def test_sizes_that_happen_to_be_the_same_number_bound_a_region_each(
     assert not region.holds(point(length, batch=16 * batch, heads=heads, kv_heads=heads))
 
 
+def test_sizes_that_are_the_same_number_end_at_the_border_between_two_kernels() -> None:
+    """As of square matrices: a square between the measured ones is served by one of the two."""
+    points = scored(
+        [point(n, batch=n // 64, heads=64, kv_heads=64, keys=2 * n) for n in (64, 512)],
+        lambda p: 1.5 if p.features["seq_len_q"] == 64 else 1.1,
+        lambda p: 1.1 if p.features["seq_len_q"] == 64 else 1.5,
+    )
+    found = {
+        region.kernel: [region.ranges[name] for name in ("batch_heads", "seq_len_q")]
+        for region in rule(points)
+    }
+    assert found == {0: [(58, 181)] * 2, 1: [(182, 563)] * 2}
+
+
 @st.composite
 def boards(draw: st.DrawFn) -> list[Point]:
     """Cases on a grid of sizes, with speedups at random; few of them cannot run."""
