@@ -58,13 +58,17 @@ def chosen_subject(data: RunData, number: int | None) -> Subject:
 
 
 def of_one_model(data: RunData, subject: Subject) -> RunData:
-    """Without the trials that another model of device measured than the subject's: their speedups
-    do not compare. Of a model that is not the run's first, nothing else is known."""
+    """Without the trials that another model of device ran than the subject's: neither their
+    speedups nor their failures count here. Of a model that is not the run's first, nothing else is
+    known."""
     own = str(data.device.get("name", ""))
     model = subject.outcome.device_model or own
 
     def belongs(trial: Trial) -> bool:
-        return not trial.outcome.ok or (trial.outcome.device_model or own) == model
+        found = trial.outcome.device_model
+        if not found and not trial.outcome.ok:
+            return True  # it failed before a device ran it, or on the only model
+        return (found or own) == model
 
     meta = data.meta
     if model != own:

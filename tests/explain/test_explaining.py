@@ -30,7 +30,7 @@ from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
-from evotune.trial import Outcome, Value
+from evotune.trial import Outcome, OutcomeKind, Value
 
 from .planted import (
     CASE,
@@ -574,7 +574,13 @@ def test_trials_of_another_model_of_device_are_not_compared(tmp_path: Path) -> N
         resources = {"device": {"model": model, "id": model}}
         return msgspec.structs.replace(ok(speedup), resources=resources), {"STAGES": stages}
 
+    def refused(model: str, stages: int) -> tuple[Outcome, dict[str, Value]]:
+        resources = {"device": {"model": model, "id": model}} if model else {}
+        failure = Outcome(OutcomeKind.RESOURCE_LIMIT, reason="no room", resources=resources)
+        return failure, {"STAGES": stages}
+
     made = [on("Test CPU", 1.2, 1), on("L4", 5.0, 2), on("Test CPU", 1.8, 4), on("L4", 6.0, 8)]
+    made += [refused("L4", 16), refused("", 32)]  # the last one no device has seen
     configurations = {number: values for number, (_, values) in enumerate(made)}
     outcomes = [each for each, _ in made]
     # Measured on the run's first device.
@@ -583,11 +589,13 @@ def test_trials_of_another_model_of_device_are_not_compared(tmp_path: Path) -> N
     run = make_run(tmp_path / "runs", outcomes, configurations=configurations, meta=meta)
     found = explain_data(read_run(run))
     assert (found.trial, found.device) == (2, "Test CPU")
-    assert {e.source: round(e.worth or 0, 2) for e in found.effects} == {1: 1.5}
-    assert (found.over_space.trials, found.over_space.valid) == (2, 2)
+    assert {e.source: round(e.worth, 2) for e in found.effects if e.worth} == {1: 1.5}
+    assert (found.over_space.trials, found.over_space.valid) == (3, 2)
+    assert [e.source for e in found.effects if e.worth is None] == [32]
     there = explain_run(run, ExplainRequest(trial=3, against="2", measure=False))
     assert there.device == "L4"
-    assert {(e.source, e.basis) for e in there.effects} == {(2, "trials")}
+    assert {(e.source, e.basis) for e in there.effects if e.worth} == {(2, "trials")}
+    assert [e.source for e in there.effects if e.worth is None] == [16, 32]
     assert there.against is not None
     assert (there.against.name, there.against.low) == ("trial 2 on Test CPU", None)
 
