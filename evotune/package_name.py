@@ -13,7 +13,8 @@ from evotune.errors import UsageError
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_]*[A-Za-z0-9])?")
 _TAKEN = frozenset(
     {"torch", "aten", "prim", "prims", "evotune", "transformers", "numpy", "pip", "setuptools"}
-    | {"filelock", "fsspec", "jinja2", "networkx", "sympy", "triton", "typing_extensions"}
+    | {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "triton"}
+    | {"typing_extensions", "functorch", "torchgen"}
 )
 """Packages, those that PyTorch needs among them, and namespaces of PyTorch's operators: a package
 has one of its own name."""

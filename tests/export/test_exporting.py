@@ -429,6 +429,7 @@ def test_runs_that_do_not_belong_together_are_refused(
         ("json", "would hide the Python module of that name"),
         ("torch", "would hide the Python module of that name"),
         ("sympy", "would hide the Python module of that name"),
+        ("mpmath", "would hide the Python module of that name"),  # sympy needs it
         ("higher_order", "torch.ops.higher_order is PyTorch's own"),
     ],
 )
