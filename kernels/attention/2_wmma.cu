@@ -47,7 +47,8 @@
 //              part = EPILOGUE == shared or WARPS_KV > 1 ? 4 * (HEAD_DIM + 8) : 0.
 // Workspace    none.
 // Archs        sm_80 and later.
-// Adds to 1_scalar.cu: tensor cores, asynchronous copies in stages, warps that share tiles by rows and by keys.
+// Adds to 1_scalar.cu: tensor cores, since plain instructions multiply too slowly; asynchronous copies in stages, so
+//              that no warp waits for each block of keys; warps that share tiles by rows and by keys.
 // References   CUDA C++ Programming Guide, "Warp Matrix Functions"; PTX ISA: "wmma", "cp.async", "mbarrier";
 //              Milakov & Gimelshein 2018 (online softmax); see the helpers.
 #include <mma.h>

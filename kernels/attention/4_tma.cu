@@ -41,8 +41,8 @@
 // Workspace    none.
 // Shared bytes 2 * HEAD_DIM * (BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (1 + 2 * STAGES)
 // Archs        sm_90a: for others 3_mma.cu.
-// Adds to 3_mma.cu: TMA instead of copies by all threads, a warp that only loads, MMA of 64 rows by a whole
-//              warpgroup (wgmma) with operands in shared memory.
+// Adds to 3_mma.cu: TMA, and a warp that only loads, so that other threads spend no instructions on copies; MMA of 64
+//              rows by a whole warpgroup (wgmma), whose operands need no loads from shared memory into registers.
 // Next         5_wgmma.cu: scores issued ahead, warpgroups that take turns, output by TMA, clusters.
 // References   Milakov & Gimelshein 2018 (online softmax); PTX ISA: see the helpers.
 #include "mma_sync.cuh"

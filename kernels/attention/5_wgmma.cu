@@ -71,8 +71,9 @@
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others 3_mma.cu.
-// Adds to 3_mma.cu: asynchronous MMA (wgmma), TMA, a producer that only loads, registers moved from it to
-//              consumers, warpgroups that take turns, exponentials by multiply-adds, clusters with multicast.
+// Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are
+//              computed; some exponentials by multiply-adds, since MUFU is slow; registers moved from the producer to
+//              the consumers; clusters that load once for two blocks; splits, packed heads, features.
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: 5_wgmma.md.
 #include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
