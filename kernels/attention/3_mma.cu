@@ -77,8 +77,8 @@
 //              (VALUE_DIM + 2)], any content; counter: counter int[tiles], zero once: every launch leaves zeros.
 // Archs        sm_80 and later.
 // Adds to 2_wmma.cu: fragments whose layout is known (mma.sync), so that scores and weights stay in registers, and
-//              do not pass through shared memory; XOR swizzles; masked and whole blocks apart; splits of the keys over blocks,
-//              and tiles packed with GQA heads, which fill the device where queries are few.
+//              do not pass through shared memory; XOR swizzles; masked and whole blocks apart; splits of the keys over
+//              blocks, and tiles packed with GQA heads, which fill the device where queries are few.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
 #ifndef STRIDED
 #define STRIDED 0
