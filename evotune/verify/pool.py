@@ -249,11 +249,13 @@ class InputPool:
         """The inputs that never change while a launch may run."""
         return frozenset(s.name for s in self._problem.tensors(case) if s.is_steady)
 
-    def plain_inputs(self, case: Case) -> tuple[str, ...]:
+    def plain_inputs(self, case: Case, *, ranged: bool = True) -> tuple[str, ...]:
         """The inputs whose elements may have any value of another set: all but lengths and places
-        that fit together."""
+        that fit together, and without `ranged` all but integers."""
         inputs = (spec for spec in self._problem.tensors(case) if not spec.is_output)
-        return tuple(spec.name for spec in inputs if spec.is_ranged or not spec.is_index)
+        return tuple(
+            spec.name for spec in inputs if (ranged and spec.is_ranged) or not spec.is_index
+        )
 
     def _known_inputs(self, case: Case, kind: str, seed: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a set without its reference, which takes longer, if it is not here."""

@@ -73,7 +73,9 @@ class Watch:
         self._session = session
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
-        self._renewed = pool.plain_inputs(case)
+        # On a GPU elements are renewed while calls work: one that counts integers and then places
+        # them, as a sort does, may write beyond its output.
+        self._renewed = pool.plain_inputs(case, ranged=not session.in_order)
         self._steady = pool.steady_inputs(case)
         self._reachable = [
             number

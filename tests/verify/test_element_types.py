@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -233,3 +234,67 @@ def test_nor_is_a_spot_that_is_overwritten_while_launches_are_timed(dtype: str) 
         watched.time_us()
     gate.judge_watched(case, watch.take(), verdict)
     assert verdict.kind is WRONG
+
+
+class Ranged(UserProblem):
+    """Integers of ranges, with negative ones of 8 bytes, beside floats."""
+
+    sizes = ("rows",)
+    values: ClassVar = {"long": range(-3, 5), "short": range(7, 100, 3), "byte": range(250, 256)}
+
+    def inputs(self, rows: int) -> dict[str, Tensor]:
+        types = {"long": "int64", "short": "int32", "byte": "uint8"}
+        made = {name: Tensor((rows,), types[name], self.values[name]) for name in types}
+        return {**made, "x": Tensor((rows,))}
+
+    def outputs(self, rows: int) -> dict[str, Tensor]:
+        return {"out": Tensor((rows,))}
+
+    def operations(self, rows: int) -> int:
+        return rows
+
+    def compute(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": sum(inputs.values(), torch.zeros(1))}
+
+
+class Graphs(CpuSession):
+    """Like a GPU's session: writes may come while a call works."""
+
+    in_order = True
+    step_bytes = 0
+
+
+@pytest.mark.parametrize("session", [CpuSession(), Graphs()], ids=["cpu", "graphs"])
+def test_integers_stay_in_their_range_at_each_call(
+    session: CpuSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel may read memory where they point."""
+    monkeypatch.setattr("evotune.verify._reuse._REST_S", 0.0)
+    monkeypatch.setattr("evotune.verify._reuse._SOON", (4, 0.0))
+    problem = Ranged("float32")
+    pool, case = InputPool(problem), problem.case({"rows": 1 << 14}, {})
+    gate = Gate(session, problem, pool, deterministic=True)
+    subject = Subject(case, LaunchPlan("f", (), (), ()), lambda: None)
+    buffers = gate.buffers(subject, [pool.get(case, "normal", 0)])
+    base = {name: view.clone() for name, view in buffers.inputs().items()}
+    changed: set[str] = set()
+
+    def look() -> None:
+        for name, view in buffers.inputs().items():
+            if not view.equal(base[name]):
+                changed.add(name)
+            if name in problem.values:
+                assert set(view.unique().tolist()) <= set(problem.values[name]), name
+
+    sampler = session.sampler([look] * 40)
+    watch = Watch(session, pool, case, 0, buffers=buffers, launches=[look], samplers=[sampler])
+    for _ in range(8):
+        watch.run()
+    assert changed == {*problem.values, "x"}
+    changed.clear()
+    watch.reuse()
+    assert changed == ({"x"} if session.in_order else {*problem.values, "x"}), (
+        "a GPU's calls may work while elements change all the time: only what they may not count"
+    )
+    look()
+    assert all(view.equal(base[name]) for name, view in buffers.inputs().items())

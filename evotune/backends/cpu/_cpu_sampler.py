@@ -67,7 +67,8 @@ class CpuSampler:
             write = each.first + int(each.begin * (each.last - each.first))
             pauses = range(max(made, each.first + 1), write + 1) or range(write, write + 1)
             nbytes = sum(target.nbytes for target, _ in each.writes)
-            step = max(STEP_BYTES, nbytes // len(pauses))
+            # Whole blocks, so that no call finds half of an element new and half old.
+            step = STEP_BYTES * max(1, -(-nbytes // (len(pauses) * STEP_BYTES)))
             copies = [copy for pair in each.writes for copy in writes.copies(*pair, step)]
             ends = [len(copies) * (n + 1) // len(pauses) for n in range(len(pauses))]
             for pause, (begin, end) in zip(pauses, itertools.pairwise((0, *ends)), strict=True):
