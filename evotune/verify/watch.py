@@ -36,7 +36,7 @@ _MOST_TURNS = 1 << 20
 _LONG_CALLS, _LONG_US, _LONG_RUNS = 300, 30_000, 4
 """How many calls a long row has, unless they take longer than so many microseconds; and how often
 it is run."""
-_UNLEARNT = 1 << 16  # elements, too many for their branches to be learnt
+_LEAST_REPLACED = 1 << 16  # elements; calls on fewer are too short to be timed one by one
 _REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
 
@@ -306,11 +306,16 @@ class Watch:
     def _slower_when_replaced(self) -> str:
         """Asks this of single calls before which all elements of the inputs are written: new ones
         or, for comparison, the same. So it finds calls that keep the results of parts. On a GPU
-        single calls have no time of their own. A processor learns the branches of calls on a few
-        thousand elements, so that right calls too take longer on new ones."""
+        single calls have no time of their own.
+
+        A processor learns the branches of calls on the same inputs, so that right calls too take
+        longer on new ones. What is slower is therefore asked again after it forgot them."""
         elements = sum(self._sets[0].inputs[name].numel() for name in self._renewed)
-        if self._session.in_order or elements < _UNLEARNT:
+        if self._session.in_order or elements < _LEAST_REPLACED:
             return ""
+        return self._asked_replaced(forgetting=False) and self._asked_replaced(forgetting=True)
+
+    def _asked_replaced(self, *, forgetting: bool) -> str:
         views = {name: bits(self._buffers.inputs()[name][:1]) for name in self._renewed}
         replaced = Replaced(
             self._session.sampler(self._launches[:1]),
@@ -318,8 +323,11 @@ class Watch:
             most=(self._long or self._samplers[0]).count,
             limit_s=_REPLACED_S if self._long is None else _LONG_REPLACED_S,
             rng=self._rng,
+            forgetting=forgetting,
         )
-        return slower_on_new_inputs(self._rng, replaced.fresh_us, replaced.familiar_us)
+        found = slower_on_new_inputs(self._rng, replaced.fresh_us, replaced.familiar_us)
+        replaced.restore()
+        return found
 
 
 class WatchedSampler:

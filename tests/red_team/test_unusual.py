@@ -39,6 +39,7 @@ METHODS = [
         "unusual_cpu_rms_norm.yaml",
         "unusual_cpu_matmul.yaml",
         "unusual_cpu_branches.yaml",
+        "unusual_cpu_largest.yaml",
     )
     for method in choices(space)[1]
 ]

@@ -21,6 +21,7 @@ from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module
 from evotune.verify import watch as watch_module
+from evotune.verify._reuse import Replaced, slower_on_new_inputs
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
@@ -269,6 +270,48 @@ def test_interrupted_runs_neither_accuse_nor_clear_a_candidate(
         timed.watch._samplers = [BusySampler(seed, fresh_us)]
         accused += bool(timed.watch.reuse())
     assert least <= accused <= most
+
+
+class Searching(CpuSampler):
+    """Gives the time of a kernel that looks for the first large value."""
+
+    def __init__(self, values: torch.Tensor, kept_us: float) -> None:
+        super().__init__([lambda: None], lambda: None)
+        self._values = values
+        self._kept_us = kept_us
+        self._last = torch.empty(0)
+
+    def run(self) -> None:
+        self._last = self._values.clone()
+
+    def time_us(self) -> float:
+        kept = self._kept_us and self._values.equal(self._last)
+        return self._kept_us if kept else 1.0 + float((self._values > 2).int().argmax())
+
+
+@pytest.mark.parametrize("forgetting", [False, True])
+@pytest.mark.parametrize(("kept_us", "is_accused"), [(0.0, False), (0.5, True)])
+def test_times_on_new_and_on_familiar_inputs_are_of_the_same_values(
+    kept_us: float, is_accused: bool, forgetting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The large value that comes at once in the inputs does not in others."""
+    monkeypatch.setattr(reuse_module, "_REST_S", 0.0)
+    monkeypatch.setattr(reuse_module, "_SORTED", 1)
+    now = torch.randn(4000, generator=torch.Generator().manual_seed(0)).clamp(max=1.9)
+    now[0], now[2000] = 3.0, 3.0
+    view = now.view(torch.int32).clone()
+    replaced = Replaced(
+        Searching(view.view(torch.float32), kept_us),
+        [(view, now, now)],
+        most=5,
+        limit_s=1.0,
+        rng=random.Random(0),
+        forgetting=forgetting,
+    )
+    found = slower_on_new_inputs(random.Random(0), replaced.fresh_us, replaced.familiar_us)
+    assert bool(found) == is_accused
+    replaced.restore()
+    assert view.view(torch.float32).equal(now)
 
 
 def test_the_writes_of_an_intervention_come_between_its_calls() -> None:
