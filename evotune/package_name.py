@@ -16,8 +16,8 @@ _TAKEN = frozenset(
     | {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "triton"}
     | {"typing_extensions", "functorch", "torchgen"}
 )
-"""Packages, those that PyTorch needs among them, and namespaces of PyTorch's operators: a package
-has one of its own name."""
+"""Packages, also the ones that PyTorch needs, and namespaces of PyTorch's operators. A package has
+a namespace of its own name."""
 _IN_TORCH_OPS = frozenset({"higher_order", "import_module", "load_library", "loaded_libraries"})
 """Members of `torch.ops` that are no namespaces of operators."""
 

@@ -95,7 +95,8 @@ def _name_of(imported: ast.alias) -> str:
 
 
 def _brought_along(node: ast.ImportFrom | ast.Import) -> list[ast.alias]:
-    """What the statement imports from modules that a program with a package has."""
+    """The names that the statement imports from PyTorch or `math`: a program with a package has
+    both."""
     if isinstance(node, ast.ImportFrom):
         known = node.level == 0 and str(node.module).partition(".")[0] in _MODULES
         return node.names if known else []
@@ -103,9 +104,9 @@ def _brought_along(node: ast.ImportFrom | ast.Import) -> list[ast.alias]:
 
 
 def _bound(nodes: Iterable[ast.AST], is_top: bool = False) -> Iterator[str]:
-    """The names that statements bind in their own scope; of the file's own ones (`is_top`) without
-    those that import PyTorch or `math`. Elsewhere too `import torch.cuda` gives `torch` to nothing
-    else."""
+    """The names that statements bind in their own scope. Not among them are the names that the file
+    itself (`is_top`) imports from PyTorch or `math`, and the `torch` of a nested
+    `import torch.cuda`, since that is the same module."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

@@ -233,7 +233,7 @@ class Watch:
         return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes), number
 
     def _differing(self, number: int) -> list[tuple[Alteration, torch.Tensor]]:
-        """What may differ between the present set and set `number`, and where it stands."""
+        """The alterations, with their places, in which the present set and set `number` differ."""
         pairs = (*self._targets[self._now], *self._targets[number]) if number != self._now else ()
         return [pair for pair in pairs if pair[0].name not in self._steady]
 

@@ -26,7 +26,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.python_process import module_command
 
 _REVISION = 2
-"""To be increased when the loops, the way of measuring or what is kept of it change."""
+"""Increase it when the loops, the way of measuring or the stored figures change."""
 _BINARY = "the baseline's machine code is not read"
 
 

@@ -212,7 +212,7 @@ class NamedKernels(ABC):
 
 
 def _facts(tensor: torch.Tensor | None) -> Any:
-    """What a decision depends on."""
+    """The properties of a tensor that a decision depends on."""
     if tensor is None:
         return None
     return tensor.shape, tensor.dtype, tensor.layout, tensor.device, tensor.is_contiguous()
