@@ -155,10 +155,9 @@ def _plan(
     )
     for job in inside:
         symbols = {name: value for name, value in job.case.symbols.items() if name != "dtype"}
-        holds = plan.holds(symbols)
-        if not holds and job.role != TIMED:
-            continue  # it breaks a constraint of the space: the package will not serve it
-        if not holds or comparable(plan.at(symbols)) != comparable(job.plan):
+        if job.role != TIMED and not plan.keeps(setup.document.constraints, symbols):
+            continue  # the package leaves the case to PyTorch
+        if not plan.holds(symbols) or comparable(plan.at(symbols)) != comparable(job.plan):
             raise EvotuneError(
                 f"kernel {kernel.name} cannot be exported: its launches on {job.case.label} do not "
                 "follow from the expressions of the space"

@@ -56,11 +56,12 @@ class KernelPlan:
 
     def holds(self, symbols: Mapping[str, Value]) -> bool:
         """Whether the kernel may be called on a case with these symbols."""
-        environment = self.scope.environment(symbols)
-        try:
-            return all(truth(evaluate(guard, environment)) for guard in self.guards)
-        except EvaluationError:
-            return False
+        return _all_hold(self.guards, self.scope, symbols)
+
+    def keeps(self, constraints: Sequence[ConstraintSpec], symbols: Mapping[str, Value]) -> bool:
+        """Whether a case with these symbols keeps the constraints of the space."""
+        bound = [self.scope.bind(spec.expression) for spec in constraints]
+        return _all_hold(bound, self.scope, symbols)
 
     def at(self, symbols: Mapping[str, Value]) -> LaunchPlan:
         """The plan of one case, to be compared with the planner's own. EvotuneError where an
@@ -92,6 +93,15 @@ class KernelPlan:
                 for each in found["constant_memory"]
             ),
         )
+
+
+def _all_hold(nodes: Sequence[Node], scope: CaseScope, symbols: Mapping[str, Value]) -> bool:
+    """Whether each condition is true; False where one has no value."""
+    environment = scope.environment(symbols)
+    try:
+        return all(truth(evaluate(node, environment)) for node in nodes)
+    except EvaluationError:
+        return False
 
 
 def kernel_plan(

@@ -109,13 +109,13 @@ def _flags() -> tuple[str, ...]:
 
 
 def _is_known(flag: str) -> bool:
-    """Whether this NVRTC takes the flag."""
+    """Whether this NVRTC takes the flag. Another mistake shows when a kernel is compiled."""
     nvrtc = _nvrtc()
     with _program(nvrtc, "", "empty.cu") as program:
         try:
             nvrtc.compileProgram(program, [flag])
-        except nvrtc.NVRTCError:
-            return False
+        except nvrtc.NVRTCError as error:
+            return bool(getattr(error, "status", _INVALID_OPTION) != _INVALID_OPTION)
     return True
 
 

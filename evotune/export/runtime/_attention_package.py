@@ -7,8 +7,8 @@ A call is served when all of this holds; `misses` counts the others by these kin
 - dtype: all three tensors have the dtype of the kernels.
 - mask, dropout: there is none.
 - grad: no input requires grad, or grad mode is off.
-- layout, alignment: the kernel takes tensors with such strides; they, and the rows of those that
-  are not contiguous, begin at multiples of 16 bytes.
+- layout, alignment: the kernel takes tensors with such strides. Each tensor begins at a multiple of
+  16 bytes, and so does each row of a tensor that is not contiguous.
 - features: kernels of the package have such features, for a call that asks for some.
 - not measured to win, outside the domain: the case lies in a served region.
 """
