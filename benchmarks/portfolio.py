@@ -178,13 +178,19 @@ def timed(
     command: Sequence[str],
     environment: dict[str, str] | None = None,
 ) -> str:
-    """Runs a command, notes its seconds, and returns its stdout."""
+    """Runs a command, notes its seconds, and returns its stdout. Ctrl-C reaches the command too,
+    which keeps its work."""
     started = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            stdout, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.communicate()
+            raise
     steps[name] = time.perf_counter() - started
-    if done.returncode and not (done.returncode == 1 and name == "build_s" and done.stdout):
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}")
-    return done.stdout
+    if process.returncode and not (process.returncode == 1 and name == "build_s" and stdout):
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}\n{stdout}")
+    return stdout
 
 
 if __name__ == "__main__":

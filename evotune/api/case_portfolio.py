@@ -87,7 +87,8 @@ def portfolio(
     - `held_out_share`: the share of the cases that no search sees, and that judges the rule.
     - `trials`: of all searches together; `minutes`: of the whole portfolio, resumed or not.
     - `say`: called with a line for each step, with skipped cases, and with parts of the rule that
-      held-out cases cut out. The result has the last two as `found.skipped` and `found.cuts`.
+      held-out and drawn cases cut out. The result has the last two as `found.skipped` and
+      `found.cuts`.
 
     Ctrl-C raises KeyboardInterrupt; the same call goes on. SpaceError or UsageError for a mistake
     in the arguments, EvotuneError where no search has a confirmed champion.

@@ -31,8 +31,7 @@ def opened_executor(champion: Champion) -> contextlib.AbstractContextManager[Loc
 
 def measure_cells(
     matrix: Matrix,
-    champions: Sequence[Champion],
-    cases: Sequence[Case],
+    wanted: Sequence[tuple[Champion, Case]],
     plans: CellPlans,
     *,
     elapsed_s: Callable[[], float],
@@ -40,22 +39,22 @@ def measure_cells(
     say: Callable[[str], None] = lambda text: None,
     open_executor: OpenExecutor = opened_executor,
 ) -> None:
-    """Measures every cell that the matrix lacks, and keeps each as it is finished. Large cases come
-    first, since time limits follow from the first cells. A cell whose worker was lost is tried anew
-    the next time. Ends early when there is no time left."""
+    """Measures every wanted cell that the matrix lacks, and keeps each as it is finished. Large
+    cases come first, since time limits follow from the first cells. A cell whose worker was lost is
+    tried anew the next time. Ends early when there is no time left."""
     missing = [
         (champion, case, job)
-        for case in _largest_first(champions, cases)
-        for champion in champions
+        for champion, case in sorted(wanted, key=_largest_first)
         if cell_of(champion, case) not in matrix.cells
         and (job := plans.job(champion, case)) is not None
     ]
     if not missing or out_of_time():
         return
     say(f"measuring {len(missing)} cells: champions on cases, in turn with the baseline")
-    with open_executor(champions[0]) as executor:
-        wanted = list({case.label: case for _, case, _ in missing}.values())
-        executor.baselines = known = _baselines(matrix, executor, champions[0], wanted)
+    first = wanted[0][0]
+    with open_executor(first) as executor:
+        cases = list({case.label: case for _, case, _ in missing}.values())
+        executor.baselines = known = _baselines(matrix, executor, first, cases)
         waiting = ((c, case, job) for c, case, job in missing if known.get(case.label))
         _run(matrix, executor, waiting, elapsed_s, out_of_time)
 
@@ -86,11 +85,9 @@ def _run(
                 matrix.add(cell, outcome, elapsed_s())
 
 
-def _largest_first(champions: Sequence[Champion], cases: Sequence[Case]) -> list[Case]:
-    if not champions:
-        return []
-    problem = champions[0].problem
-    return sorted(cases, key=lambda case: (-problem.flops(case), case.label))
+def _largest_first(cell: tuple[Champion, Case]) -> tuple[int, str]:
+    champion, case = cell
+    return -champion.problem.flops(case), case.label
 
 
 def _baselines(

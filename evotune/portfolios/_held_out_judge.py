@@ -1,4 +1,7 @@
-"""Judges a rule by cases that no search and no rule has seen, and cuts out the cases that lose."""
+"""Judges a rule by cases that it was not made of, and cuts out the cases that lose.
+
+They are the held-out cases of the list, and cases drawn between the measured ones.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,21 @@ from evotune.portfolios.rule import RuleRegion, cut, kernel_at
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A part of the rule that a held-out case showed to lose. `after`: what is left of the region,
-    in words; "" for nothing."""
+    """A part of the rule that a judging case showed to lose. `after`: what is left of the region,
+    in words; "" for nothing. `drawn`: the case was drawn between the measured ones; the others are
+    held-out cases."""
 
     case: str
     speedup: float
     before: str
     after: str
+    drawn: bool = False
 
     @property
     def words(self) -> str:
+        kind = "drawn" if self.drawn else "held out"
         left = f"left: {self.after}" if self.after else "nothing of it is left"
-        return f"{self.case}, held out, has {self.speedup:.3f}x in [{self.before}]; {left}"
+        return f"{self.case}, {kind}, has {self.speedup:.3f}x in [{self.before}]; {left}"
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -90,11 +96,15 @@ def judged(points: Sequence[Point], regions: Sequence[RuleRegion]) -> Figures:
 
 
 def without_losses(
-    regions: Sequence[RuleRegion], held_out: Sequence[Point], measured: Sequence[Point]
+    regions: Sequence[RuleRegion],
+    judges: Sequence[Point],
+    measured: Sequence[Point],
+    *,
+    drawn: bool = False,
 ) -> tuple[list[RuleRegion], list[Cut]]:
-    """The rule without the parts that a held-out case shows to lose: it was not won there."""
+    """The rule without the parts that a judging case shows to lose: it was not won there."""
     left, cuts = list(regions), []
-    for point in held_out:
+    for point in judges:
         for number in reversed(range(len(left))):
             region = left[number]
             score = point.scores[region.kernel]
@@ -102,7 +112,7 @@ def without_losses(
                 continue
             rest = cut(region, point, measured)
             words = "" if rest is None else rest.words
-            cuts.append(Cut(point.label, score.speedup, region.words, words))
+            cuts.append(Cut(point.label, score.speedup, region.words, words, drawn))
             left[number : number + 1] = [] if rest is None else [rest]
     return left, cuts
 

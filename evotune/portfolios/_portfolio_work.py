@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,16 +15,18 @@ from evotune.errors import EvotuneError, SpaceError
 from evotune.portfolios._case_searches import CaseSearches, Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
 from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios._drawn_cases import drawn_cases
 from evotune.portfolios._held_out_judge import held_out_labels
 from evotune.portfolios._kernel_choice import chosen_kernels
 from evotune.portfolios._representatives import representatives
 from evotune.portfolios._rule_tree import Leaf, learnt_leaves
 from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
-from evotune.portfolios._served_rule import finished_portfolio
+from evotune.portfolios._served_rule import finished_portfolio, learnt_rule
 from evotune.portfolios._variant_checks import confirm_variant, variant_cell, variants_needed
 from evotune.portfolios.matrix_store import VARIANT, Cell, Matrix
 from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.portfolio_file import Portfolio
+from evotune.portfolios.rule import RuleRegion
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 ELAPSED = "elapsed_s"
 _FAILED = "without_configuration"
+_RULES = 4
+"""So many rules are learnt at most, each without the drawn cases that those before it lost."""
 
 
 class PortfolioWork:
@@ -66,6 +71,10 @@ class PortfolioWork:
         self._variants = problem.variant_symbols
         self._given: dict[str, GivenCase] = {}
         self._cases: dict[str, Case] = {}
+        self._between: dict[str, Case] = {}
+        """Cases drawn between those of the list."""
+        self._lost: list[Point] = []
+        """Drawn cases that a kernel lost. They weigh nothing: no search and no choice sees them."""
         for each in kept:
             case = problem.case(each.shape, each.variant)
             self._given[case.label], self._cases[case.label] = each, case
@@ -99,20 +108,21 @@ class PortfolioWork:
         champions, leaves = self._settled()
         self._measure(champions, self._judges)
         # A case that was not measured judges nothing.
-        able = [p for p in self._judges if not self._lacking(champions, [self._cases[p.label]])]
-        seen, judges = (self._scored(champions, some) for some in (self._seen, able))
+        able = [p for p in self._judges if not self._lacking(champions, [self._case(p)])]
+        regions, drawn = self._tried(champions, leaves)
         return finished_portfolio(
             self._matrix,
             self._setup,
             champions,
-            leaves=leaves,
+            regions=regions,
             most_kernels=self._request.most_kernels,
             seed=self._request.seed,
             skipped=skipped,
             given=self._given,
             cases=self._cases,
-            seen=seen,
-            judges=judges,
+            seen=self._scored(champions, self._seen),
+            held_out=self._scored(champions, able),
+            drawn=drawn,
             searched={label: run.id for label, run in self._searches.runs.items()},
             unmeasured=self._unmeasured(champions),
             say=self._say,
@@ -209,6 +219,7 @@ class PortfolioWork:
         except SpaceError as error:
             self._say(f"{label} is not searched: {error}")
             self._matrix.store.set_meta(_FAILED, [*self._failed(), label])
+        self._keep_elapsed()
 
     def _failed(self) -> list[str]:
         """The cases for which the space has no configuration."""
@@ -224,7 +235,8 @@ class PortfolioWork:
         tune is confirmed there first; where it fails, the kernels are chosen anew."""
         while True:
             seen = self._scored(champions, self._seen)
-            leaves = learnt_leaves(seen, chosen_kernels(seen, self._request.most_kernels))
+            chosen = chosen_kernels(seen, self._request.most_kernels)
+            leaves = learnt_leaves([*seen, *self._scored(champions, self._lost)], chosen)
             needed = list(variants_needed(self._matrix, champions, leaves, self._cases))
             for number, case in needed:
                 self._confirm(champions[number], case)
@@ -253,22 +265,71 @@ class PortfolioWork:
         self._say(f"{name} is not confirmed on {case.label}: {why}")
         self._unconfirmed.add(variant_cell(champion, fixed))
 
+    def _tried(
+        self, champions: Sequence[Champion], leaves: Sequence[Leaf]
+    ) -> tuple[list[RuleRegion], list[Point]]:
+        """The rule, and cases drawn in it. Where a kernel loses a drawn case, the rule is learnt
+        anew with that case; the last rule may still hold some that lose."""
+        for left in reversed(range(_RULES)):
+            regions = learnt_rule(self._matrix, self._setup, champions, leaves, self._cases)
+            drawn = self._drawn(champions, regions)
+            lost = [p for p in drawn if any(s is not None and not s.won for s in p.scores)]
+            if not (lost and left) or self._out_of_time():
+                break
+            drawn_in_words = f"{len(lost)} of {counted(len(drawn), 'drawn case')}"
+            self._say(f"{drawn_in_words} are lost: learning a rule without them")
+            chosen = sorted({leaf.kernel for leaf in leaves if leaf.kernel is not None})
+            self._measure([champions[number] for number in chosen], lost)
+            self._lost += [dataclasses.replace(point, weight=0.0) for point in lost]
+            leaves = self._confirmed_leaves(champions)
+        return regions, drawn
+
+    def _drawn(self, champions: Sequence[Champion], regions: Sequence[RuleRegion]) -> list[Point]:
+        """Cases between the measured ones, each with the score of its region's kernel alone."""
+        problem = self._setup.planner.problem
+
+        def can_run(kernel: int, case: Case) -> bool:
+            return self._plans.job(champions[kernel], case) is not None
+
+        seen = self._scored(champions, self._seen)
+        drawn = drawn_cases(problem, regions, seen, self._given, can_run, self._request.seed)
+        self._between |= {case.label: case for _, case in drawn}
+        self._measure_cells([(champions[kernel], case) for kernel, case in drawn])
+        found = []
+        for kernel, case in drawn:
+            outcome = self._matrix.cells.get(cell_of(champions[kernel], case))
+            if outcome is not None:
+                scores: list[Score | None] = [None] * len(champions)
+                scores[kernel] = self._plans.score(champions[kernel], case, outcome)
+                found.append(point_of(problem, case).with_scores(scores))
+        if len(found) < len(drawn):
+            missing = counted(len(drawn) - len(found), "case")
+            self._say(f"{missing} between the measured ones could not be tried")
+        return found
+
     # --- the matrix --------------------------------------------------------------------------
 
     def _champions(self) -> list[Champion]:
         return self._searches.champions(self._say)
 
     def _measure(self, champions: Sequence[Champion], points: Sequence[Point]) -> None:
+        self._measure_cells([(c, self._case(p)) for p in points for c in champions])
+
+    def _measure_cells(self, wanted: Sequence[tuple[Champion, Case]]) -> None:
         measure_cells(
             self._matrix,
-            champions,
-            [self._cases[point.label] for point in points],
+            wanted,
             self._plans,
             elapsed_s=self.elapsed_s,
             out_of_time=self._out_of_time,
             say=self._say,
             open_executor=self._open_executor,
         )
+        self._keep_elapsed()
+
+    def _keep_elapsed(self) -> None:
+        """A part that is killed counts up to here."""
+        self._matrix.store.set_meta(ELAPSED, self.elapsed_s())
 
     def _scored(self, champions: Sequence[Champion], points: Sequence[Point]) -> list[Point]:
         """Without the variants on which a champion was not confirmed."""
@@ -282,7 +343,10 @@ class PortfolioWork:
         def scores(case: Case) -> list[Score | None]:
             return [score(champion, case) for champion in champions]
 
-        return [point.with_scores(scores(self._cases[point.label])) for point in points]
+        return [point.with_scores(scores(self._case(point))) for point in points]
+
+    def _case(self, point: Point) -> Case:
+        return self._cases.get(point.label) or self._between[point.label]
 
     def _unmeasured(self, champions: Sequence[Champion]) -> int:
         missing = self._lacking(champions, list(self._cases.values()))

@@ -28,39 +28,49 @@ from evotune.space.specs import GivenCase
 from evotune.trial import Domain
 
 
+def learnt_rule(
+    matrix: Matrix,
+    setup: KernelSetup,
+    champions: Sequence[Champion],
+    leaves: Sequence[Leaf],
+    cases: Mapping[str, Case],
+) -> list[RuleRegion]:
+    """The regions of the leaves, before any case judges them. `cases`: the given ones, by label."""
+    chosen = {leaf.kernel for leaf in leaves if leaf.kernel is not None}
+    regions = {number: _domain(matrix, champions[number], cases).regions for number in chosen}
+    return regions_of(leaves, regions, exact=has_own_check(setup.planner.problem))
+
+
 def finished_portfolio(
     matrix: Matrix,
     setup: KernelSetup,
     champions: Sequence[Champion],
     *,
-    leaves: Sequence[Leaf],
+    regions: Sequence[RuleRegion],
     most_kernels: int,
     seed: int,
     skipped: str,
     given: Mapping[str, GivenCase],
     cases: Mapping[str, Case],
     seen: Sequence[Point],
-    judges: Sequence[Point],
+    held_out: Sequence[Point],
+    drawn: Sequence[Point],
     searched: Mapping[str, str],
     unmeasured: int,
     say: Callable[[str], None],
 ) -> Portfolio:
-    """The portfolio whose rule has these `leaves`. `seen` and `judges`: the cases that the rule is
-    made of, and those that judge it, with the scores of the champions. `given`, `cases`, `searched`
-    (the run of its own search): by label."""
-    chosen = sorted({leaf.kernel for leaf in leaves if leaf.kernel is not None})
-    domains = {number: _domain(matrix, champions[number], cases) for number in chosen}
-    problem = setup.planner.problem
-    checked_only = has_own_check(problem)
-    regions = regions_of(leaves, {n: d.regions for n, d in domains.items()}, exact=checked_only)
-    before = judged(judges, regions)
-    rule, cuts = without_losses(regions, judges, seen)
-    for each in cuts:
-        left = f"left: {each.after}" if each.after else "nothing of it is left"
-        say(
-            f"{each.case}, held out, is {each.speedup:.3f}x there: cut out of {each.before}; {left}"
-        )
-    used = [number for number in chosen if any(region.kernel == number for region in rule)]
+    """The portfolio whose rule has these `regions`, less the parts that the judging cases show to
+    lose.
+
+    `seen`, `held_out`, `drawn`: the cases that the rule is made of, and those that judge it, with
+    the scores of the champions. `given`, `cases`, `searched` (the run of its own search): by label.
+    """
+    left, cuts = without_losses(regions, held_out, seen)
+    rule, more = without_losses(left, drawn, seen, drawn=True)
+    for each in (*cuts, *more):
+        say(f"cut: {each.words}")
+    used = sorted({region.kernel for region in rule})
+    domains = {number: _domain(matrix, champions[number], cases) for number in used}
     baselines = matrix.store.meta("baselines", {})
     seen_labels = {point.label for point in seen}
     return Portfolio(
@@ -92,11 +102,13 @@ def finished_portfolio(
             for number in used
         ),
         rule=_renumbered(rule, used),
-        cuts=tuple(cuts),
+        cuts=(*cuts, *more),
         figures={
             "seen": judged(seen, rule),
-            "held_out": judged(judges, rule),
-            "held_out_before": before,
+            "held_out": judged(held_out, rule),
+            "held_out_before": judged(held_out, regions),
+            "drawn": judged(drawn, rule),
+            "drawn_before": judged(drawn, regions),
         },
         of_own=_of_own(champions, seen, rule, searched),
         unmeasured=unmeasured,

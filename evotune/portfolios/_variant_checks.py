@@ -46,7 +46,8 @@ def variants_needed(
     """The confirmations that are missing: a kernel by its number, and a case to confirm it on.
 
     A kernel must be confirmed with the fixed values of every case of its leaves that it can run.
-    For each kernel and each set of fixed values the case is the one with the most operations.
+    For each kernel and each set of fixed values the case is the one of the list (`cases`, by label)
+    with the most operations.
     """
     found: dict[tuple[int, str], tuple[int, Case]] = {}
     for leaf in leaves:
@@ -54,7 +55,8 @@ def variants_needed(
             assert leaf.kernel is not None
             champion = champions[leaf.kernel]
             score = point.scores[leaf.kernel]
-            if score is None or is_confirmed(matrix, champion, point.place.fixed):
+            is_drawn = point.label not in cases
+            if is_drawn or score is None or is_confirmed(matrix, champion, point.place.fixed):
                 continue
             key = (leaf.kernel, json.dumps(dict(point.place.fixed), sort_keys=True))
             flops = champion.problem.flops(cases[point.label])

@@ -74,9 +74,11 @@ class Portfolio(msgspec.Struct, frozen=True):
 
     - `kernels`: the rule's regions name them by their number here.
     - `rule`: the first region that holds a case decides; PyTorch serves all other cases.
-    - `cuts`: parts of the rule that held-out cases showed to lose; they are not in `rule`.
-    - `figures`: of the rule, on the cases that it was made of (`seen`), on those that judged it
-      (`held_out`), and on the latter before parts were cut out (`held_out_before`).
+    - `cuts`: parts of the rule that held-out and drawn cases showed to lose; they are not in
+      `rule`.
+    - `figures`: of the rule, on the cases that it was made of (`seen`), on the held-out cases
+      (`held_out`), on cases drawn between the measured ones (`drawn`), and on the latter two before
+      parts were cut out (`held_out_before`, `drawn_before`).
     - `of_own`: the geometric mean, over the searched cases, of speedup / own champion's speedup.
     - `unmeasured`: the number of cells without an outcome.
     """

@@ -15,6 +15,8 @@ _GROUPS = (
     ("seen", "seen by the rule"),
     ("held_out", "held out"),
     ("held_out_before", "held out, before the cuts"),
+    ("drawn", "drawn between them"),
+    ("drawn_before", "drawn, before the cuts"),
 )
 
 Rows = list[tuple[str, ...]]
@@ -54,7 +56,7 @@ def figure_rows(found: Portfolio) -> Rows:
     rows: Rows = []
     for name, words in _GROUPS:
         figures = found.figures.get(name)
-        if figures is not None and figures.cases and (name != "held_out_before" or found.cuts):
+        if figures is not None and figures.cases and (not name.endswith("before") or found.cuts):
             rows.append((words, *_figures(figures)))
     return rows
 

@@ -73,6 +73,11 @@ class Session:
         return int(json.loads(self._answers.readline())["status"])
 
 
+def _own_path() -> list[str]:
+    """The folders that PYTHONPATH names, for packages beside the environment's."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
 class Forker:
     """Starts commands, one at a time. Their output goes to `folder`/output.log."""
 
@@ -87,7 +92,7 @@ class Forker:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *_own_path()])},
         )
 
     def __enter__(self) -> Forker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,16 +89,11 @@ class CudaKernel:
             if not _blames_the_candidate(error):
                 raise
             raise LaunchFailure(f"the machine code cannot be loaded: {error}") from error
+        # The interpreter's exit ends the context, and its modules with it.
+        weakref.finalize(self, _unload, self._module).atexit = False
 
     def __call__(self) -> None:
         raise TypeError("a CUDA kernel is launched through Session.bind")
-
-    def __del__(self) -> None:
-        # At the interpreter's exit, or after a fault, no context is left to unload from.
-        module = getattr(self, "_module", None)
-        if module is not None:
-            with contextlib.suppress(self._driver.CUDADriverError):
-                self._driver.moduleUnload(module)
 
     def function(self, launch: Launch) -> int:
         """The entry's handle, allowed to use the launch's dynamic shared memory."""
@@ -128,6 +124,14 @@ class CudaKernel:
         """The dynamic shared memory that the function's launches get without asking."""
         static = self._driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         return _FREE_SHARED_BYTES - int(self._driver.funcGetAttribute(static, function))
+
+
+def _unload(module: int) -> None:
+    from cupy.cuda import driver
+
+    # After a fault no context is left to unload from.
+    with contextlib.suppress(driver.CUDADriverError):
+        driver.moduleUnload(module)
 
 
 def _blames_the_candidate(error: Exception) -> bool:
