@@ -6,29 +6,25 @@ leaf costs a fixed share of the mean speedup, so a split must gain more than tha
 stay small.
 
 A greedy tree misses the splits that gain something only together, as those that cut out one lost
-case do. So each tree is the best one of all trees over a grid of borders, found by dynamic
-programming: the best tree of a box is a leaf, or the best trees of its halves. Where sizes have
-more values than the grid, leaves are then divided again on a finer grid.
+case do. So each tree is the best one of all trees over a grid of borders (`_tree_grid.py`). Where
+sizes have more values than the grid, leaves are then divided again on a finer grid.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from evotune.portfolios._tree_grid import Grid, Tree
 from evotune.portfolios.points import Point, independent_features
 
-_LEAF = 0.0015
-"""The price of a leaf with a kernel: so much of the ln of the mean speedup."""
-_MOST_BOXES = 20_000
-"""A grid has at most about so many boxes."""
-
-_Members = NDArray[np.bool_]
+_UNIT = 1e-9
+"""Of gains: so much of the ln of the mean speedup."""
+_LEAF = round(0.0015 / _UNIT)
+"""The price of a leaf with a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,138 +44,77 @@ def learnt_leaves(points: Sequence[Point], kernels: Sequence[int]) -> list[Leaf]
     """The leaves of the rule that serves the points best with these kernels."""
     if not points:
         return []
-    price = _LEAF * sum(point.weight for point in points)
-    features = tuple(independent_features(points))
+    total = sum(point.weight for point in points) or 1.0
+    learner = _Learner(tuple(kernels), tuple(independent_features(points)), total)
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(repr(sorted(point.place.fixed.items())), []).append(point)
-    return [
-        leaf
-        for group in groups.values()
-        for leaf in _divided(Leaf(None, tuple(group)), tuple(kernels), features, price)
-    ]
+    return [leaf for group in groups.values() for leaf in learner.leaves(Leaf(None, tuple(group)))]
 
 
-def _divided(
-    whole: Leaf, kernels: tuple[int, ...], features: tuple[str, ...], price: float
+@dataclass(frozen=True, slots=True)
+class _Learner:
+    """`total`: the sum of all weights, of which gains are shares."""
+
+    kernels: tuple[int, ...]
+    features: tuple[str, ...]
+    total: float
+
+    def leaves(self, whole: Leaf) -> list[Leaf]:
+        """The leaves of the best tree for the points of `whole`."""
+        grid = self._grid(whole.points)
+        leaves = list(_bounded(grid.best_tree(), whole, self.kernels, whole.above, whole.upto))
+        if not grid.is_coarse:
+            return leaves
+        if len(leaves) > 1:
+            return [finer for leaf in leaves for finer in self.leaves(leaf)]
+        if leaves[0].kernel is not None or not self._may_gain(whole.points):
+            return leaves
+        # The grid is too coarse for a kernel. The grids of two halves are finer.
+        halves = _bounded(grid.halved(), whole, self.kernels, whole.above, whole.upto)
+        finer = [leaf for half in halves for leaf in self.leaves(half)]
+        return finer if any(leaf.kernel is not None for leaf in finer) else leaves
+
+    def _grid(self, points: Sequence[Point]) -> Grid:
+        gains = [[self._gain(point, kernel) for point in points] for kernel in self.kernels]
+        lost = [[_is_lost(point, kernel) for point in points] for kernel in self.kernels]
+        table = len(self.kernels), len(points)
+        return Grid(
+            {name: np.array([p.features[name] for p in points]) for name in self.features},
+            np.array(gains, dtype=np.int64).reshape(table),
+            np.array(lost, dtype=np.int64).reshape(table),
+            _LEAF,
+        )
+
+    def _may_gain(self, points: Sequence[Point]) -> bool:
+        """Whether some tree could be worth its price."""
+        best = [max(self._gain(point, kernel) for kernel in self.kernels) for point in points]
+        return sum(best) > _LEAF
+
+    def _gain(self, point: Point, kernel: int) -> int:
+        return round(point.weight / self.total * point.gain(kernel) / _UNIT)
+
+
+def _bounded(
+    tree: Tree,
+    whole: Leaf,
+    kernels: tuple[int, ...],
+    above: Mapping[str, int],
+    upto: Mapping[str, int],
 ) -> Iterator[Leaf]:
-    """The leaves of the best tree for the points of `whole`."""
-    grid = _Grid(whole.points, kernels, features, price)
-    leaves = list(grid.leaves(whole))
-    if len(leaves) == 1 or not grid.is_coarse:
-        yield from leaves
+    """The leaves of a tree for the points of `whole`."""
+    if tree.split is None:
+        kernel = None if tree.kernel is None else kernels[tree.kernel]
+        yield Leaf(kernel, tuple(whole.points[number] for number in tree.points), above, upto)
         return
-    for leaf in leaves:
-        yield from _divided(leaf, kernels, features, price)
+    name, low, high = tree.split
+    least = max(whole.points[number].features[name] for number in low.points)
+    most = min(whole.points[number].features[name] for number in high.points)
+    border = min(max(math.isqrt(least * most), least), most - 1)
+    yield from _bounded(low, whole, kernels, above, {**upto, name: border})
+    yield from _bounded(high, whole, kernels, {**above, name: border}, upto)
 
 
-class _Tree(NamedTuple):
-    """The best tree of a box: its gain less the price of its leaves, the number of those, and the
-    feature and the halves of its first split."""
-
-    value: float
-    leaves: int
-    kernel: int | None
-    split: tuple[str, _Members, _Members] | None = None
-
-
-class _Grid:
-    """The points of a tree, and the borders at which it may divide them."""
-
-    def __init__(
-        self,
-        points: tuple[Point, ...],
-        kernels: tuple[int, ...],
-        features: tuple[str, ...],
-        price: float,
-    ) -> None:
-        self._points = points
-        self._kernels = kernels
-        self._price = price
-        self._sizes = {n: np.array([p.features[n] for p in points]) for n in features}
-        scores = [[point.scores[kernel] for point in points] for kernel in kernels]
-        self._gains = np.array([[p.weight * p.gain(k) for p in points] for k in kernels])
-        self._lost = np.array([[s is not None and not s.won for s in row] for row in scores])
-        ideal = self._gains.max(axis=0, initial=0.0) if kernels else np.zeros(len(points))
-        self._ideal: NDArray[np.float64] = ideal
-        varying = {n: np.unique(sizes) for n, sizes in self._sizes.items()}
-        varying = {name: values for name, values in varying.items() if len(values) > 1}
-        borders = _borders_each(len(varying))
-        self.is_coarse = any(len(values) - 1 > borders for values in varying.values())
-        self._below = {
-            name: [self._sizes[name] <= value for value in _spread(values[:-1], borders)]
-            for name, values in varying.items()
-        }
-        self._known: dict[bytes, _Tree] = {}
-
-    def leaves(self, whole: Leaf) -> Iterator[Leaf]:
-        """Of the best tree; their bounds lie inside those of `whole`."""
-        return self._leaves(np.ones(len(self._points), dtype=bool), whole.above, whole.upto)
-
-    def _leaves(
-        self, box: _Members, above: Mapping[str, int], upto: Mapping[str, int]
-    ) -> Iterator[Leaf]:
-        tree = self._best(box)
-        if tree.split is None:
-            inside = tuple(self._points[number] for number in np.flatnonzero(box))
-            yield Leaf(tree.kernel, inside, above, upto)
-            return
-        name, low, high = tree.split
-        least, most = (int(self._sizes[name][low].max()), int(self._sizes[name][high].min()))
-        border = min(max(math.isqrt(least * most), least), most - 1)
-        yield from self._leaves(low, above, {**upto, name: border})
-        yield from self._leaves(high, {**above, name: border}, upto)
-
-    def _best(self, box: _Members) -> _Tree:
-        key = np.packbits(box).tobytes()
-        if key not in self._known:
-            self._known[key] = self._found(box)
-        return self._known[key]
-
-    def _found(self, box: _Members) -> _Tree:
-        best = self._alone(box)
-        if self._ideal[box].sum() - self._price <= best.value + 1e-12:
-            return best  # no split can gain more
-        evenness = 0
-        for name, low, high in self._splits(box):
-            halves = self._best(low), self._best(high)
-            value, leaves = sum(h.value for h in halves), sum(h.leaves for h in halves)
-            even = min(int(low.sum()), int(high.sum()))
-            ranks = (round(value, 9), -leaves, even)
-            # Of equal trees the smallest one, then one that begins with the most even split.
-            if ranks > (round(best.value, 9), -best.leaves, evenness):
-                best, evenness = _Tree(value, leaves, None, (name, low, high)), even
-        return best
-
-    def _splits(self, box: _Members) -> Iterator[tuple[str, _Members, _Members]]:
-        for name, borders in self._below.items():
-            last = 0
-            for below in borders:
-                low = box & below
-                count = int(low.sum())
-                if count not in (last, int(box.sum())):
-                    yield name, low, box & ~below
-                last = count
-
-    def _alone(self, box: _Members) -> _Tree:
-        """A single leaf."""
-        best = _Tree(0.0, 0, None)
-        for row, kernel in enumerate(self._kernels):
-            value = float(self._gains[row][box].sum()) - self._price
-            if value > best.value + 1e-12 and not self._lost[row][box].any():
-                best = _Tree(value, 1, kernel)
-        return best
-
-
-def _borders_each(features: int) -> int:
-    """How many borders each feature may have, so that the grid has no more than its boxes."""
-    borders = 1
-    while features and ((borders + 2) * (borders + 3) / 2) ** features <= _MOST_BOXES:
-        borders += 1
-    return borders
-
-
-def _spread(values: NDArray[np.int64], count: int) -> Iterable[int]:
-    """At most `count` of the values, spread evenly over them."""
-    places = np.unique(np.linspace(0, len(values) - 1, min(count, len(values))).round())
-    return [int(values[int(place)]) for place in places]
+def _is_lost(point: Point, kernel: int) -> bool:
+    score = point.scores[kernel]
+    return score is not None and not score.won
