@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from evotune.backends.cpu import CpuBackend
+from evotune.errors import EvotuneError
 from evotune.portfolios import _portfolio_work
 from evotune.portfolios._drawn_cases import drawn_cases
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios.building import stored_request
 from evotune.portfolios.matrix_store import locked_matrix
-from evotune.portfolios.points import point_of
+from evotune.portfolios.points import Score, point_of
 from evotune.portfolios.portfolio_text import markdown
 from evotune.portfolios.rule import regions_of
-from evotune.problems.problem import Case
+from evotune.problems import Tensor, UserProblem
+from evotune.problems.problem import Case, Problem
+from evotune.problems.ragged_attention import VarlenAttention
 from evotune.space.specs import GivenCase
-from evotune.trial import Configuration
+from evotune.trial import Configuration, Region, Value
 
 from .made_up import PROBLEM, domain, point, scored
 from .pretended import (
@@ -112,6 +118,7 @@ def test_no_drawn_case_that_a_kernel_loses_is_served_by_it(space: Path, tmp_path
     assert len(by_case) >= 10
     assert {len(speedups) for speedups in by_case.values() if min(speedups) > 1.0} == {1}
     assert any(len(speedups) == 2 for speedups in by_case.values())
+    assert all(label in listed for region in found.rule for label in region.cases)
     assert "drawn between them" in markdown(found)
 
 
@@ -129,14 +136,119 @@ def test_a_drawn_case_that_still_loses_is_cut_out(space: Path, tmp_path: Path) -
     assert found.figures["drawn"].worst == 1.0
 
 
-def test_the_minutes_of_a_part_that_was_killed_count(space: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["between searches", "in a search", "while measuring"])
+def test_the_minutes_of_a_part_that_was_killed_count(
+    space: Path, tmp_path: Path, killed: str
+) -> None:
     request = softmax_request(tmp_path, space, minutes=60.0)
-    search = PretendedSearch(space, by_rows, stopped_at=1)
+    searches = 1 if killed == "between searches" else 9
     with pytest.MonkeyPatch.context() as patch:
         # A process that is killed writes nothing at its end.
         patch.setattr("evotune.portfolios.building.ELAPSED", "nothing")
         with pytest.raises(Killed):
-            built(request, search, PretendedDevice(lost_between))
+            built(
+                request,
+                PretendedSearch(space, by_rows, stopped_at=searches),
+                PretendedDevice(lost_between, killed_after=5),
+            )
     with locked_matrix(request.runs_dir, None) as matrix:
         assert matrix.store.meta("elapsed_s", 0.0) > 0.0
-    assert stored_request(request.runs_dir).minutes == 60.0
+        # As if it had taken longer than an hour.
+        if killed == "between searches":
+            matrix.store.set_meta("elapsed_s", 3700.0)
+        elif killed == "in a search":
+            label = str(matrix.store.meta("first")[-1])
+            matrix.store.set_meta("search", [label, 3700.0])
+        else:
+            cell, outcome = next(iter(matrix.cells.items()))
+            matrix.add(cell._replace(case="(5,5)"), outcome, 3700.0)
+    said: list[str] = []
+    device = PretendedDevice(lost_between)
+    with contextlib.suppress(EvotuneError):
+        built(
+            stored_request(request.runs_dir), PretendedSearch(space, by_rows), device, said.append
+        )
+    assert device.measured == []
+    with locked_matrix(request.runs_dir, None) as matrix:
+        assert matrix.store.meta("elapsed_s", 0.0) >= 3700.0
+
+
+def drawn(
+    problem: Problem,
+    shapes: Sequence[Mapping[str, Value]],
+    can_run: Callable[[Case], bool] = lambda case: True,
+) -> list[Case]:
+    """The cases drawn around these, which one kernel won by little."""
+    cases = [problem.case(shape, {}) for shape in shapes]
+    given = {c.label: GivenCase(shape, {}) for c, shape in zip(cases, shapes, strict=True)}
+    points = [point_of(problem, c).with_scores([Score(1.05, 1.05, won=True)]) for c in cases]
+    first = points[0].place
+    ranges = {name: (0, 1 << 60) for name in first.ranged if name != "length_ratio"}
+    regions = regions_of([Leaf(0, tuple(points))], {0: [Region(first.fixed, ranges, 1)]})
+    found = drawn_cases(problem, regions, points, given, lambda _, case: can_run(case), 0)
+    assert all(any(r.holds(point_of(problem, case)) for r in regions) for _, case in found)
+    return [case for _, case in found]
+
+
+HEADS = {"heads": 16, "kv_heads": 16, "head_dim": 64}
+
+
+def test_a_region_of_one_batch_is_tried_too() -> None:
+    lengths = (256, 512, 1024, 2048, 4096)
+    found = drawn(PROBLEM, [{**HEADS, "batch": 8, "seq_len": n} for n in lengths])
+    assert len(found) == 20
+    assert {case.symbols["batch"] for case in found} == {8}
+
+
+@pytest.mark.parametrize("first", ["seq_len_q", "seq_len_k"])
+def test_decoding_is_tried_with_other_numbers_of_keys(first: str) -> None:
+    shapes = []
+    for keys in (512, 4096, 16384):
+        sizes = {"seq_len_q": 1, "seq_len_k": keys}
+        order = {first: sizes[first], **sizes}
+        shapes.append({**HEADS, "batch": 4, **order})
+    found = drawn(PROBLEM, shapes)
+    assert len(found) >= 10
+    assert {case.symbols["seq_len_q"] for case in found} == {1}
+    assert sum(int(case.symbols["seq_len_k"]) % 64 == 1 for case in found) >= 4
+
+
+def test_packed_sequences_keep_as_many_keys_as_queries() -> None:
+    shapes = [
+        {**HEADS, "sequences": number, "tokens_q": number * length, "tokens_k": number * length,
+         "longest_q": length, "longest_k": length}
+        for number in (4, 16) for length in (256, 1024)
+    ]  # fmt: skip
+    found = drawn(VarlenAttention("float16"), shapes)
+    assert len(found) == 16
+    for size in ("tokens", "longest"):
+        assert all(case.symbols[f"{size}_q"] == case.symbols[f"{size}_k"] for case in found)
+
+
+class Scaled(UserProblem):
+    """A product of matrices, scaled."""
+
+    sizes = ("m", "n", "k")
+    constants: ClassVar[Mapping[str, float]] = {"alpha": 1.0}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (0.1, 10.0)}
+
+    def inputs(self, m: int, n: int, k: int) -> dict[str, tuple[int, ...] | Tensor]:
+        return {"x": (m, k), "weight": (n, k)}
+
+    def outputs(self, m: int, n: int, k: int) -> dict[str, tuple[int, ...] | Tensor]:
+        return {"out": (m, n)}
+
+    def operations(self, m: int, n: int, k: int) -> int:
+        return 2 * m * n * k
+
+    def compute(self, **inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_constant_stays_and_a_kernel_of_multiples_of_8_is_tried() -> None:
+    shapes = [{"m": m, "n": 4096, "k": 4096, "alpha": 0.5} for m in (64, 512, 4096)]
+    shapes += [{"m": 512, "n": n, "k": 1024, "alpha": 0.5} for n in (1024, 4096)]
+    found = drawn(Scaled("float16"), shapes, lambda case: int(case.symbols["k"]) % 8 == 0)
+    assert len(found) >= 16
+    assert {case.symbols["alpha"] for case in found} == {0.5}
+    assert len({case.symbols["k"] for case in found}) > 3
