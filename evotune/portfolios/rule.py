@@ -115,11 +115,13 @@ def _twins(points: Sequence[Point]) -> dict[str, str]:
 
 
 def _won(leaf: Leaf, kernel: int, domain: Region) -> list[tuple[Point, float]]:
-    """The won cases of the leaf inside the domain, with their lower ends."""
+    """The won cases of the leaf inside the domain, with their lower ends. Cases of weight 0 only
+    bound the leaf."""
     return [
         (point, score.low)
         for point in leaf.points
-        if (score := point.scores[kernel]) is not None
+        if point.weight > 0.0
+        and (score := point.scores[kernel]) is not None
         and score.won
         and point.place.is_in(domain.fixed, domain.ranges)
     ]

@@ -197,3 +197,17 @@ def test_an_exact_rule_has_a_region_for_each_measured_case() -> None:
     assert len(found) == len(LENGTHS)
     assert all(region.exact and len(region.cases) == 1 for region in found)
     assert not any(region.holds(point(300)) for region in found)
+
+
+def test_a_drawn_case_bounds_a_region_and_is_none_of_its_cases() -> None:
+    """It has weight 0. The kernel that wins it serves it, as far as the listed cases reach."""
+    listed = scored([point(n) for n in LENGTHS], lambda p: 1.4)
+    (before,) = rule(listed)
+    won, lost = (
+        scored([point(4500, weight=0.0)], lambda p: 1.1),
+        [point(3000, weight=0.0).with_scores([score(0.9)])],
+    )
+    assert rule([*listed, *won]) == [before]
+    found = rule([*listed, *lost])
+    assert sum(len(region.cases) for region in found) == len(listed)
+    assert not any(region.holds(lost[0]) for region in found)
