@@ -57,6 +57,11 @@ class CaseSearches:
                 found += store.count()
         return found
 
+    def elapsed_s(self, label: str) -> float:
+        """Time at work on the search of a case, over all parts of its run."""
+        with RunStore.open_for_reading(self.runs[label].store) as store:
+            return store.elapsed_s()
+
     def search(
         self,
         label: str,

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 ELAPSED = "elapsed_s"
 _FAILED = "without_configuration"
+_SEARCH = "search"
+"""A fact: the case of the search that has begun, and the elapsed seconds before it. None between
+searches."""
 _RULES = 4
 """So many rules are learnt at most, each without the drawn cases that those before it lost."""
 
@@ -66,7 +69,6 @@ class PortfolioWork:
             if cell.case.startswith(VARIANT) and not outcome.ok
         }
         self._began_s = time.monotonic()
-        self._before_s = float(matrix.store.meta(ELAPSED, 0.0))
         problem = setup.planner.problem
         self._variants = problem.variant_symbols
         self._given: dict[str, GivenCase] = {}
@@ -86,6 +88,7 @@ class PortfolioWork:
             request.runs_dir,
             request.command,
         )
+        self._before_s = self._earlier_s()
         held_out = held_out_labels(points, request.held_out, request.seed)
         # An earlier version may have drawn others: a case that a search saw judges nothing.
         held_out -= {*self._searches.runs, *map(str, matrix.store.meta("first", []))}
@@ -102,6 +105,16 @@ class PortfolioWork:
     def elapsed_s(self) -> float:
         """Time at work over all parts."""
         return self._before_s + time.monotonic() - self._began_s
+
+    def _earlier_s(self) -> float:
+        """Time at work in earlier parts. Of a part that was killed in the middle of measuring or of
+        a search, up to its last cell or trial."""
+        store = self._matrix.store
+        found = [float(store.meta(ELAPSED, 0.0)), store.searched_s()]
+        search = store.meta(_SEARCH)
+        if search is not None and search[0] in self._searches.runs:
+            found.append(float(search[1]) + self._searches.elapsed_s(str(search[0])))
+        return max(found)
 
     def finished(self, skipped: str) -> Portfolio:
         self._search_first()
@@ -214,6 +227,8 @@ class PortfolioWork:
         options["seed"] = self._request.seed + number
         near = nearest_searched(self._point(label), map(self._point, self._searches.runs))
         self._say(f"search {number + 1}: {label}")
+        if label not in self._searches.runs:
+            self._matrix.store.set_meta(_SEARCH, [label, self.elapsed_s()])
         try:
             self._searches.search(label, self._given[label], options, near, self._observing)
         except SpaceError as error:
@@ -328,8 +343,8 @@ class PortfolioWork:
         self._keep_elapsed()
 
     def _keep_elapsed(self) -> None:
-        """A part that is killed counts up to here."""
-        self._matrix.store.set_meta(ELAPSED, self.elapsed_s())
+        """No search is under way here."""
+        self._matrix.store.set_facts({ELAPSED: self.elapsed_s(), _SEARCH: None})
 
     def _scored(self, champions: Sequence[Champion], points: Sequence[Point]) -> list[Point]:
         """Without the variants on which a champion was not confirmed."""
