@@ -16,6 +16,8 @@ NEAR = 0.1
 _MEASURED = ("group",)
 """Ratios that stay between the measured ones."""
 _LENGTH_RATIO = "length_ratio"
+_WINDOWS = ("window_left", "window_right")
+"""Sizes that no tree divides."""
 _QUERIES, _KEYS = "seq_len_q", "seq_len_k"
 _NAMES = {"batch_heads": "batch*heads"}
 
@@ -151,11 +153,16 @@ def _around(
         if name == _KEYS and not has_border and _have_equal_lengths(points):
             continue  # they follow from the queries by the ratio of the lengths
         shown.append(name)
-        values = [point.features[name] for point in points]
-        low = leaf.above.get(twin, math.ceil(min(values) * (1 - NEAR) - 1e-9) - 1) + 1
-        high = leaf.upto.get(twin, math.floor(max(values) * (1 + NEAR) + 1e-9))
+        low, high = _near([point.features[name] for point in points])
+        low, high = leaf.above.get(twin, low - 1) + 1, leaf.upto.get(twin, high)
         least, most = domain.ranges.get(name, (low, high))
         ranges[name] = (max(low, least), min(high, most))
+    for name in _WINDOWS:
+        if name in domain.ranges:
+            shown.append(name)
+            low, high = _near([int(point.place.ranged[name]) for point in points])
+            least, most = domain.ranges[name]
+            ranges[name] = (max(low, least), min(high, most))
     for name in (_LENGTH_RATIO, *_MEASURED):
         if name in points[0].place.ranged:
             ratios = [point.place.ranged[name] for point in points]
@@ -165,6 +172,14 @@ def _around(
     low_speedup = min(low for _, low in won)
     labels = tuple(point.label for point in points)
     yield RuleRegion(kernel, domain.fixed, ranges, tuple(shown), low_speedup, labels)
+
+
+def _near(values: Sequence[int]) -> tuple[int, int]:
+    """The ends of the sizes between these, or a tenth beyond them."""
+    return (
+        math.ceil(min(values) * (1 - NEAR) - 1e-9),
+        math.floor(max(values) * (1 + NEAR) + 1e-9),
+    )
 
 
 def _have_equal_lengths(points: Sequence[Point]) -> bool:

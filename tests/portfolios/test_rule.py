@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from evotune.portfolios._held_out_judge import held_out_labels, judged, without_losses
 from evotune.portfolios._rule_tree import learnt_leaves
-from evotune.portfolios.points import Point
+from evotune.portfolios.points import Point, point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
 from evotune.trial import Region
-from tests.portfolios.made_up import domain, point, score, scored
+from tests.portfolios.made_up import PROBLEM, RANGES, domain, point, score, scored
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 
@@ -211,3 +211,20 @@ def test_a_drawn_case_bounds_a_region_and_is_none_of_its_cases() -> None:
     found = rule([*listed, *lost])
     assert sum(len(region.cases) for region in found) == len(listed)
     assert not any(region.holds(lost[0]) for region in found)
+
+
+def test_windows_stay_near_those_that_were_measured() -> None:
+    def windowed(length: int, window: int) -> Point:
+        shape = {"batch": 1, "heads": 8, "seq_len": length, "head_dim": 64}
+        return point_of(PROBLEM, PROBLEM.case(shape, {"causal": True, "window_left": window}))
+
+    points = scored([windowed(n, w) for n in LENGTHS for w in (1024, 2048)], lambda p: 1.4)
+    fixed = points[0].place.fixed
+    whole = Region(fixed, {**RANGES, "window_left": (0, 1 << 17)}, 100)
+    (region,) = rule(points, whole)
+    assert region.words.endswith("window_left 922 to 2252")
+    assert region.holds(windowed(3000, 1500))
+    assert not region.holds(windowed(3000, 16))
+    judges = scored([windowed(512, 1100)], lambda p: 0.9)
+    left, _ = without_losses([region], judges, points)
+    assert not any(each.holds(judges[0]) for each in left)
