@@ -292,7 +292,7 @@ class PortfolioWork:
             if not (lost and left) or self._out_of_time():
                 break
             drawn_in_words = f"{len(lost)} of {counted(len(drawn), 'drawn case')}"
-            self._say(f"{drawn_in_words} are lost: learning a rule without them")
+            self._say(f"{drawn_in_words} lost: learning a rule without them")
             chosen = sorted({leaf.kernel for leaf in leaves if leaf.kernel is not None})
             self._measure([champions[number] for number in chosen], lost)
             self._lost += [dataclasses.replace(point, weight=0.0) for point in lost]
