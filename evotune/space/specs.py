@@ -140,6 +140,8 @@ class SupportSpec:
 
     def __str__(self) -> str:
         if self.values is not None:
+            if self.symbol == "arch" and len(self.values) == 1:
+                return f"sm_{self.values[0]}"
             prefix = "sm_" if self.symbol == "arch" else ""
             return f"{self.symbol} in ({', '.join(f'{prefix}{value}' for value in self.values)})"
         assert self.condition is not None

@@ -121,12 +121,14 @@ def test_a_mistake_is_shown_where_it_stands(
 
 
 @pytest.mark.parametrize("command", ["check", "compile"])
-def test_the_hopper_space_proposes_another_one_on_older_gpus(command: str) -> None:
+@pytest.mark.parametrize(("device", "found"), [("l4", "sm_89"), ("b200", "sm_100")])
+def test_the_hopper_space_proposes_another_one_on_other_gpus(
+    command: str, device: str, found: str
+) -> None:
     from evotune.cli.main import application
 
-    words = [command, "attention-wgmma", "--device", "l4"]
+    words = [command, "attention-wgmma", "--device", device]
     ran = CliRunner().invoke(application, words, prog_name="evotune")
     assert ran.exit_code == 2
-    assert (
-        "needs sm_90 or later, found sm_89 (NVIDIA L4); use the space attention-mma" in ran.output
-    )
+    assert f"needs sm_90, found {found} (NVIDIA {device.upper()})" in ran.output
+    assert "use the space attention-mma there" in ran.output
