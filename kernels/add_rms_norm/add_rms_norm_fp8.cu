@@ -5,8 +5,8 @@
 //
 // Shapes    x, residual, total, out (rows, columns), weight (columns), scale (rows), contiguous, 16-byte aligned; any
 //           sizes >= 1.
-// Types     DTYPE in x, residual, weight and total: float16, bfloat16 or float32; out: e4m3; scale: float32. Every sum in
-//           float32, `out` from totals before rounding.
+// Types     DTYPE in x, residual, weight and total: float16, bfloat16 or float32; out: e4m3; scale: float32. Every sum
+//           in float32, `out` from totals before rounding.
 // How       The root of the mean is a factor of the whole row, so it cancels in norm / scale: with product = total *
 //           weight, out = 448 * product / max |product|. So both reductions are over what the first pass sees.
 // Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD, STORE: see row_team.cuh

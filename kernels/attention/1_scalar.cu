@@ -22,8 +22,8 @@
 //              memory.
 //   WARPS      rows per block of threads (1, 2, 4, 8, 16): each key that was copied serves that many rows.
 //   VEC_WIDTH  elements a thread moves at once (1, 2, 4, 8; 8 are 16 bytes): more need fewer instructions per byte.
-//              Rows of K are padded by VEC_WIDTH elements, so that lanes which read different keys at the same column
-//              meet different banks.
+//              Rows of K are padded by VEC_WIDTH elements. Lanes read different keys at the same column, and so they
+//              meet different banks (with VEC_WIDTH 1, two lanes share each bank).
 //
 // Launch       grid (ceil(seq_len_q / WARPS) * batch * heads), block (32 * WARPS)
 // Shared bytes 2 * BLOCK_N * (HEAD_DIM + VALUE_DIM + VEC_WIDTH) + 4 * WARPS * (HEAD_DIM + BLOCK_N)
@@ -95,7 +95,7 @@ __device__ float changed(float score, const Features& features, int head, int ro
 
 }  // namespace
 
-// At least one block a multiprocessor: without this 1, the compiler spills registers to fit more blocks.
+// The 1 asks for at least one block a multiprocessor. Without it, the compiler spills registers to fit more blocks.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
                       int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k FEATURE_ARGUMENTS) {

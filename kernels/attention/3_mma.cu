@@ -47,7 +47,7 @@
 //   PERSISTENT    0: a block a tile. n: n blocks a multiprocessor walk over the tiles. Needs SPLIT_KV == 1.
 //   MIN_CTAS      blocks a multiprocessor that the register allocation must allow (1..4).
 //
-//   Choices that a space leaves out need no constant.
+//   A space may leave choices out: see choices.cuh.
 //
 // Decode (seq_len_q 1) is bound by how fast K and V arrive: SMs x bytes under way / latency (some 50 KB an SM fill an
 // H200). So it needs PACK_GQA, which reads K and V once a group; BLOCK_M 16; a large (STAGES - 1) * BLOCK_N; and a
@@ -55,7 +55,8 @@
 // would start late.
 //
 // Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, columns % min(WARPS_KV, columns) == 0,
-//              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= 2048
+//              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= the device's threads a
+//              multiprocessor,
 //              where columns = VALUE_DIM / 8, with MERGE cluster (VALUE_DIM / 8) / SPLIT_KV, a whole number.
 // Launch       row_blocks = ceil((PACK_GQA ? seq_len_q * heads / kv_heads : seq_len_q) / BLOCK_M)
 //              tile_heads = batch * (PACK_GQA ? kv_heads : heads); a grid's second number is at most 65535

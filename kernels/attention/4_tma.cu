@@ -1,4 +1,4 @@
-// Fused attention forward for Hopper on a few screens: TMA loads, wgmma multiplies, one warp loads ahead.
+// Fused attention forward for Hopper, short: TMA loads, wgmma multiplies, one warp loads ahead.
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores, weights and sums in registers.
 //
@@ -15,8 +15,9 @@
 //   S = Q K^T            wgmma, both operands from shared memory as they were loaded
 //   P = 2^(c (S - m))    c = softmax_scale log2(e), m the rows' maximum so far: online softmax
 //   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded; alpha = 2^(c (m before - m))
-// While one warpgroup computes exponentials, the tensor cores multiply for another: nothing arranges that but their
-// number. Rows that do not exist are not stored; keys that do not exist arrive as zeros, and are masked.
+// While one warpgroup computes exponentials, the tensor cores can multiply for another. Nothing makes the warpgroups
+// take turns: 5_wgmma.cu does. Rows that do not exist are not stored; keys that do not exist arrive as zeros, and are
+// masked.
 //
 // Tunables
 //   CONSUMER_WARPGROUPS  1, 2, 3: BLOCK_M = 64 * CONSUMER_WARPGROUPS rows a tile, which share each block of K and V.

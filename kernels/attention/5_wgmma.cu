@@ -2,9 +2,9 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores, weights and sums in registers.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), each with strides
-//             of its own, in elements: any multiples of 8 that keep rows contiguous, between rows below 2^30. 16-byte
-//             aligned. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), 16-byte aligned,
+//             each with strides of its own, in elements: any multiples of 8 that keep rows contiguous, between rows
+//             below 2^30. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128, 192, 256), CAUSAL, DTYPE, and features: row_features.h. VALUE_DIM is HEAD_DIM.
@@ -47,6 +47,7 @@
 //   SHARE_TAIL           0/1: a last round of fewer tiles than blocks is shared out: each block takes equally many
 //                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL, nor for windows.
 //   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
+//   L2_PROMOTION         128, 256: bytes that a TMA load brings to the L2 cache at a time. In the maps alone.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
 // Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, rounded
@@ -60,13 +61,13 @@
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
 //              block (128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS)
-//              SHARE_TAIL and not CAUSAL: grid (min(sets * ceil(seq_len_k / BLOCK_N), PERSISTENT * multiprocessors)),
-//              and where that does not divide `sets` then attention_merge, with the same grid and arguments: block
-//              (1024), no shared memory.
-// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors, with their strides, and boxes (1, pack, 64 / pack, panel)
-//              for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v, where panel is 64 columns, 32 where
-//              HEAD_DIM is no multiple of 64; swizzled by the bytes of a panel's row, 128 or 64.
-// Workspace    SHARE_TAIL and not CAUSAL, else unused: parts float[(blocks + sets % blocks - 1) * BLOCK_M *
+//              SHARE_TAIL, no CAUSAL, no window: grid (min(sets * ceil(seq_len_k / BLOCK_N), PERSISTENT *
+//              multiprocessors)), and where that does not divide `sets` then attention_merge, with the same grid and
+//              arguments: block (1024), no shared memory.
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors, with their strides, and boxes
+//              (1, pack, 64 / pack, panel) for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v. A panel is 64
+//              columns, 32 where HEAD_DIM is no multiple of 64. Swizzled by the bytes of a panel's row, 128 or 64.
+// Workspace    SHARE_TAIL, no CAUSAL, no window, else unused: parts float[(blocks + sets % blocks - 1) * BLOCK_M *
 //              (HEAD_DIM + 2)] for a grid of `blocks`, any content.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)

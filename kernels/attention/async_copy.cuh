@@ -2,8 +2,8 @@
 //
 // A thread issues copies, closes them into a group, and waits until at most N of its latest groups are under way.
 // Waiting covers the thread's own copies only: a barrier must follow before others read them.
-// A CopyPolicy says how data passes the L2 cache: like any other data, or evicted first, which suits data that is read
-// once.
+// A CopyPolicy says how long data stays in the L2 cache: as long as other data, or evicted first, which suits data that
+// is read once.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "Data Movement and Conversion Instructions: cp.async", "createpolicy".

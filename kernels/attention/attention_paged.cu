@@ -25,18 +25,20 @@
 //   STAGES       tiles of K and V in shared memory (2..8).
 //   OWN_COPIES   1: each warp copies its own keys, and no barrier is in the loop; needs WARPS_Q 1.
 //   KV_EVICTION  normal, or first: K and V leave the L2 cache before other data.
-//   RESCALE_LOG2 outputs are rescaled when a maximum grew by more than that, in exponents of 2. 0: at once.
+//   RESCALE_LOG2 0: outputs are rescaled for every tile of keys. 8: only when a maximum grew by more than 2^8.
 //   SKIP_MASKED  0/1: groups of 16 keys that no row sees are not multiplied.
-//   MIN_CTAS     blocks a multiprocessor that the compiler leaves registers for.
-//   MIN_TILES    tiles that a block gets at least: less to merge, but idle multiprocessors where there are few tiles.
-// Launch       T threads, grid: any number of blocks, CTAS a multiprocessor in the space. Dynamic shared memory: STAGES
-//              times K and V, and the parts: 4 * WARPS_KV * min(BLOCK_M, rows) * (HEAD_DIM + 12) bytes.
+//   MIN_CTAS     blocks a multiprocessor that the register allocation must allow (1..4).
+//   CTAS         blocks a multiprocessor that the space launches (1..8). The code does not depend on it.
+//   MIN_TILES    tiles that a block gets at least (1..8): less to merge, but idle multiprocessors where there are few
+//                tiles.
+// Launch       T threads, grid: any number of blocks. Dynamic shared memory: STAGES times K and V, and the parts:
+//              4 * WARPS_KV * min(BLOCK_M, rows) * (HEAD_DIM + 12) bytes, where rows = queries * heads / kv_heads.
 // Workspace    partials: float[(blocks + units) * BLOCK_M * (HEAD_DIM + 2)], any content; counter: int[units], zero
 //              once: every launch leaves zeros. Units: sequences * kv_heads * ceil(queries * group / BLOCK_M).
 // Archs        sm_80 and later.
 // Adds to 3_mma.cu: pages, equal shares of uneven lengths, copies that go on from tile to tile.
 // References   Flash-Decoding, Dao et al. 2023; PagedAttention, Kwon et al. 2023; FlashInfer, Ye et al. 2025.
-#define STRIDED 1  // what the shared headers take as choices and is fixed here
+#define STRIDED 1  // choices of the shared headers that are fixed here
 #define PACK_GQA 1
 #define Q_IN_REGS 1
 #define SHARE_QK_SMEM 0
@@ -83,9 +85,9 @@ using ValueRows = Rows;
 using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;  // in `partials`
 
-// Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts: rows of kPartStride floats, of which
-// only those that exist have a place, then {m, l} of each in a place of 16 bytes, so that any number of rows ends at a
-// multiple of them.
+// Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts. A part has kPartStride floats for each
+// row that exists, then {m, l} of each row. {m, l} takes 8 bytes, but a part has 16 a row for it: so the next part
+// begins at a multiple of 16 bytes, however many rows there are.
 constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
 constexpr unsigned kStageBytes = 2 * kKeyBytes;
 constexpr unsigned kStagesAt = 0;

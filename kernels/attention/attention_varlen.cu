@@ -13,25 +13,25 @@
 // 3_mma.cu does, with the same code (tile_worker.cuh): for it a sequence is a problem of its own, whose rows
 // lie heads * HEAD_DIM apart. Blocks whose number has no tile leave at once.
 //
-// Tunables (T = 32 * WARPS_Q threads); 3_mma.cu says more of those that it has too
+// Tunables (T = 32 * WARPS_Q threads); 3_mma.cu explains the ones that it has too
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
 //   BLOCK_N       keys a block (16..256), a multiple of 16.
 //   WARPS_Q       warps along the rows (1, 2, 4, 8).
 //   STAGES        blocks of K and V in shared memory (1..6).
-//   V_WAIT, Q_IN_REGS, SHARE_QK_SMEM, SWIZZLE, KV_ORDER, RESCALE_LOG2, SKIP_MASKED, PACK_GQA, MIN_CTAS  as there.
+//   V_WAIT, Q_IN_REGS, SHARE_QK_SMEM, SWIZZLE, KV_ORDER, RESCALE_LOG2, SKIP_MASKED, PACK_GQA, MIN_CTAS  as in 3_mma.cu.
 //   TILE_ORDER    by_row: a sequence's tiles from its first rows on. by_row_descending: from its last rows on.
 //                 by_level: the tiles furthest down in their sequences come first, over all sequences. The heads of a
 //                 tile are neighbours.
-// Launch       T threads, grid: numbers of tiles x heads (kv heads if packed); the numbers, tokens_q (times the group
-//              if packed) / BLOCK_M + sequences, are enough for either order. Dynamic shared memory: Q and the stages,
-//              or the larger of them with SHARE_QK_SMEM.
+// Launch       T threads, grid: tile numbers x heads (kv heads if packed). tokens_q (times the group if packed) /
+//              BLOCK_M + sequences tile numbers are enough for every TILE_ORDER. Dynamic shared memory: Q and the
+//              stages, or the larger of them with SHARE_QK_SMEM.
 // Archs        sm_80 and later. Workspace: none.
 // Adds to 3_mma.cu: a search for the tile, and an order by length.
 // References   FlashAttention-2, Dao 2023.
 #ifndef TILE_ORDER_BY_LEVEL
 #define TILE_ORDER_BY_LEVEL 0
 #endif
-#define STRIDED 1  // what the shared headers take as choices and is fixed here
+#define STRIDED 1  // choices of the shared headers that are fixed here
 #define WARPS_KV 1
 #define SPLIT_KV 1
 

@@ -1,5 +1,5 @@
-// Choices of 3_mma.cu that a space may leave out. Here they become 0. A space numbers its choices from 1, so
-// no choice has that value.
+// Constants of choices (V_WAIT_EARLY, SWIZZLE_XOR, ...) that 3_mma.cu compares with, for spaces that leave the choice
+// out. They become 0 here. A space numbers its choices from 1, so a comparison with 0 is false.
 //
 // Archs      any.
 #pragma once

@@ -1,8 +1,10 @@
-// More parts of a ring of asynchronous copies, beside async_copy.cuh: narrow copies, and barriers for parts of a block.
+// Copies of 4, 8 or 16 bytes, mbarriers that hand copied data over from one warp to others, and barriers for some of a
+// block's threads. async_copy.cuh has the copies of 16 bytes.
 //
 // A producer that copies for other warps does not wait for its copies: arrive_when_copied() lets an mbarrier in shared
 // memory count them as they land, and the warps that compute wait for the mbarrier. Its phases have parities 0, 1, 0,
-// ...: wait_mbarrier(at, p) returns when the phase with parity p is over, at once if the phase under way has the other.
+// ...: wait_mbarrier(at, p) returns when the phase with parity p is over: at once if the phase under way has the other
+// parity.
 //
 // Archs      sm_80 and later.
 // References PTX ISA, "cp.async", "cp.async.mbarrier.arrive", "mbarrier", "barrier{.cta}".

@@ -1,4 +1,5 @@
-// Finds the last of several blocks to have written, without waiting for any of them: MERGE counter of 3_mma.cu.
+// Finds the last of several blocks that write parts of one result, without waiting for any of them. This block then
+// merges the parts: MERGE counter of 3_mma.cu, attention_paged.cu, and SPLIT_K of linear layers.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "Memory Consistency Model" (fence.acq_rel).

@@ -6,8 +6,8 @@
 //   none  rows as they are: conflicts of 2 to 8 ways
 //   xor   chunk c of row r lies where chunk c ^ f(r) would: no conflicts, no more memory; f(r) repeats after eight rows
 //   pad   one more chunk a row: no conflicts, more memory, plain sums as addresses
-// The base of a tile must be a multiple of a row's bytes where these are a power of two, else of 256 bytes, since along()
-// replaces bits of an address.
+// The base of a tile must be a multiple of a row's bytes where these are a power of two, else of 256 bytes: along()
+// flips bits of an address, and the base must have none of these bits.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "ldmatrix".

@@ -1,7 +1,7 @@
 // One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
 //
-// 3_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together. Others give
-// a Problem and a Tile of their own.
+// 3_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together.
+// attention_varlen.cu and attention_paged.cu include it after a Problem and a Tile of their own.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
@@ -172,7 +172,8 @@ struct Worker {
 
   using Scores = float[kRowTiles][kKeyTiles][4];
 
-  // Whether no row of the warp sees any of the 16 keys from number n * 8 on: the first `hidden` are left of all windows.
+  // Whether no row of the warp sees any of the 16 keys from number n * 8 on. The keys from `seen` on are hidden from
+  // all rows by the mask, the first `hidden` by the window.
   template <bool MASKED>
   __device__ static __forceinline__ bool skips(int n, int seen, int hidden) {
     return MASKED && SKIP_MASKED && (n * 8 >= seen || (HAS_WINDOW && n * 8 + 16 <= hidden));
@@ -224,7 +225,8 @@ struct Worker {
 #endif
 
 #if HAS_SOFTCAP
-  // Shared memory has left-overs of other launches where rows and keys do not exist.
+  // Scores of rows and keys that do not exist come from left-overs of other launches in shared memory. They must not
+  // choose the formula: see SoftCap.
   template <bool MASKED>
   __device__ __forceinline__ void cap_scores(Scores& scores, int key) const {
     float largest = 0.0f;
@@ -420,7 +422,7 @@ struct Worker {
       for (; step < blocks; ++step) attend<true>(step);
 #endif
     wait_copy_groups<0>();
-    if constexpr (!Q_IN_REGS)  // without a block there was no barrier yet: another thread's Q could arrive on top of `out`
+    if constexpr (!Q_IN_REGS)  // without a block there was no barrier yet: another thread's Q could overwrite `out`
       if (blocks == 0) __syncthreads();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)

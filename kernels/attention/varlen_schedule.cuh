@@ -25,9 +25,7 @@ struct Boundaries {
 
 __device__ __forceinline__ unsigned sum_of_warp(unsigned value) {
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2)
-    value += static_cast<unsigned>(
-        __float_as_int(__shfl_xor_sync(~0u, __int_as_float(static_cast<int>(value)), lanes)));
+  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
   return value;
 }
 
@@ -57,7 +55,7 @@ struct TilePlace {
   }
 
   __device__ __forceinline__ static TilePlace by_level(const Boundaries& all, int number, int levels) {
-    int low = 0, high = levels;  // the highest level that has the tile is not below `low`, and below `high`
+    int low = 0, high = levels;  // low <= the tile's level < high
     if (from_level(all, 0) <= number) return {-1, 0};
     while (high - low > 1) {
       const int level = (low + high) / 2;

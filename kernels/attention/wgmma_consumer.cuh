@@ -336,7 +336,7 @@ struct Consumer {
     query.advance();
   }
 
-  // What one of this thread's rows is multiplied with at the end. Called by whole warps.
+  // The factor of one of this thread's rows at the end: 1 / l, or 0 where l is 0. Called by whole warps.
   __device__ __forceinline__ float inverse_sum(const Place& place, int half) const {
     float sum = softmax.row_sum(half);
 #if SINKS || LSE

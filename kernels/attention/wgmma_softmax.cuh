@@ -6,8 +6,8 @@
 // MUFU computes 2^x, 16 results a clock and multiprocessor: with head_dim 64 it is as slow as the tensor cores' MMA. So
 // EXP2_FMA_SHARE sixteenths of the unmasked weights are computed by multiply-adds. With n = round(x) and
 // f = x - n in [-1/2, 1/2], 2^x = 2^n p(f); adding 1.5 * 2^23 rounds, and leaves n in the low bits, from where a
-// shift takes it to the exponent. p has degree 3: its relative error is at most 7.5e-5, an eighth of a float16 weight's
-// rounding (2^-11). The sum adds up the same weights, so that the error does not shift the mean.
+// shift takes it to the exponent. p has degree 3: its relative error is at most 7.5e-5, less than a sixth of a float16
+// weight's rounding (2^-11). The sum adds up the same weights, so that the error does not shift the mean.
 //
 // Archs      sm_80 and later.
 // Reference  Milakov & Gimelshein 2018 (online softmax).

@@ -1,9 +1,10 @@
 // Tensor copies by TMA, the mbarriers they complete on, and registers that change hands (setmaxnreg).
 //
-// A tensor map says where a tensor lies, with which strides, and which box of it one copy moves. The harness encodes it and passes it by
-// value; one thread issues the copy of a whole box. Coordinates count elements, the innermost dimension first: column,
-// row, head, batch. Elements outside the tensor arrive as zeros (and count as arrived), and are left out of a store:
-// so rows past the end of a head need no other code. A load completes on an mbarrier, which counts its bytes.
+// A tensor map says where a tensor lies, with which strides, and which box of it one copy moves. The host encodes it
+// and passes it by value; one thread issues the copy of a whole box. Coordinates count elements, the innermost
+// dimension first: column, row, head, batch. Elements outside the tensor arrive as zeros (and count as arrived), and
+// are left out of a store: so rows past the end of a head need no other code. A load completes on an mbarrier, which
+// counts its bytes.
 //
 // TMA and the tensor cores use another proxy (the async proxy) than loads and stores do. They see the writes of threads
 // to shared memory only after share_with_engines() in each of these threads and a barrier after that.
@@ -76,8 +77,9 @@ __device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {
                : "memory");
 }
 
-// From now on each thread of this warpgroup has COUNT registers (a multiple of 8): fewer, or more; to take more waits
-// until another warpgroup has given them away. ptxas obeys only if it knows the number at entry (__launch_bounds__).
+// From now on each thread of this warpgroup has COUNT registers (a multiple of 8): fewer after give_registers(), more
+// after take_registers(), which waits until another warpgroup has given them away. ptxas ignores both unless it knows
+// the number at entry, from __launch_bounds__.
 template <int COUNT>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));

@@ -4,14 +4,15 @@
 //
 // Shapes      x (m, k), weight (n, k), bias (n), out (m, n), contiguous, 16-byte aligned; k a multiple of 8.
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
-// How         D = A B^T by tiles of BLOCK_M x BLOCK_N, of which a consumer warpgroup has ROW_TILES x 64 rows in registers.
-//             A and B are both K-major, as wgmma takes them from shared memory. One thread of the producer warp loads
-//             BLOCK_K = 64 * K_PANELS columns of both at a time by TMA into a ring of STAGES, into the next tile too.
-//             The blocks of a cluster have tiles of the same columns. Each loads a part of B, for all of them.
-//             SKINNY 0: A is x, B is weight. SKINNY 1: A is weight, B is x, so that few rows of x fill a tile: the
-//             64 rows that an MMA has at least are weights, of which there are always enough.
-//             SPLIT_K clusters share the columns of a tile. Each block writes its sums to the workspace; the last one to
-//             arrive adds them up, in the order of the parts, so that a launch always gives the same bits.
+// How         D = A B^T by tiles of BLOCK_M x BLOCK_N, of which a consumer warpgroup has ROW_TILES x 64 rows in
+//             registers. A and B are both K-major, as wgmma takes them from shared memory. One thread of the producer
+//             warp loads BLOCK_K = 64 * K_PANELS columns of both at a time by TMA into a ring of STAGES, into the next
+//             tile too. The blocks of a cluster have tiles of the same columns. Each loads a part of B, for all of
+//             them.
+//             SKINNY 0: A is x, B is weight. SKINNY 1: A is weight, B is x. An MMA has at least 64 rows of A, and 16
+//             rows of B are enough: so weights, which are always many, fill the tile where x has few rows.
+//             SPLIT_K clusters share the columns of a tile. Each block writes its sums to the workspace; the last one
+//             to arrive adds them up, in the order of the parts, so that a launch always gives the same bits.
 // Tunables
 //   CONSUMER_WARPGROUPS  1, 2, 3
 //   ROW_TILES            1, 2: BLOCK_M = 64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS)
@@ -22,19 +23,22 @@
 //   CLUSTER              1, 2, 4: blocks that share B
 //   SPLIT_K              1..16: clusters that share a set of tiles
 //   PERSISTENT           0: a block a tile. 1: as many blocks as fit walk over the tiles (SPLIT_K 1)
-//   TILE_GROUP           rows of sets of tiles that are walked together
+//   TILE_GROUP           rows of sets of tiles that clusters work on together, so that they share A and B in the L2
+//                        cache
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..4)
 //   L2_PROMOTION         0, 128, 256: bytes that a TMA load brings to the L2 cache at a time, in the maps alone
 //   SKINNY, GELU         0/1, fixed by a space
 // Constraints Registers of a thread: 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, at most 255.
 //             A consumer holds ROW_TILES * BLOCK_N / 2 sums and some 36 more. BLOCK_N is a multiple of 8 * CLUSTER.
-// Launch      sets  = ceil(rows / (CLUSTER * BLOCK_M)) * ceil(columns / BLOCK_N), where (rows, columns) is (m, n), SKINNY (n, m)
+// Launch      sets  = ceil(rows / (CLUSTER * BLOCK_M)) * ceil(columns / BLOCK_N), where (rows, columns) is (m, n),
+//             SKINNY (n, m)
 //             grid  CLUSTER * (PERSISTENT ? min(sets, MIN_CTAS * multiprocessors / CLUSTER) : sets * SPLIT_K)
 //             block (128 * CONSUMER_WARPGROUPS + 32)
-// Arguments   a_map, b_map by value: maps of A and B with boxes (64, 64) and (BLOCK_N / CLUSTER, 64), swizzled by 128 bytes
+// Arguments   a_map, b_map by value: maps of A and B with boxes (64, 64) and (BLOCK_N / CLUSTER, 64), swizzled by 128
+//             bytes
 // Workspace   SPLIT_K > 1: parts float[CLUSTER * sets * SPLIT_K * BLOCK_M * BLOCK_N], counter int[CLUSTER * sets], zero
 // Shared      128 * K_PANELS * STAGES * (BLOCK_M + BLOCK_N) + 16 * STAGES bytes
-// Archs       sm_90a.
+// Archs       sm_90a: for others linear_mma.cu.
 // References  PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor".
 #define BLOCK_M (64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS))
 #define BLOCK_K (64 * K_PANELS)
@@ -121,8 +125,8 @@ struct Consumer {
   float sums[ROW_TILES][BLOCK_N / 2];
   __device__ Consumer(const Problem& problem, int warpgroup) : problem(problem), warpgroup(warpgroup) {}
 
-  // Turns with PINGPONG. A parity tells neighbouring phases of a stage apart and no others, so a consumer may wait for its
-  // stages only after the one before it has waited for all of its own.
+  // Turns with PINGPONG. A parity tells neighbouring phases of a stage apart and no others, so a consumer may wait for
+  // its stages only after the one before it has waited for all of its own.
   static __device__ __forceinline__ int turn_of(int warpgroup) { return 1 + warpgroup % CONSUMER_WARPGROUPS; }
   __device__ __forceinline__ void give_turn() const { arrive_named(turn_of(warpgroup + 1), 256); }
   __device__ __forceinline__ void begin() {

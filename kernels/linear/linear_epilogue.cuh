@@ -5,8 +5,8 @@
 // then each lane has 8 columns of one block, 16 bytes, and a quad stores 64 bytes in a row.
 //
 // Archs      sm_80 and later.
-// References PTX ISA, "Register Fragments" of wgmma m64nNk16. Abramowitz and Stegun, Handbook of Mathematical Functions,
-//            7.1.26 (erf to 1.5e-7).
+// References PTX ISA, "Register Fragments" of wgmma m64nNk16; Abramowitz and Stegun, Handbook of Mathematical
+//            Functions, 7.1.26 (erf to 1.5e-7).
 #pragma once
 
 #include "../attention/element.cuh"
@@ -18,7 +18,7 @@ constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 
 __device__ __forceinline__ float widened(Element bits) { return to_float<kBfloat16>(bits); }
 
-// y / 2 (1 + erf(y / sqrt(2))). With erfc = 1 - erf no digit is lost where y is negative.
+// y / 2 (1 + erf(y / sqrt(2))). For negative y this is y / 2 erfc(|y| / sqrt(2)), which loses no digits: 1 + erf would.
 __device__ __forceinline__ float gelu(float y) {
   const float x = fabsf(y) * 0.70710678118654752f, t = __fdividef(1.0f, 1.0f + 0.3275911f * x);
   const float series =

@@ -1,27 +1,28 @@
-// A linear layer by mma.sync, for GPUs before Hopper: asynchronous copies, swizzled shared memory, bias and GELU.
+// A linear layer by mma.sync, for GPUs without wgmma: asynchronous copies, swizzled shared memory, bias and GELU.
 //
 //   out = epilogue(x weight^T + bias), epilogue(y) = y or GELU(y) = y / 2 (1 + erf(y / sqrt(2)))
 //
 // Shapes      x (m, k), weight (n, k), bias (n), out (m, n), contiguous, 16-byte aligned; k a multiple of 8.
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
-// How         A block has BLOCK_M x BLOCK_N sums, its warps WARPS_M x WARPS_N parts of them, in registers. All threads copy
-//             BLOCK_K columns of x and weight at a time into a ring of STAGES. Chunks of 16 bytes are swizzled, so that
-//             ldmatrix meets no bank twice. SPLIT_K blocks share the columns of a tile, for few rows of x: each writes
-//             its sums to the workspace; the last one to arrive adds them up, in the order of the parts.
+// How         A block has BLOCK_M x BLOCK_N sums, its warps WARPS_M x WARPS_N parts of them, in registers. All threads
+//             copy BLOCK_K columns of x and weight at a time into a ring of STAGES. Chunks of 16 bytes are swizzled, so
+//             that ldmatrix meets no bank twice. SPLIT_K blocks share the columns of a tile, for few rows of x: each
+//             writes its sums to the workspace; the last one to arrive adds them up, in the order of the parts.
 // Tunables
 //   BLOCK_M, BLOCK_N   a tile (16..256), a multiple of 16 * WARPS_M, 16 * WARPS_N
 //   BLOCK_K            columns of a stage (32, 64)
 //   WARPS_M, WARPS_N   warps along the rows and the columns of a tile (1, 2, 4)
 //   STAGES             stages of the ring (2..6)
 //   SPLIT_K            1..16: blocks that share a tile
-//   TILE_GROUP         rows of tiles that are walked together, column by column: they share x and weight in the L2 cache
+//   TILE_GROUP         rows of tiles that blocks work on together, column by column, so that they share x and weight in
+//                      the L2 cache
 //   MIN_CTAS           blocks a multiprocessor that the register allocation must allow (1..4)
 // Fixed by a space  GELU
 // Constraints A thread holds BLOCK_M * BLOCK_N / threads sums and some 60 registers more.
 // Launch      grid (ceil(m / BLOCK_M) * ceil(n / BLOCK_N) * SPLIT_K), block (32 * WARPS_M * WARPS_N)
 // Workspace   SPLIT_K > 1: parts float[tiles * SPLIT_K * BLOCK_M * BLOCK_N], counter int[tiles], zero
 // Shared      2 * BLOCK_K * STAGES * (BLOCK_M + BLOCK_N) bytes
-// Archs       sm_80 and later; on sm_90 linear.cu is faster.
+// Archs       sm_80 and later; on sm_90 linear.cu is faster, so the space leaves sm_90 out.
 // References  PTX ISA, "mma", "ldmatrix".
 #include "../attention/async_copy.cuh"
 #include "../attention/element.cuh"

@@ -4,10 +4,12 @@
 // tiles are a set. Sets are walked TILE_GROUP rows of sets at a time, column by column: A and B stay in the L2 cache.
 // SPLIT_K clusters share a set; each has a part of the steps along k.
 //
-// Without PINGPONG all consumers of a block work on one tile. With it each has tiles of its own, in turn: while one stores
-// its tile, the next one's products run.
+// Without PINGPONG all consumers of a block work on one tile. With it each has tiles of its own, in turn: while one
+// stores its tile, the next one's products run.
 //
 // Where the rows end inside of a set, the tiles of the last blocks have no rows: TMA fills them with zeros.
+//
+// Archs      sm_90 and later.
 #pragma once
 
 namespace {
@@ -31,7 +33,7 @@ struct Walk {
   __device__ __forceinline__ explicit Walk(int turn = 0, int turns = 1)
       : number((blockIdx.x + turn * gridDim.x) / CLUSTER), stride(turns * gridDim.x / CLUSTER) {}
   __device__ __forceinline__ bool has(const Problem& problem) const { return number < problem.shares(); }
-  // Whether the block has a share after this one, whoever's turn it is.
+  // Whether the block has a share after this one, whichever consumer takes it.
   __device__ __forceinline__ bool has_more(const Problem& problem) const {
     return number + static_cast<int>(gridDim.x) / CLUSTER < problem.shares();
   }

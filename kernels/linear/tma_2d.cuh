@@ -1,4 +1,5 @@
-// TMA loads of a box of a matrix, beside those of tensors of four dimensions in wgmma_tma.cuh and cluster_multicast.cuh.
+// TMA loads of a box of a matrix, beside those of tensors of four dimensions in wgmma_tma.cuh and
+// cluster_multicast.cuh.
 //
 // Archs     sm_90 and later.
 // Reference PTX ISA, "cp.async.bulk.tensor" (.multicast::cluster).

@@ -2,11 +2,13 @@
 //
 // Shapes     a (m, k), b (k, n), out (m, n), row-major, contiguous, float32; any sizes >= 1.
 // Tunables   TILE_M, TILE_N    the register tile: TILE_M x TILE_N sums live in registers over a chain
-//            CHAIN             additions in a row; chains are then added up: long ones round more than PyTorch's sums do
+//            CHAIN             products that are added up one after the other, before the sums of chains are added up:
+//                              long chains round more than PyTorch's sums
 //            BLOCK_M, BLOCK_N  rows and columns of out that a thread takes at a time
 //            BLOCK_K           depth after which out is updated: a panel of b this deep stays in the L1 cache
-//            PACK_A            a thread copies its rows of a, too, so that a tile reads them one after the other
-// Workspace  panels: b as panels of TILE_N columns, the last one padded with zeros; packed: for each thread BLOCK_M rows.
+//            PACK_A            a thread copies its rows of a, so that a tile's values of a lie side by side
+// Workspace  panels: b as panels of TILE_N columns, the last one padded with zeros; packed: for each thread BLOCK_M
+//            rows.
 // Archs      any: GCC's vector types, as wide as the machine has them.
 // Reference  Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 #include <omp.h>

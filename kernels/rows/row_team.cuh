@@ -7,7 +7,8 @@
 // Tunables  WARPS_PER_ROW  warps that share a row (1..32); with 1, no barrier and no shared memory is needed
 //           ROWS           rows of a block
 //           VECTOR_BYTES   bytes of a load or store (4, 8, 16)
-//           LOAD           cached; streaming: read once, evicted first (ld.cs); past_l1: kept in the L2 cache only (ld.cg)
+//           LOAD           cached; streaming: read once, evicted first (ld.cs); past_l1: kept in the L2 cache only
+//                          (ld.cg)
 //           STORE          cached; streaming: evicted first (st.cs)
 // Shared    4 * 2 * ROWS * WARPS_PER_ROW bytes: a number a warp for each of two reductions
 // Archs     sm_80 and later.

@@ -5,8 +5,9 @@
 // Shapes    x, out (rows, columns), contiguous, 16-byte aligned; any sizes >= 1.
 // Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
 // Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD, STORE: see row_team.cuh
-//           KEPT      vectors of a row that a thread keeps in registers (0..16). Columns beyond are read twice: once for
-//                     maximum and sum (online softmax: the sum is scaled whenever the maximum grows), once for the output.
+//           KEPT      vectors of a row that a thread keeps in registers (0..16). Columns beyond are read twice: once
+//                     for maximum and sum (online softmax: the sum is scaled whenever the maximum grows), once for the
+//                     output.
 // Launch    grid (ceil(rows / ROWS)), block (32 * WARPS_PER_ROW * ROWS). Workspace: none.
 // Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_80 and later.
