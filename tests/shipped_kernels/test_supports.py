@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.engine.setup import load_setup
+from evotune.engine.setup import KernelSetup, load_setup
 from evotune.engine.spaces import find_space, shipped_spaces
 from evotune.errors import SpaceError
 from evotune.space.document import SpaceDocument, load_space
@@ -58,7 +58,7 @@ def test_values_are_no_wider_than_keys_on_tensor_cores(tmp_path: Path) -> None:
     wider = text.replace("head_dim: 64}]", "head_dim: 64, value_dim: 128}]")
     path = tmp_path / "wider.yaml"
     path.write_text(f"root: {find_space('attention-mma-features').parents[1]}\n{wider}")
-    planner = load_setup(path, "h200", compile_only=True).planner
-    assert planner is not None
+    setup = load_setup(path, "h200", compile_only=True)
+    assert isinstance(setup, KernelSetup) and setup.planner is not None
     with pytest.raises(SpaceError, match="value_dim <= head_dim"):
-        planner.bound.default()
+        setup.planner.bound.default()
