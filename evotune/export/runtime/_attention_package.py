@@ -34,6 +34,8 @@ _NAMES = ("q", "k", "v", "out")
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
 _STRIDES = ("batch", "head", "row")
 _MOST_DECISIONS = 4096
+_FAR_ROWS = 1 << 30
+"""Kernels keep the distance of two rows, in bytes, in 32 bits."""
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 """The output, and the logarithms of the rows' sums if they are asked for."""
 
@@ -258,6 +260,8 @@ class AttentionKernels:
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
         if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
             return Refused("alignment", f"rows do not begin at multiples of {ALIGNMENT} bytes")
+        if any(t.shape[2] > 1 and abs(t.stride(2)) >= _FAR_ROWS for t in tensors.values()):
+            return Refused(LAYOUT, "rows of a tensor lie 2^30 elements or more apart")
         kind = LAYOUT if layout == LAYOUT else ""
         for asked, causal in () if kind else self._same_cases(call):
             case = {**symbols, **asked.symbols(), "causal": causal}

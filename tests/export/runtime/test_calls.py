@@ -166,6 +166,20 @@ def test_a_view_that_is_not_served_says_nothing_of_contiguous_tensors(
     assert module.info()["calls"] == 2
 
 
+@pytest.mark.parametrize(("row", "kind"), [(1 << 29, None), (1 << 30, "layout")])
+def test_rows_that_lie_too_far_apart_are_left_to_sdpa(
+    opened: Open, row: int, kind: str | None
+) -> None:
+    module = opened(served=[strided_region()], kernels=[strided_kernel()])
+    q, k, v = inputs()
+    # No memory is needed: a decision reads shapes, strides and dtypes only.
+    far = torch.empty_strided(q.shape, (HEAD_DIM, HEAD_DIM, row, 1), dtype=q.dtype, device="meta")
+    kernels = module._loaded._kernels
+    call = sys.modules[f"{module.__name__}._attention_package"].Call
+    choice = kernels.chosen(call(far, k, v, False, None, True), torch.device("cpu"))
+    assert getattr(choice, "kind", None) == kind, choice
+
+
 def test_wrong_shapes_get_sdpas_error(opened: Open, silent: None) -> None:
     module = opened()
     q, k, v = inputs()
