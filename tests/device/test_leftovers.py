@@ -26,7 +26,7 @@ SPINNING = ["pool_of_two", "pool_that_spins_longer"]
 HONEST = [
     *("plain", "pinned_pool", "openmp", "openmp_with_four", "thread_a_call", "large_blocks"),
     *("keeps_memory", "loads_a_library", "keeps_a_file", "thread_local_memory"),
-    "restores_affinity",
+    *("restores_affinity", "restores_rounding_of_openmp"),
 ]
 CHEATS = {
     "interval_timer": "left the interval timer ITIMER_REAL running",
@@ -40,6 +40,7 @@ CHEATS = {
     "blocks_signals": "changed which signals are blocked",
     "affinity": "changed the CPU affinity",
     "threads_of_openmp": "changed PyTorch's number of threads from",
+    "rounding_of_openmp": "in PyTorch's threads",
     "dynamic_openmp": "changed OpenMP's settings (omp_get_dynamic is now 1)",
     "priority": "changed the priority of a thread",
     "batch_policy": "changed the priority of a thread",
@@ -60,7 +61,8 @@ CHEATS = {
 }
 WORKING = [name for name, words in CHEATS.items() if words.startswith("busy")]
 _ONE_CORE = len(os.sched_getaffinity(0)) == 1
-_ALIKE = {"affinity", "threads_of_openmp"} if _ONE_CORE else set()  # change nothing on one core
+_OF_THREADS = {"affinity", "threads_of_openmp", "rounding_of_openmp"}
+_ALIKE = _OF_THREADS if _ONE_CORE else set()  # change nothing on one core
 
 
 @pytest.fixture(scope="module")

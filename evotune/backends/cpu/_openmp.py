@@ -14,10 +14,13 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from evotune.backends.cpu._libc import file_of
+
+_Answer = TypeVar("_Answer")
 
 _SOFT = 1  # omp_pause_soft: threads end, settings stay
 
@@ -42,16 +45,23 @@ def wake() -> None:
 
 def threads() -> frozenset[int]:
     """The system's numbers of the pool's threads, without the calling one."""
+    return frozenset(in_each_thread(lambda: None))
+
+
+def in_each_thread(ask: Callable[[], _Answer]) -> dict[int, _Answer]:
+    """What `ask` returns in each of the pool's threads but the calling one, by the system's number
+    of the thread."""
     library = _library()
-    found: set[int] = set()
+    found: dict[int, _Answer] = {}
 
     def note(data: object) -> None:
-        found.add(threading.get_native_id())
+        found[threading.get_native_id()] = ask()
 
     called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(note)
     with contextlib.suppress(AttributeError):
         library.GOMP_parallel(called, None, 0, 0)
-    return frozenset(found - {threading.get_native_id()})
+    found.pop(threading.get_native_id(), None)
+    return found
 
 
 def rest() -> None:

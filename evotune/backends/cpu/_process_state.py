@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evotune.backends.cpu import _libc, _openmp
+from evotune.backends.cpu._cpu_leftovers import float_environment_changed
 
 _SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
 _GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which glibc handles once threads are cancelled
@@ -78,11 +79,13 @@ class ProcessState:
     files: Mapping[int, str] = field(default_factory=dict)
     pool: frozenset[int] = frozenset()
     """The numbers of the threads in PyTorch's pool; PyTorch may have replaced them since."""
+    unusual_floats: bool = False
+    """Whether a thread of the pool rounds, traps or treats denormals otherwise than usual."""
 
     @classmethod
     def read(cls) -> ProcessState:
         """Reads the present state, in half a millisecond."""
-        pool = _openmp.threads()
+        pool = _openmp.in_each_thread(float_environment_changed)
         status = _status()
         return cls(
             handlers=_libc.signal_handlers(),
@@ -96,7 +99,8 @@ class ProcessState:
             variables=_libc.environment(),
             settings=_settings(status),
             files=dict(_files()),
-            pool=pool,
+            pool=frozenset(pool),
+            unusual_floats=any(pool.values()),
         )
 
     def changes(self, now: ProcessState) -> list[str]:
@@ -268,6 +272,11 @@ def _limits_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
         yield f"changed the environment variable {name.decode(errors='replace')}"
 
 
+def _floats_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    if now.unusual_floats and not before.unusual_floats:
+        yield "changed how the processor rounds or treats denormals in PyTorch's threads"
+
+
 def _allocator_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
     if before.allocator and now.allocator and before.allocator != now.allocator:
         which = ", ".join(map(str, _differing(before.allocator, now.allocator)))
@@ -292,6 +301,7 @@ _FINDERS = (
     _threads_changed,
     _threads_counted,
     _limits_changed,
+    _floats_changed,
     _allocator_changed,
     _files_changed,
 )

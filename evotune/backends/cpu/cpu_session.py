@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,6 +27,7 @@ from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler, c_val
 from evotune.trial import Json, OutcomeKind
 
 _LOOKS = 4
+_WHOLE_LOOKS = 1 / 16  # of the samples: such a look takes a millisecond
 _SEEN = 2  # looks that must find a busy thread: a single one may be due to a busy machine
 
 
@@ -152,11 +154,18 @@ class CpuSession:
         if self._opened is not None and not self._noticed:
             self._noticed = changed_at_once(self._opened)
 
+    def _notice_all(self) -> None:
+        """Before a few samples, drawn at random, looks at the whole state: a candidate could change
+        it while it is timed, and restore it before the trial ends."""
+        if not self._noticed and random.random() < _WHOLE_LOOKS:
+            self._noticed = self._changed()
+
     def _before_sample(self) -> None:
         """Wakes the pool of threads, so that candidate and baseline find it as in a program at
         work."""
         self._reset_float_environment()
         self._notice()
+        self._notice_all()
         _openmp.wake()
 
     def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:

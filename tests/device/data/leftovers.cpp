@@ -17,6 +17,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cfenv>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
@@ -148,6 +149,9 @@ KERNEL(restores_affinity, cpu_set_t old; CPU_ZERO(&old); sched_getaffinity(0, si
        CPU_ZERO(&one); CPU_SET(sched_getcpu(), &one); sched_setaffinity(0, sizeof one, &one); work_for(20);
        sched_setaffinity(0, sizeof old, &old))
 
+KERNEL(restores_rounding_of_openmp, _Pragma("omp parallel") { std::fesetround(FE_TOWARDZERO); work_for(20);
+         std::fesetround(FE_TONEAREST); })
+
 // Cheats
 KERNEL(interval_timer, itimerval t{{0, 500000}, {0, 500000}}; std::signal(SIGALRM, nothing);
        setitimer(ITIMER_REAL, &t, nullptr))
@@ -164,6 +168,7 @@ KERNEL(blocks_signals, sigset_t set; sigemptyset(&set); sigaddset(&set, SIGUSR2)
        pthread_sigmask(SIG_BLOCK, &set, nullptr))
 KERNEL(affinity, cpu_set_t one; CPU_ZERO(&one); CPU_SET(sched_getcpu(), &one); sched_setaffinity(0, sizeof one, &one))
 KERNEL(threads_of_openmp, omp_set_num_threads(1))
+KERNEL(rounding_of_openmp, _Pragma("omp parallel") if (omp_get_thread_num()) std::fesetround(FE_TOWARDZERO))
 KERNEL(dynamic_openmp, omp_set_dynamic(1))
 KERNEL(priority, setpriority(PRIO_PROCESS, 0, 7))
 KERNEL(batch_policy, sched_param p{}; sched_setscheduler(0, SCHED_BATCH, &p))
