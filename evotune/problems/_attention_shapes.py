@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from evotune.problems._lengths import (
     LENGTH_CLASSES,
     WORD,
+    Remainders,
     beyond,
     last_odd,
     near,
@@ -134,12 +135,19 @@ class _Drawn:
 
 
 def _drawn(rng: random.Random, longest: int, causal: bool) -> Iterator[_Drawn]:
-    classes = (_large(rng, longest, causal), _wide(rng, least=2), _long(rng))
+    remainders = Remainders(rng)
+    classes = (
+        _large(rng, longest, causal),
+        _wide(rng, least=2),
+        _long(rng, remainders),
+    )
     while any(classes):
         yield from (some.pop() for some in classes if some)
     while True:
         yield from _wide(rng, least=1)[:1]
-        yield from _long(rng)[:2]
+        yield from _long(rng, remainders)[-1:]
+        for length in (remainders.draw(), remainders.draw()):
+            yield _Drawn(1, 1, rng.randint(1, 2), length, length)
 
 
 def _wide(rng: random.Random, *, least: int) -> list[_Drawn]:
@@ -161,13 +169,12 @@ def _wide(rng: random.Random, *, least: int) -> list[_Drawn]:
     return found
 
 
-def _long(rng: random.Random) -> list[_Drawn]:
+def _long(rng: random.Random, remainders: Remainders) -> list[_Drawn]:
     """Shapes with few heads. One of every class of lengths has as many queries as keys; half as
-    many others have lengths of two classes."""
+    many others have queries of one class, and keys of any remainder."""
     pairs = [(length, length) for length in (draw(rng) for draw in LENGTH_CLASSES)]
     for _ in range(len(LENGTH_CLASSES) // 2):
-        draw_queries, draw_keys = rng.sample(LENGTH_CLASSES, 2)
-        pairs.append((draw_queries(rng), draw_keys(rng)))
+        pairs.append((rng.choice(LENGTH_CLASSES)(rng), remainders.draw()))
     heads = ((1, 1), (1, 2), (2, 1), (1, 3))
     found = [_Drawn(rng.randint(1, 2), *rng.choice(heads), *pair) for pair in pairs]
     rng.shuffle(found)

@@ -26,6 +26,19 @@ LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
 """The classes of ordinary lengths, each as a function that draws one. Use all of them in turn."""
 
 
+class Remainders:
+    """Deals lengths up to about 600. Of each 16 in turn every one has another remainder by 16: a
+    kernel may treat the last elements wrong for some remainders only."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._left: list[int] = []
+
+    def draw(self, most: int = 16 * 37) -> int:
+        self._left = self._left or self._rng.sample(range(1, 17), 16)
+        return self._left.pop() + 16 * self._rng.randrange(max(1, most // 16))
+
+
 def last_odd(longest: int) -> int:
     """The space's longest odd length."""
     return max(1, longest - 1 + longest % 2)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from evotune.problems._lengths import (
     LENGTH_CLASSES,
     WORD,
+    Remainders,
     beyond,
     last_odd,
     past_words,
@@ -21,6 +22,7 @@ _IF_TOO_LARGE = ((67, 129, 31, 34), (13, 37, 11, 34))
 _MULTIPLES = (1, 8, 64)
 _MOST_BESIDE_LARGE = 9
 _ATTEMPTS = 16
+_REMAINDERS = 5  # lengths of any remainder, after one of each class
 
 
 def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
@@ -39,7 +41,7 @@ def random_sizes(
 
     Each size is once the space's longest odd one, once well beyond it, once a round one beyond it
     and once past 16 bits, while the others are small. In turn with these lists, each size goes
-    through all classes of lengths, repeatedly.
+    through all classes of lengths, repeatedly, and through all remainders by 16.
     """
     large = [
         [_beside(rng, names, name, size) for size in sizes(rng, longest[name])]
@@ -47,12 +49,16 @@ def random_sizes(
         for sizes in _LARGE
     ]
     rng.shuffle(large)
+    remainders = {name: Remainders(rng) for name in names}
     while True:
         columns = {name: rng.sample(LENGTH_CLASSES, len(LENGTH_CLASSES)) for name in names}
-        for place in range(len(LENGTH_CLASSES)):
+        for place in range(len(LENGTH_CLASSES) + _REMAINDERS):
             if large:
                 yield [m for sizes in large.pop() for m in _multiples(sizes)], True
-            sizes = {name: draws[place](rng) for name, draws in columns.items()}
+            if place < len(LENGTH_CLASSES):
+                sizes = {name: draws[place](rng) for name, draws in columns.items()}
+            else:
+                sizes = {name: dealt.draw() for name, dealt in remainders.items()}
             yield _less_and_less(sizes), False
 
 
@@ -69,15 +75,17 @@ def _beside(rng: random.Random, names: Sequence[str], large: str, size: int) -> 
 
 
 def _less_and_less(sizes: Sizes) -> list[Sizes]:
-    """The sizes and their multiples of 8 and 64; then the same with the largest size cut to a
-    third, again and again."""
+    """The sizes and their multiples of 8 and 64; then the same with the largest size cut to about
+    a third, again and again. It keeps its remainder by 16 while it is large."""
     found = []
     for _ in range(_ATTEMPTS):
         found += _multiples(sizes)
         if not sizes or max(sizes.values()) == 1:
             break
         name = max(sizes, key=lambda name: sizes[name])
-        sizes = {**sizes, name: sizes[name] // 3 | 1}
+        third = sizes[name] // 3
+        kept = third - third % 16 + sizes[name] % 16
+        sizes = {**sizes, name: kept if 16 < kept < sizes[name] else third | 1}
     return found
 
 
