@@ -66,7 +66,13 @@ class Tensor:
         is_index = self.values == INDICES or is_ranged
         dtype = self.dtype or dtype
         return TensorSpec(
-            name, self.shape, dtype, is_output, is_index=is_index, is_ranged=is_ranged
+            name,
+            self.shape,
+            dtype,
+            is_output,
+            is_index=is_index,
+            is_ranged=is_ranged,
+            is_steady=self.values == INDICES,
         )
 
 

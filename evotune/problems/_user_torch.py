@@ -69,10 +69,22 @@ def _made(
     return {name: made[name] for name in described}
 
 
-def altered_indices(
+def altered_places(
+    problem: UserProblem, case: Case, inputs: Tensors, name: str, draw: int
+) -> tuple[int, torch.Tensor]:
+    """Other lengths and places, which change as a whole. All tensors of these get the same values
+    of one draw for the same inputs, since they must fit together."""
+    wanted = {spec.name: spec for spec in problem.tensors(case) if spec.is_steady}
+    seed = draw + sum(int(inputs[each].sum()) for each in wanted)
+    generator = torch.Generator(inputs[name].device).manual_seed(seed % (1 << 48))
+    sizes = problem.sizes_of(case)
+    return 0, problem.written.indices(wanted, "normal", generator, sizes)[name].flatten()
+
+
+def altered_integers(
     problem: UserProblem, case: Case, name: str, most: int, rng: random.Random
 ) -> tuple[int, torch.Tensor] | None:
-    """Other integers of a range; None for lengths and places that must fit together."""
+    """Other integers of a range."""
     tensor = problem.written.described("inputs", problem.sizes_of(case))[name]
     count = math.prod(tensor.shape)
     if not isinstance(tensor.values, range) or not count:

@@ -220,7 +220,7 @@ class InputPool:
         made = []
         # Steady inputs have a set of their own, the last long one: see `watch`.
         long = sets - SHORT_CHANGES - bool(steady)
-        own = steady if number == long else loose[number::long]
+        own = steady if number == long else loose[number :: max(1, long)]
         for name in names if number == sets - 2 else own:
             if specs[name].is_index:
                 other = self._problem.altered_indices(case, dict(normal), name, longest, rng)

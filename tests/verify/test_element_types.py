@@ -26,7 +26,8 @@ from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch, WatchedSampler
+from evotune.verify.watch import Watch
+from evotune.verify.watched_sampler import WatchedSampler
 
 FOLDER = Path(__file__).parents[1] / "data" / "types"
 WRONG = OutcomeKind.WRONG_RESULT
@@ -93,9 +94,12 @@ def test_lengths_change_only_as_a_whole(planner: Planner) -> None:
     problem = create_problem("problem.py:PickedRows", "float32", FOLDER)
     pool = InputPool(problem)
     case = problem.case({"rows": 37, "columns": 70}, {"has_bias": True})
-    changed = {each.name for one in pool.changed(case, 0) for each in one.alterations}
-    assert changed == {"codes", "weights", "scales", "picks", "bias"}
-    assert pool.plain_inputs(case) == ("codes", "weights", "scales", "picks", "bias")
+    plain = ("codes", "weights", "scales", "picks", "bias")
+    assert pool.plain_inputs(case) == plain
+    assert pool.steady_inputs(case) == {"lengths"}
+    alterations = [each for one in pool.changed(case, 0) for each in one.alterations]
+    assert {each.name for each in alterations} == {*plain, "lengths"}
+    assert all(len(each.values) == 37 for each in alterations if each.name == "lengths")
     for one in pool.changed(case, 0):
         assert int(one.inputs["picks"].min()) >= 0
         assert int(one.inputs["picks"].max()) < 37
