@@ -69,23 +69,24 @@ def _made(
     return {name: made[name] for name in described}
 
 
-def altered_places(
-    problem: UserProblem, case: Case, inputs: Tensors, name: str, draw: int
-) -> tuple[int, torch.Tensor]:
-    """Other lengths and places, which change as a whole. All tensors of these get the same values
-    of one draw for the same inputs, since they must fit together."""
-    wanted = {spec.name: spec for spec in problem.tensors(case) if spec.is_steady}
-    seed = draw + sum(int(inputs[each].sum()) for each in wanted)
-    generator = torch.Generator(inputs[name].device).manual_seed(seed % (1 << 48))
-    sizes = problem.sizes_of(case)
-    return 0, problem.written.indices(wanted, "normal", generator, sizes)[name].flatten()
-
-
-def altered_integers(
-    problem: UserProblem, case: Case, name: str, most: int, rng: random.Random
+def altered_indices(
+    problem: UserProblem,
+    case: Case,
+    inputs: Tensors,
+    name: str,
+    *,
+    most: int,
+    rng: random.Random,
 ) -> tuple[int, torch.Tensor] | None:
-    """Other integers of a range."""
-    tensor = problem.written.described("inputs", problem.sizes_of(case))[name]
+    """Other integers of a range, or other lengths and places, which change as a whole. All tensors
+    of these get one draw for the same inputs and `most`, since they must fit together."""
+    sizes = problem.sizes_of(case)
+    tensor = problem.written.described("inputs", sizes)[name]
+    if tensor.values == INDICES:
+        wanted = {spec.name: spec for spec in problem.tensors(case) if spec.is_steady}
+        seed = most + sum(int(inputs[each].sum()) for each in wanted)
+        generator = torch.Generator(inputs[name].device).manual_seed(seed % (1 << 48))
+        return 0, problem.written.indices(wanted, "normal", generator, sizes)[name].flatten()
     count = math.prod(tensor.shape)
     if not isinstance(tensor.values, range) or not count:
         return None

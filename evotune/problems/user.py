@@ -288,9 +288,7 @@ class UserProblem(abc.ABC):
     ) -> tuple[int, torch.Tensor] | None:
         from evotune.problems import _user_torch
 
-        if name in (spec.name for spec in self.tensors(case) if spec.is_steady):
-            return _user_torch.altered_places(self, case, inputs, name, most)
-        return _user_torch.altered_integers(self, case, name, most, rng)
+        return _user_torch.altered_indices(self, case, inputs, name, most=most, rng=rng)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """`compute` on float64 copies; integers stay what they are."""
