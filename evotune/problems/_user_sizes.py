@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,7 +23,9 @@ _IF_TOO_LARGE = ((67, 129, 31, 34), (13, 37, 11, 34))
 _MULTIPLES = (1, 8, 64)
 _MOST_BESIDE_LARGE = 9
 _ATTEMPTS = 16
-_REMAINDERS = 5  # lengths of any remainder, after one of each class
+_ALL_REMAINDERS, _REMAINDERS = 16, 5
+"""So many lengths of any remainder come after one of each class: at first, and later. On a slow
+machine there may be no time for all tests."""
 
 
 def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
@@ -50,9 +53,9 @@ def random_sizes(
     ]
     rng.shuffle(large)
     remainders = {name: Remainders(rng) for name in names}
-    while True:
+    for count in itertools.chain([_ALL_REMAINDERS], itertools.repeat(_REMAINDERS)):
         columns = {name: rng.sample(LENGTH_CLASSES, len(LENGTH_CLASSES)) for name in names}
-        for place in range(len(LENGTH_CLASSES) + _REMAINDERS):
+        for place in range(len(LENGTH_CLASSES) + count):
             if large:
                 yield [m for sizes in large.pop() for m in _multiples(sizes)], True
             if place < len(LENGTH_CLASSES):

@@ -22,6 +22,7 @@ _BASELINES = {
     "Matmul": "torch:matmul",
     "Histogram": "torch:eager",
     "Largest": "torch:eager",
+    "Gathered": "torch:eager",
 }
 
 

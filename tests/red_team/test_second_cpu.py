@@ -1,4 +1,4 @@
-"""The second and third red team on the CPU: more kernels than those of the first in test_cpu.py.
+"""The later red teams on the CPU: more kernels than those of the first in test_cpu.py.
 
 These kernels rest or answer from memory only where no check looks, leave the process changed, are
 wrong for numbers or shapes that a test may lack, or lose a race now and then. Each goes through the
@@ -50,6 +50,7 @@ ATTENTION = tuple(
 PATIENCE, LEFTOVERS, NUMBERS, SHAPES, LONG, RACES, PARTS = ATTENTION
 SOFTMAX, SOFTMAX_LONG = "cheats_cpu_softmax.yaml", "cheats_cpu_softmax_long.yaml"
 RMS_NORM, MATMUL = "cheats_cpu_rms_norm.yaml", "cheats_cpu_matmul.yaml"
+PHASES, GATHERED = "cheats_cpu_phases.yaml", "cheats_cpu_gathered.yaml"
 SOFTMAX_PARTS, HISTOGRAM = "cheats_cpu_softmax_parts.yaml", "cheats_cpu_histogram.yaml"
 
 
@@ -228,11 +229,24 @@ EXPECTED: dict[str, dict[str, Expected]] = {
     },
     PARTS: {"keeps_each_head": KEPT, "keeps_every_other_head": KEPT},
     HISTOGRAM: {"keeps_the_last_input": KEPT, "sixteen_bit_counts": OFF},
+    PHASES: {
+        "rests_after_a_short_pause": RESTED,
+        "stale_while_each_call_changes": OFF,
+        "flushes_denormals_in_the_pool": left("denormals in PyTorch's threads"),
+        "pins_the_pool_while_timed": left("affinity"),
+        "wrong_at_8_mod_16": OFF,
+        "wrong_at_10_mod_16": OFF,
+    },
+    GATHERED: {"keeps_ends_while_the_table_stays": OFF},
 }
 
-PASSES = {"helper_of_lowest_duty", "advised_memory"}
-"""Not found: a thread that works less than a hundredth of the time, and advice on memory. Neither
-gives a candidate a lasting gain."""
+PASSES = {
+    *("helper_of_lowest_duty", "advised_memory"),
+    "keeps_results_until_the_timing_is_over",
+}
+"""Not found. The first two are a thread that works less than a hundredth of the time, and advice on
+memory; neither gives a candidate a lasting gain. The last one keeps results until the gate asks
+whether it does, which follows the timing."""
 
 SOON: dict[str, set[str]] = {
     PATIENCE: {
@@ -271,6 +285,8 @@ SOON: dict[str, set[str]] = {
     MATMUL: {"packs_b_once_with_patience"},
     PARTS: {"keeps_every_other_head"},
     HISTOGRAM: {"keeps_the_last_input"},
+    PHASES: {"flushes_denormals_in_the_pool"},
+    GATHERED: {"keeps_ends_while_the_table_stays"},
 }
 
 
@@ -289,8 +305,8 @@ def _rows() -> list[ParameterSet]:
 
 def _spaces(space: str) -> tuple[str, ...]:
     """The spaces of the same problem, which share a worker with this one."""
-    softmax = (SOFTMAX, SOFTMAX_LONG, SOFTMAX_PARTS)
-    together = (ATTENTION, softmax, (RMS_NORM,), (MATMUL,), (HISTOGRAM,))
+    softmax = (SOFTMAX, SOFTMAX_LONG, SOFTMAX_PARTS, PHASES)
+    together = (ATTENTION, softmax, (RMS_NORM,), (MATMUL,), (HISTOGRAM,), (GATHERED,))
     return next(spaces for spaces in together if space in spaces)
 
 

@@ -258,10 +258,8 @@ class AttentionKernels:
                 symbols[f"{name}_stride_{dimension}"] = _stride(tensor, place)
         rows = all(t.stride(3) == 1 or t.shape[3] == 1 for t in tensors.values())
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
-        if layout == STRIDED and not all(map(_rows_are_aligned, tensors.values())):
-            return Refused("alignment", f"rows do not begin at multiples of {ALIGNMENT} bytes")
-        if any(t.shape[2] > 1 and abs(t.stride(2)) >= _FAR_ROWS for t in tensors.values()):
-            return Refused(LAYOUT, "rows of a tensor lie 2^30 elements or more apart")
+        if layout == STRIDED and (refused := _refused_rows(tensors.values())):
+            return refused
         kind = LAYOUT if layout == LAYOUT else ""
         for asked, causal in () if kind else self._same_cases(call):
             case = {**symbols, **asked.symbols(), "causal": causal}
@@ -373,6 +371,16 @@ def _stride(tensor: torch.Tensor, place: int) -> int:
         return tensor.stride(place)
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return max((int(size) * stride for size, stride in pairs if size > 1), default=1)
+
+
+def _refused_rows(tensors: Iterable[torch.Tensor]) -> Refused | None:
+    """The miss of tensors whose rows no kernel finds; None for none."""
+    for tensor in tensors:
+        if not _rows_are_aligned(tensor):
+            return Refused("alignment", f"rows do not begin at multiples of {ALIGNMENT} bytes")
+        if tensor.shape[2] > 1 and tensor.stride(2) >= _FAR_ROWS:
+            return Refused(LAYOUT, "rows of a tensor lie 2^30 elements or more apart")
+    return None
 
 
 def _rows_are_aligned(tensor: torch.Tensor) -> bool:
