@@ -71,30 +71,6 @@ def test_every_key_of_a_space_file_is_explained() -> None:
     assert silent == []
 
 
-def test_every_command_line_in_the_documentation_exists() -> None:
-    for page in (*DOCS.glob("*.md"), ROOT / "README.md"):
-        for block in re.findall(r"```(?:sh)?\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.splitlines():
-                words = line.split("#")[0].split()
-                if words[:1] == ["evotune"]:
-                    command = COMMANDS.get(words[1])
-                    assert command is not None, f"{page.name}: {line}"
-                    known = {option for p in command.params for option in p.opts}
-                    used = {w.split("=")[0] for w in words[2:] if re.match(r"--?[a-z]", w)}
-                    assert used <= known | {"-h"}, f"{page.name}: {line}"
-
-
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in (*DOCS.glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "kernels").rglob("*.md")):
-        for target, place in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", page.read_text()):
-            found = page.parent / target if target else page
-            assert found.exists(), f"{page.name}: {target}"
-            if place:
-                headings = re.findall(r"^#+ (.*)$", found.read_text().lower(), re.MULTILINE)
-                known = [re.sub(r"[^\w -]", "", text).replace(" ", "-") for text in headings]
-                assert place[1:] in known, f"{page.name}: {target}{place}"
-
-
 def test_every_outcome_is_explained() -> None:
     runs = (DOCS / "runs.md").read_text()
     assert [kind for kind in OutcomeKind if f"`{kind.value}`" not in runs] == []

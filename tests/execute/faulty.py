@@ -187,3 +187,11 @@ def naming(text: str) -> Iterator[str]:
                 continue
             if text in words:
                 yield words
+
+
+def wait_until_unnamed(text: str, timeout_s: float = 100.0) -> list[str]:
+    """Command lines that still hold `text` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (found := list(naming(text))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found

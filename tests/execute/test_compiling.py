@@ -15,7 +15,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.execute.compile_pool import CompilePool
 from evotune.trial import OutcomeKind
 
-from .faulty import SPACE, compile_job, naming
+from .faulty import SPACE, compile_job, naming, wait_until_unnamed
 
 GXX = shutil.which("g++")
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
@@ -102,8 +102,7 @@ def test_a_slow_compiler_is_stopped_with_all_its_children_and_files(
         assert not [words for words in naming(str(tmp_path)) if "slow" in words or "cc1" in words]
     finally:
         pool.close()
-    time.sleep(0.1)
-    assert not list(naming(str(tmp_path)))
+    assert not wait_until_unnamed(str(tmp_path))
     assert not (tmp_path / "logs" / "scratch").exists()
 
 

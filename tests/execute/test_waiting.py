@@ -25,12 +25,13 @@ from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
 
 LARGE = "x" * 500_000  # a pipe holds 64 KiB
-READS_LATE = """
-import struct, sys, time
+READS_WHEN_TOLD = """
+import os, struct, sys, time
 import msgspec
 from evotune.device.channel import framed
 from evotune.execute.messages import Tried
-time.sleep(0.5)
+while not os.path.exists("TOLD"):
+    time.sleep(0.01)
 (length,) = struct.unpack(">I", sys.stdin.buffer.read(4))
 body = sys.stdin.buffer.read(length)
 sys.stdout.buffer.write(framed(Tried(msgspec.msgpack.decode(body)["problem"]["name"])))
@@ -67,18 +68,20 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
 def at_once(act: Callable[[], object]) -> None:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
-    thread.join(5.0)
+    thread.join(60.0)
     assert not thread.is_alive(), "it waits for the child"
 
 
 def test_a_large_message_waits_for_its_reader_and_arrives_whole(
     tmp_path: Path, program: Program
 ) -> None:
-    program(READS_LATE)
+    told = tmp_path / "told"
+    program(READS_WHEN_TOLD.replace("TOLD", str(told)))
     child = Child(PROBLEM_WORKER, tmp_path / "log", {})
     try:
         message = TryProblem(ProblemToLoad(LARGE, "float32", ""), Case("case", {}), timed=False)
         at_once(lambda: child.send(message))
+        told.touch()
         assert child_module.wait_readable([child], 30.0) == [child]
         answers: list[Any] = []
         while not answers:

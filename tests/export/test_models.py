@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -82,11 +81,9 @@ def test_a_finished_run_of_the_packages_is_kept(
 
 def test_commands_end_when_their_time_is_over(benchmark_module: Benchmarks) -> None:
     script = benchmark_module("model_packages")
-    started = time.monotonic()
     commands = script.Commands(minutes=0.3 / 60)
     assert commands.status([sys.executable, "-c", "import time; time.sleep(60)"]) is None
     assert commands.status([sys.executable, "-c", ""]) is None
-    assert time.monotonic() - started < 5
     assert script.Commands().status(["sh", "-c", "exit 3"]) == 3
 
 

@@ -172,14 +172,12 @@ def test_a_child_ends_when_its_time_is_over(
 ) -> None:
     script = benchmark_module("export_random_calls")
     options = argparse.Namespace(package=attention_cpu, seed=0, processes=1)
-    started = time.monotonic()
-    child = script.Child(options, range(20_000), "package", started + 0.2)
+    child = script.Child(options, range(20_000), "package", time.monotonic() + 0.2)
     assert list(child.lines()) == []
     assert child.stopped
     tally = script.Tally()
     assert script.part_of(options, range(5, 9), tally, time.monotonic() + 0.2) == 5
     assert not tally.crashes
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.soak
