@@ -48,17 +48,18 @@ def replay(
 
     - `cache`: a Kernel Tuner cache, T4 results, an evotune run or its JSON report, or a space file
       with `recorded:`.
-    - `evaluations`: how many each repeat makes; None means the budget of the published score.
+    - `evaluations`: how many each repeat makes, at most one of each configuration; None means the
+      budget of the published score.
     - `repeats`, `seed`: the repeats have the seeds `seed`, `seed` + 1, …
     - `lookahead`: the number of proposals in flight.
 
     UsageError when `cache` is not a recording, for an unknown strategy, and for no evaluations.
     """
     recording = find_recording(Path(cache), Path(runs_dir))
-    count = budget(recording) if evaluations is None else evaluations
     for name, number in (("repeats", repeats), ("evaluations", evaluations)):
         if number is not None and number < 1:
             raise UsageError(f"{name}: expected 1 or more, got {number}")
+    count = min(evaluations or budget(recording), len(recording.space))
     found = [Repeat() for _ in range(repeats)]
     for evaluation in replaying(
         recording, strategy, count, repeats, seed=seed, lookahead=lookahead
@@ -88,6 +89,8 @@ def find_recording(cache: Path, runs_dir: Path) -> RecordedSpace:
         return engine.load_recording(cache)
     run = find_run(str(cache), runs_dir)
     with RunData.opened(run) as data:
+        if not data.totals.trials:
+            raise UsageError(f"run {run.id} has no trials yet: there is nothing to replay")
         return recorded_space("".join(document(data)), run.id)
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from report.runs import make_run
 
 from evotune.device.recorded import read_recorded_space
 from evotune.search.performance import PerformanceScale
@@ -81,6 +82,9 @@ def test_a_whole_space_can_be_replayed_and_no_more(invoke: Invoke, tmp_path: Pat
     result = invoke("replay", "small.json", "--max-evals", 50, "--format", "jsonl")
     assert result.exit_code == 0, result.stderr
     assert sorted(json.loads(x)["time_ms"] for x in result.stdout.splitlines()) == [1.0, 2.0, 3.0]
+    table = invoke("replay", "small.json", "--max-evals", 10**30)
+    assert table.exit_code == 0, table.stderr
+    assert "1 repeats of 3 evaluations" in table.stdout
 
 
 def test_the_report_of_a_run_is_a_recording(invoke: Invoke, tmp_path: Path) -> None:
@@ -118,6 +122,7 @@ def test_the_report_of_a_run_is_a_recording(invoke: Invoke, tmp_path: Path) -> N
         (("replay", RECORDING, "--strategy", "magic"), "unknown search strategy 'magic'"),
         (("replay", "kernel.yaml"), "is not a recorded space"),
         (("replay", "no_time.json"), "nothing to score"),
+        (("replay", "empty"), "run empty has no trials yet: there is nothing to replay"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
@@ -131,6 +136,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         "cache": {"1": {"A": 1, "time": "InvalidConfig"}},
     }
     (tmp_path / "no_time.json").write_text(json.dumps(failed))
+    make_run(tmp_path / "runs", [], name="empty")
     result = invoke(*words)
     assert result.exit_code == 2
     assert message in result.stderr
