@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command, complete_run, format_option, output_option, runs_dir_option
+from evotune.cli.options import (
+    NOT_NEGATIVE,
+    Command,
+    complete_run,
+    format_option,
+    output_option,
+    runs_dir_option,
+)
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import RunLocked
 
@@ -117,7 +124,7 @@ def _refuse_held(folder: RunFolder) -> None:
 @click.option(
     "--older-than",
     "days",
-    type=click.FloatRange(min=0),
+    type=NOT_NEGATIVE,
     default=0.0,
     show_default=True,
     metavar="DAYS",

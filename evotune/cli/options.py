@@ -53,8 +53,8 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
 
 
-class _Positive(click.FloatRange):
-    """A finite number above 0: FloatRange alone lets NaN and infinity through."""
+class _Finite(click.FloatRange):
+    """A finite number: FloatRange alone lets NaN and infinity through."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -66,7 +66,8 @@ class _Positive(click.FloatRange):
 
 
 STRATEGIES = "evolution, local, random, exhaustive or nsga2"  # a test compares it with the catalog
-POSITIVE = _Positive(min=0, min_open=True)
+POSITIVE = _Finite(min=0, min_open=True)
+NOT_NEGATIVE = _Finite(min=0)
 
 
 def complete_run(*asked: Any) -> Any:

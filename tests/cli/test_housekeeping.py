@@ -110,3 +110,10 @@ def test_the_cache_tells_what_it_holds_and_is_cleared(invoke: Invoke, tmp_path: 
     assert f"deleted from {folder}: 1 compiled kernel" in invoke("cache", "--clear").stdout
     assert ": 0 compiled kernels" in invoke("cache").stdout
     assert (folder / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "-1", "a"])
+def test_an_age_that_is_no_number_of_days_is_refused(invoke: Invoke, days: str) -> None:
+    result = invoke("cache", "--older-than", days, "--clear")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value for '--older-than'" in result.stderr
