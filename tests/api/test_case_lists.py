@@ -91,3 +91,11 @@ def test_a_portfolio_of_nothing_is_refused(tmp_path: Path, wanted: dict[str, Any
     with pytest.raises(UsageError, match=f"{name}: expected more than 0"):
         evotune.portfolio("softmax-cpu", CASES, runs_dir=tmp_path / "made", **wanted)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["kernels", "trials"])
+def test_half_a_kernel_or_trial_is_refused(tmp_path: Path, name: str) -> None:
+    wanted: dict[str, Any] = {name: 2.5}
+    with pytest.raises(UsageError, match=rf"{name}: expected an integer, got 2\.5"):
+        evotune.portfolio("softmax-cpu", CASES, runs_dir=tmp_path / "made", **wanted)
+    assert not (tmp_path / "made").exists()
