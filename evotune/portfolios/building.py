@@ -100,9 +100,9 @@ def build_portfolio(
     """
     if not 0.0 <= request.held_out < 1.0:
         raise UsageError(f"the held-out share must be at least 0 and below 1: {request.held_out}")
-    for name, number in (("kernels", request.most_kernels), ("trials", request.trials)):
-        if not isinstance(number, int | None):
-            raise UsageError(f"{name}: expected an integer, got {number!r}")
+    for name, count in (("kernels", request.most_kernels), ("trials", request.trials)):
+        if not isinstance(count, int | None):
+            raise UsageError(f"{name}: expected an integer, got {count!r}")
     for name, number in (
         ("kernels", request.most_kernels),
         ("trials", request.trials),
