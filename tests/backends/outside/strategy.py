@@ -1,4 +1,4 @@
-"""A strategy of an installed package: the default, then all neighbours of each told trial."""
+"""A strategy of an installed package: the default, then all neighbours of each proposal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from evotune.space.search_space import SearchSpace
 class Flood:
     def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
         self._space = space
-        self._waiting = [space.default()]
-        self._known = set(self._waiting)
+        self._told: list[Configuration] = []
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
-        return self._waiting.pop(0) if self._waiting else None
+        proposed = dict.fromkeys([*self._told, *pending])
+        near = (c for each in proposed for c in self._space.neighbours(each))
+        return next((c for c in (self._space.default(), *near) if c not in proposed), None)
 
     def tell(self, trial: Trial) -> None:
-        near = [c for c in self._space.neighbours(trial.configuration) if c not in self._known]
-        self._waiting += near
-        self._known.update(near)
+        self._told.append(trial.configuration)
