@@ -64,7 +64,10 @@ def test_an_example_is_explained_run_here_and_uses_what_evotune_has(script: Path
 
 
 @pytest.mark.parametrize("name", ["api.tuning", "api.looking", "search.own"])
-def test_examples_in_docstrings_are_right(name: str) -> None:
+def test_examples_in_docstrings_are_right(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # they leave their folders behind
     found = doctest.testmod(importlib.import_module(f"evotune.{name}"))
     assert found.attempted
     assert not found.failed

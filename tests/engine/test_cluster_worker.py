@@ -78,6 +78,9 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stuck]]:
     yield opened
     if _cluster_worker._here is not None:
         _cluster_worker._here.close()
+    for thread in threading.enumerate():  # none may look at the worker when it is Dask's again
+        if isinstance(thread, Asked):
+            thread.join(_PATIENCE_S)
 
 
 def trial(part: str, number: int, *, confirm: bool = False) -> ClusterTrial:

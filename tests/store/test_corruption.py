@@ -130,6 +130,8 @@ def test_every_byte_and_every_pair_of_pages(
     pages_found = Counter(
         _judge(path, whole, content) for content in _swapped(whole, _pairs(whole))
     )
+    assert set(bytes_found) == {"refused", "right"}
+    assert set(pages_found) == {"refused"}
     keep_result(
         trials=TRIALS,
         bytes_flipped=bytes_found.total(),
