@@ -17,7 +17,7 @@ def _children_find_evotune() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
     """One executor for all tests: no trial may be harmed by the trials before it."""
     kernels = FaultyKernels(tmp_path_factory.mktemp("faulty"))
@@ -25,7 +25,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
     kernels.executor.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
     """An executor with a short time limit, for kernels that never end. A sound kernel takes a tenth
     of it on an idle machine."""

@@ -19,7 +19,7 @@ def _children_find_evotune() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """One pipeline for all cheats: none may help or harm a later one."""
     pipeline = Pipeline(
@@ -46,7 +46,7 @@ class Pipelines:
             pipeline.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
     made = Pipelines(tmp_path_factory.mktemp("pipelines"))
     yield made
