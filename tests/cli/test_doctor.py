@@ -45,7 +45,7 @@ def test_doctor_ends_with_0_where_the_cpu_path_works(invoke: Invoke) -> None:
         assert name in result.output
 
 
-def test_doctor_in_json(invoke: Invoke) -> None:
+def test_doctor_lists_its_findings_in_json(invoke: Invoke) -> None:
     found = json.loads(invoke("doctor", "--format", "json").output)
     assert found["usable"] is True
     assert {"name", "status", "detail", "fix"} == set(found["findings"][0])

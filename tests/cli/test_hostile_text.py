@@ -64,7 +64,9 @@ def _check_harmless(text: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("run")
-def test_nothing_acts(invoke: Invoke, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_no_terminal_spreadsheet_or_page_obeys_a_recordings_text(
+    invoke: Invoke, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     result = invoke(*command)
     assert result.exit_code == 0
     _check_harmless(result.stdout.replace("\r\n", "\n"))

@@ -48,7 +48,7 @@ def test_every_commands_help_says_what_it_does_and_gives_an_example(
     assert f"Example:\n    evotune {command}" in result.output
 
 
-def test_version(invoke: Invoke) -> None:
+def test_the_version_is_printed(invoke: Invoke) -> None:
     assert invoke("--version").output == f"evotune {evotune.__version__}\n"
 
 

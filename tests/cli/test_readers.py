@@ -209,7 +209,7 @@ def test_the_commands_offer_every_format_there_is() -> None:
     assert offered == {"report": {"html", "parquet", *REPORTS}, "top": {"table", *LEADERBOARDS}}
 
 
-def test_status_in_words(invoke: Invoke, runs: Path) -> None:
+def test_status_says_in_words_what_became_of_a_run(invoke: Invoke, runs: Path) -> None:
     output = invoke("status", "latest").output
     for words in (
         *("finished (trial budget spent)", "Test CPU", "evolution, seed 7", "4 of 100"),
@@ -218,7 +218,7 @@ def test_status_in_words(invoke: Invoke, runs: Path) -> None:
         assert words in output
 
 
-def test_status_in_json(invoke: Invoke, runs: Path) -> None:
+def test_status_has_the_same_figures_in_json(invoke: Invoke, runs: Path) -> None:
     found = json.loads(invoke("status", "latest", "--format", "json").output)
     assert found["outcomes"] == {"ok": 3, "compile_error": 1}
     assert (found["state"], found["holder"], found["best"]["number"]) == (

@@ -46,7 +46,7 @@ KNOWN = [
 @pytest.mark.parametrize(
     ("device", "threads", "registers", "shared", "blocks", "share", "bound_by"), KNOWN
 )
-def test_occupancy(
+def test_occupancy_is_what_the_scarcest_resource_allows(
     *,
     device: dict[str, int],
     threads: int,
@@ -116,7 +116,7 @@ def test_before_ampere_blocks_reserve_no_shared_memory() -> None:
     assert not whole.violation
 
 
-def test_profiles_by_name() -> None:
+def test_a_named_gpu_has_its_architecture_and_figures() -> None:
     assert {name: _profiles.named(name).arch for name in _profiles.names()} == {
         "l4": "sm_89",
         "a100": "sm_80",

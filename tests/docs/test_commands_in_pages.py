@@ -22,7 +22,7 @@ def _parsed(words: list[str]) -> click.Context:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_command_lines(page: Path) -> None:
+def test_evotune_takes_every_command_line_of_a_page(page: Path) -> None:
     for words in evotune_commands(page):
         _parsed(words)
 

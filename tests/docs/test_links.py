@@ -28,7 +28,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page: Path) -> None:
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     lost = []
     for link in _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", link):

@@ -61,7 +61,7 @@ def _check_acknowledged(
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
-def test_killed_at_a_commit_boundary(
+def test_a_run_killed_at_a_commit_boundary_loses_no_outcome_and_measures_none_twice(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path, point: str
 ) -> None:
     runs = ("--runs-dir", tmp_path / "runs")
@@ -88,7 +88,7 @@ def test_killed_at_a_commit_boundary(
 @pytest.mark.parametrize(
     "point", ["outcome about to be stored", "outcome stored", "snapshot saved"]
 )
-def test_killed_while_resuming(
+def test_a_run_killed_again_while_it_resumes_ends_with_the_same_history(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path, point: str
 ) -> None:
     runs = ("--runs-dir", tmp_path / "runs")
@@ -139,7 +139,7 @@ def _kill_at_random(
     return counts
 
 
-def test_killed_at_random_moments(
+def test_a_run_killed_at_random_moments_ends_with_the_same_history(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path
 ) -> None:
     counts = _kill_at_random(forker, space, unbroken, tmp_path, kills=8)

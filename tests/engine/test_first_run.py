@@ -39,7 +39,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
         ("softmax-cpu", {}, None),
     ],
 )
-def test_minutes_and_lookahead(
+def test_a_first_run_without_options_is_short_and_options_replace_its_limits(
     found: list[RunOptions],
     tmp_path: Path,
     space: str | None,

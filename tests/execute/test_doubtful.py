@@ -125,7 +125,7 @@ def test_a_used_worker_s_verdict_is_checked_in_a_fresh_one(
     assert tried(2, done(RIGHT), doubtful, done(second)) == ([RIGHT, second], 2)
 
 
-def test_two_tries_suffice(tried: Tried) -> None:
+def test_the_second_verdict_counts_even_if_it_is_doubtful_too(tried: Tried) -> None:
     doubtful = done(WRONG, doubtful=True)
     assert tried(2, done(RIGHT), doubtful, doubtful) == ([RIGHT, WRONG], 2)
 

@@ -31,7 +31,7 @@ def lines(answer: Mapping[str, Any]) -> list[str]:
     return [line for line, _ in answer["commands"]]
 
 
-def test_a_confirmed_winner(tmp_path: Path) -> None:
+def test_a_confirmed_winner_answers_every_question(tmp_path: Path) -> None:
     won = ok(1.4, 1.35, 1.45, held_out=("odd",))
     found = opening(
         tmp_path, [ok(1.1), ok(1.5)], confirmations={1: won}, meta={"default": configuration(0)}
@@ -65,7 +65,7 @@ def test_a_confirmed_winner(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_how_sure_it_is(
+def test_the_page_says_how_sure_a_figure_is_and_offers_what_can_be_used(
     tmp_path: Path, confirmation: Outcome | None, verdict: str, usable: bool
 ) -> None:
     confirmations = {} if confirmation is None else {0: confirmation}

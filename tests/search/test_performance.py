@@ -12,7 +12,7 @@ from evotune.search.performance import PerformanceScale
 TEN = [float(t) for t in range(1, 11)]
 
 
-def test_budget_and_baseline_by_hand() -> None:
+def test_the_budget_and_the_baseline_are_those_worked_out_by_hand() -> None:
     scale = PerformanceScale(TEN)
     assert (scale.optimum, scale.median) == (1.0, 5.5)
     assert scale.target == pytest.approx(1.225)
@@ -21,7 +21,7 @@ def test_budget_and_baseline_by_hand() -> None:
     assert scale.baseline(5).tolist() == [4.0, 3.0, 2.0, 1.0, 1.0]
 
 
-def test_score_by_hand() -> None:
+def test_the_score_is_the_one_worked_out_by_hand() -> None:
     scale = PerformanceScale(TEN)
     # (4-7)/3, then (3-2)/2, then (2-2)/1; random is at the optimum from the fourth on.
     assert scale.score([7.0, 2.0, 3.0], evaluations=3) == pytest.approx((-1 + 0.5 + 0) / 3)
@@ -41,7 +41,7 @@ def test_a_run_that_ends_early_keeps_its_best() -> None:
     assert scale.score([2.0], evaluations=3) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
 
 
-def test_ends_below_random() -> None:
+def test_a_run_ends_below_random_when_its_best_is_worse_than_random_searchs() -> None:
     scale = PerformanceScale(TEN)
     assert scale.ends_below_random([9.0, 2.5, 3.0], evaluations=3)
     assert not scale.ends_below_random([9.0, 2.0, 3.0], evaluations=3)

@@ -73,7 +73,9 @@ def test_a_compiled_in_value_that_has_none_is_no_machine_code() -> None:
         ("another", "strided", False),
     ],
 )
-def test_layouts(of_region: str, of_call: str, taken: bool) -> None:
+def test_a_region_serves_contiguous_tensors_and_views_only_if_it_was_measured_on_views(
+    of_region: str, of_call: str, taken: bool
+) -> None:
     found = dispatch(region(kernel=1, layout=of_region, **CASE)).choose(SYMBOLS, of_call)
     assert kernel_of(found) == (1 if taken else "layout")
 
