@@ -223,6 +223,19 @@ def test_what_is_no_space_and_no_run_is_refused(space: Path) -> None:
         evotune.open_run("latest", space.parent)
 
 
+def test_a_candidate_that_is_not_there_is_told(tmp_path: Path) -> None:
+    outcomes = [ok(1.5), failed(OutcomeKind.NAN), ok(1.5, duplicate_of=0)]
+    run = Run(make_run(tmp_path, outcomes, name="some"))
+    assert run.candidate(0).number == run.candidate().number == 0
+    for number in (1, 2, 9, -1, 10**30):
+        with pytest.raises(UsageError, match=f"run some has no valid trial {number} with code of"):
+            run.candidate(number)
+    empty = Run(make_run(tmp_path, [], name="empty"))
+    assert empty.leaderboard(3) == []
+    with pytest.raises(UsageError, match="run empty has no valid candidate"):
+        _ = empty.best
+
+
 def test_importing_evotune_imports_no_library() -> None:
     found = subprocess.run(
         [sys.executable, "-c", QUICK], capture_output=True, text=True, check=True, cwd=Path.cwd()

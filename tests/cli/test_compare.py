@@ -96,7 +96,9 @@ def test_other_baselines_compare_by_time_and_nothing_is_sure(
     assert result.exit_code == 1
     assert "B is 100.0% slower" in result.stderr
     assert "0.500x" in result.stdout
-    assert invoke("compare", "x", "y", "--fail-if", "sure>1%").exit_code == 2
+    unsure = invoke("compare", "x", "y", "--fail-if", "sure>1%")
+    assert unsure.exit_code == 2
+    assert "sure>1%: these figures have no interval; add --remeasure" in unsure.stderr
 
 
 def test_a_run_without_a_valid_candidate_fails_the_comparison(

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from execute.faulty import run_of, space_text
 from explain.planted import planted_run
+from report.runs import make_run, ok
 
 from evotune.api.run import open_run
 from evotune.cli.main import application
@@ -99,6 +100,13 @@ def test_no_such_run_is_a_usage_error(invoke: Invoke) -> None:
     result = invoke("explain", "nothing")
     assert result.exit_code == 2
     assert "no run" in result.stderr
+
+
+def test_a_default_that_the_run_does_not_know_is_no_side(invoke: Invoke, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", [ok(1.5)])
+    result = invoke("explain", "latest", "--no-measure", "--against", "default")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "does not record its space's default configuration" in result.stderr
 
 
 def test_a_run_of_another_machine_is_explained_and_cannot_be_measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends import registry
 from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder
 from evotune.package_name import checked_name, offered_name
@@ -113,6 +115,35 @@ def test_runs_that_have_nothing_to_export_say_so(invoke: Invoke, tmp_path: Path)
     done = invoke("export", other.id, "-o", "pkg", "--trust")
     assert (done.exit_code, done.stderr.count("\n")) == (3, 1)
     assert "is not the code that was measured" in done.stderr
+
+
+def test_runs_of_several_devices_make_no_package(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = fabricated(tiny_space("softmax-cpu", tmp_path / "here"), tmp_path)
+    other = dataclasses.replace(registry.named("cpu").profile("cpu"), name="Another CPU")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(registry.named("cpu")), "profile", lambda *_, **__: other)
+        elsewhere = fabricated(tiny_space("softmax-cpu", tmp_path / "elsewhere"), tmp_path)
+    done = invoke("export", here.id, elsewhere.id, "-o", "pkg", "--trust")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "the runs were made on different devices: " in done.stderr
+    assert done.stderr.endswith(" and Another CPU\n")
+    assert not (tmp_path / "pkg").exists()
+
+
+def test_runs_of_two_problem_files_of_one_name_make_no_package(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in ("one", "other")]
+    runs = []
+    for folder, more in zip(folders, ("", "\n    note = 1\n"), strict=True):
+        folder.mkdir()
+        runs.append(own_problem(folder, more=more).path)
+    done = invoke("export", *runs, "-o", "pkg", "--trust")
+    words = "error: the runs are of different problems: their problem.py differ\n"
+    assert (done.exit_code, done.stderr) == (2, words)
+    assert not (tmp_path / "pkg").exists()
 
 
 def test_a_damaged_run_ends_with_4(invoke: Invoke, runs: Path) -> None:

@@ -15,6 +15,7 @@ from tests.engine.runs import run_here
 from .conftest import ROOT, Invoke
 
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
+CPU = ROOT / "search_spaces" / "attention_cpu.yaml"
 READERS = ("status", "top", "report", "verify", "resume")
 
 
@@ -120,10 +121,23 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
         (["run", str(RECORDING), "--strategy", "luck"], 2, "error: unknown search strategy 'luck'"),
         (["run", str(RECORDING), "--device", "cpu"], 2, f"error: {RECORDING} is a recorded space"),
         (["run", str(RECORDING), "--gpus", "2"], 2, f"error: {RECORDING} is a recorded space"),
-        (["run", "attention-cpu", "--gpus", "all"], 2, "error: "),
+        (
+            ["run", "attention-cpu", "--gpus", "all"],
+            2,
+            f"error: {CPU} holds cpu kernels; --gpus is",
+        ),
         (["run", "attention-mma", "--gpus", "0"], 2, "Error: Invalid value for '--gpus': expected"),
         (["resume", "latest", "--gpus", "some"], 2, "Error: Invalid value for '--gpus': expected"),
-        (["resume", "latest", "--gpus", "2"], 2, "error: "),
+        (
+            ["resume", "latest", "--gpus", "2"],
+            2,
+            "error: <run>/sources/synthetic_recording.json.gz is",
+        ),
+        (
+            ["run", "attention-cpu", "--warm-start", "2"],
+            2,
+            "error: run <id> shares no parameter with",
+        ),
         (
             ["run", "attention-cpu", "--cluster", "host"],
             2,
@@ -131,13 +145,17 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
         ),
         (["resume", "latest", "--cluster", "local:0"], 2, "error: --cluster local:0: expected"),
         (["run", str(RECORDING), "--seed", "x"], 2, "Error: Invalid value for '--seed'"),
-        (["run", "/etc"], 2, "error: /etc: "),
-        (["run", "/dev/null"], 2, "error: /dev/null: "),
-        (["check", "/proc/self/mem"], 2, "error: /proc/self/mem: "),
+        (["run", "/etc"], 2, "error: /etc: expected a file, found a directory"),
+        (["run", "/dev/null"], 2, "error: /dev/null: expected a file, found a device"),
+        (["check", "/proc/self/mem"], 2, "error: /proc/self/mem: cannot read it: Input/output"),
         (["check", "latest"], 2, "error: no space 'latest'"),
-        (["compile", str(RECORDING), "--all"], 2, f"error: {RECORDING}"),
+        (["compile", str(RECORDING), "--all"], 2, f"error: {RECORDING} is a recorded space: there"),
         (["compile", "attention-l4", "--device", "l5"], 2, "error: unknown device 'l5'"),
-        (["compile", "attention-cpu", "--device", "l4"], 2, "error: "),
+        (
+            ["compile", "attention-cpu", "--device", "l4"],
+            2,
+            f"error: {CPU} holds cpu kernels; they cannot run on --device l4",
+        ),
         (["schema", "--format", "json"], 2, "Error: No such option"),
         (["doctor", "latest"], 2, "Error: Got unexpected extra argument (latest)"),
     ],
@@ -148,7 +166,8 @@ def test_a_mistake_ends_with_its_exit_code_and_one_line(
     result = invoke(*arguments)
     assert result.exit_code == code, result.output
     if code:
-        assert result.stderr.splitlines()[-1].startswith(line.replace("<id>", run.name))
+        expected = line.replace("<id>", run.name).replace("<run>", str(run))
+        assert result.stderr.splitlines()[-1].startswith(expected)
         assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert "internal error" not in result.stderr

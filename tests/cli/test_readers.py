@@ -5,7 +5,9 @@ import errno
 import io
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -197,6 +199,39 @@ def test_a_report_that_ctrl_c_ends_leaves_the_earlier_one(
     assert invoke("report", "latest", "--format", "csv", "-o", tmp_path / "old").exit_code == 130
     assert (tmp_path / "old").read_text() == "whole"
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "old"])
+
+
+@pytest.mark.parametrize(
+    ("style", "words"),
+    [
+        ("html", "an HTML report of 5 MB is too large for a terminal: name a file with -o FILE"),
+        ("parquet", "this format is binary: name a file with -o FILE"),
+    ],
+)
+def test_a_report_that_is_no_text_is_not_written_to_a_terminal(
+    runs: Path, style: str, words: str
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "evotune", "report", "latest", "--format", style]
+    done = subprocess.run(
+        command, cwd=runs.parent, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=theirs, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    shown, _, _ = select.select([ours], [], [], 0)
+    os.close(theirs)
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (2, f"error: {words}\n")
+    assert not shown
+
+
+def test_parquet_without_its_package_is_a_problem_of_the_machine(
+    invoke: Invoke, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = invoke("report", "latest", "--format", "parquet", "-o", tmp_path / "out")
+    words = "error: parquet needs pyarrow; get it with: pip install 'evotune[parquet]'\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_commands_offer_every_format_there_is() -> None:

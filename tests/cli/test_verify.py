@@ -137,6 +137,15 @@ def test_a_recorded_run_has_nothing_to_verify(invoke: Invoke, tmp_path: Path) ->
     assert "replays a recording: there is no kernel in it" in result.stderr
 
 
+def test_a_run_that_ended_before_its_first_trial_has_nothing_to_verify(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "runs", [], meta={"baselines": None})
+    result = invoke("verify", "latest", "--config", "{}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"run {run.id} ended before its first trial: nothing was tried" in result.stderr
+
+
 def test_a_configuration_that_the_constraints_forbid_is_named_with_them(
     folder: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
