@@ -134,7 +134,7 @@ def test_a_damaged_store_ends_every_command_with_4_and_what_to_do(
             "error: <run>/sources/synthetic_recording.json.gz is",
         ),
         (
-            ["run", "attention-cpu", "--warm-start", "2"],
+            ["run", "attention-cpu", "--trials", "1", "--warm-start", "2"],
             2,
             "error: run <id> shares no parameter with",
         ),

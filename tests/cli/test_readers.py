@@ -215,7 +215,7 @@ def test_a_report_that_is_no_text_is_not_written_to_a_terminal(
     command = [sys.executable, "-m", "evotune", "report", "latest", "--format", style]
     done = subprocess.run(
         command, cwd=runs.parent, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=theirs, stderr=subprocess.PIPE, text=True, check=False,
+        stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=100,
     )  # fmt: skip
     shown, _, _ = select.select([ours], [], [], 0)
     os.close(theirs)

@@ -60,7 +60,7 @@ def test_what_a_planner_remembers_changes_no_proposal(name: str) -> None:
     setup = load_setup(space, "h200", compile_only=True)
     assert setup.planner is not None
     rng = random.Random(0)
-    for number in range(5):
+    for number in range(3):
         configuration = setup.space.sample(rng)
         fresh = planner("h200", space)
         for confirm in (False, True):

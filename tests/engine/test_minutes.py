@@ -44,7 +44,7 @@ def test_the_search_stops_where_confirming_begins(
     # A recorded space has nothing to confirm, so the test sets whether a run confirms.
     monkeypatch.setattr(RecordedRun, "confirms", confirms)
     space = recorded_space(tmp_path / "space")
-    run = run_here(space, tmp_path / "runs", minutes=5.0, trials=100_000)
+    run = run_here(space, tmp_path / "runs", minutes=5.0, trials=100_000, strategy="random")
     # One poll is under way when the time is over; another one collects the finished trials.
     assert share * 300 <= len(history(run)) <= share * 300 + 2
     with RunStore.open_for_reading(run.store) as store:

@@ -47,8 +47,10 @@ def unbroken_run(
     )
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "local", "random"])
-@pytest.mark.parametrize("killed_after", [17, 130])
+@pytest.mark.parametrize(
+    ("strategy", "killed_after"),
+    [("evolution", 17), ("evolution", 130), ("local", 130), ("random", 130)],
+)
 def test_a_killed_run_resumes_to_the_same_history(
     tmp_path: Path,
     slow_space: Path,
