@@ -21,7 +21,8 @@ from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch, Watched, WatchedSampler
+from evotune.verify.watch import Watch, Watched
+from evotune.verify.watched_sampler import WatchedSampler
 
 _BASELINES_KEPT = 32  # fewer where their inputs take too much memory
 _MOST_COLD_SETS = 256
@@ -124,11 +125,13 @@ class CaseTimer:
         contender_speedup: float,
         leader_speedup: float,
         held_out: bool,
+        asking: bool = False,
         watched: Callable[[Sequence[Watched]], None] = lambda found: None,
     ) -> Measurement:
         """Times the candidate warm, against a rival or the baseline named by `reference`. The
         inputs change before each sample, the rival's too. Once a round a run of the candidate is
-        watched, and `watched` is called with the results of these runs."""
+        watched, and `watched` is called with the results of these runs. With `asking` each round
+        asks whether calls keep results."""
         case = candidate.subject.case
         assert candidate.watch is not None
         changing = [candidate.watch]
@@ -142,7 +145,7 @@ class CaseTimer:
         turn = itertools.cycle(changing)
         timed: Sampler = candidate.sampler
         if self._watching:
-            timed = WatchedSampler(candidate.sampler, candidate.watch, watched)
+            timed = WatchedSampler(candidate.sampler, candidate.watch, watched, asking=asking)
         measurement = measure_paired(
             timed,
             sampler,

@@ -307,6 +307,7 @@ class TrialRunner:
                 contender_speedup=0.0 if thorough else needed,
                 leader_speedup=needed,
                 held_out=role == HELD_OUT,
+                asking=thorough and "reuse" not in self._without,
                 watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
             )
             if "alter" not in self._without:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,8 @@ _LEAST_ROUNDS = 3
 _SOON = (30, 0.8)
 _AT_LAST = (100, 0.6)
 _REST_S = 0.002
+_ASKED_ROWS, _ASKED_RATIO = 12, 1.5
+"""Among timed rows so many, all slower than most timed ones by that factor, are no chance."""
 _SHIFTS = 1024
 _SORTED = 1 << 16  # numbers: sorting them makes a million branches
 
@@ -126,6 +129,16 @@ def slower_on_new_inputs(
         f"takes {min(fresh_us):.1f} us on new inputs but "
         f"{min(familiar_us):.1f} us on those of the launch before"
     )
+
+
+def slower_than_timed(asked_us: Sequence[float], timed_us: Sequence[float]) -> str:
+    """The same phrase for rows on changing inputs that were timed among the others, `timed_us`."""
+    if len(asked_us) < _ASKED_ROWS or not timed_us:
+        return ""
+    usual_us = statistics.median(timed_us)
+    if min(asked_us) <= _ASKED_RATIO * usual_us:
+        return ""
+    return f"takes {min(asked_us):.1f} us on new inputs but {usual_us:.1f} us while it is timed"
 
 
 def _slower_share(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> float:

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 
 import torch
 
-from evotune.device.session import Intervention, Renewal, Sampler, Session, WatchableSampler
+from evotune.device.session import Intervention, Renewal, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
 from evotune.verify._launch_evidence import Evidence, gather
-from evotune.verify._reuse import Replaced, slower_on_new_inputs
+from evotune.verify._reuse import Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.buffers import SPOT_BYTES, BufferSets, bits
 from evotune.verify.pool import Alteration, InputPool, InputSet, elements_of
 
-_RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
 _LATE_CALLS = 6  # half of the writes come at most this many calls before the last one
 _PENDING_BYTES = 256 << 20
 _MOST_TURNS = 1 << 20
@@ -39,6 +38,7 @@ it is run."""
 _LEAST_REPLACED = 1 << 16  # elements; calls on fewer are too short to be timed one by one
 _REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
+_MOST_ASKED = 24  # rows among the timed ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,8 @@ class Watch:
         self._used: set[int] = set()
         """Sets whose differences from the first one cover those of the present inputs."""
         self._call_us = 0.0
+        self._timed_us: list[float] = []
+        self._asked_us: list[float] = []
         self._pending: list[Watched] = []
         self._pending_bytes = 0
 
@@ -131,6 +133,7 @@ class Watch:
     def took(self, call_us: float) -> None:
         """Note the duration of a timed call. The shortest one counts: it was interrupted least."""
         self._call_us = min(self._call_us or call_us, call_us)
+        self._timed_us.append(call_us)
 
     def settle(self) -> None:
         """Restore the inputs to their values when the buffers were made."""
@@ -270,14 +273,34 @@ class Watch:
 
     # --- the time of calls whose inputs change -----------------------------------------------
 
+    def ask(self) -> None:
+        """Between timed rows, time one whose inputs change before each call. The checks of `reuse`
+        follow the timing: a kernel could keep results until they begin. Not on a GPU."""
+        if self._renewed and not self._session.in_order and len(self._asked_us) < _MOST_ASKED:
+            self.settle()
+            fresh, _, restore = self._renewing()
+            self._asked_us.append(fresh())
+            restore()
+
     def reuse(self) -> str:
         """A phrase that follows "a launch" if calls take longer while their inputs change, else "".
         After `run_long` the calls are those of a long row."""
-        return self._slower_when_renewed() or self._slower_when_replaced()
+        asked = slower_than_timed(self._asked_us, self._timed_us)
+        return asked or self._slower_when_renewed() or self._slower_when_replaced()
 
     def _slower_when_renewed(self) -> str:
-        """Asks this of calls as close to each other as timed ones. An element of an input changes
-        at each call in all places or, for comparison, memory that no call reads."""
+        """Asks this of calls as close to each other as timed ones."""
+        fresh, familiar, restore = self._renewing()
+        found = slower_on_new_inputs(self._rng, fresh, familiar)
+        restore()
+        return found
+
+    def _renewing(
+        self,
+    ) -> tuple[Callable[[], float], Callable[[], float], Callable[[], None]]:
+        """Two functions that time a row: in the first an element of an input changes before each
+        call in all places; in the second, memory that no call reads. The third restores the
+        inputs, which must be the first set."""
         base = self._sets[0].inputs
         chosen = [
             (name, self._rng.randrange(value.numel()))
@@ -297,11 +320,11 @@ class Watch:
             groups = [made[turn::_CHANGING] for turn in range(_CHANGING)]
             return lambda: sampler.time_while_renewing(groups, self._rng.randrange(_MOST_TURNS))
 
-        familiar = timed([torch.empty_like(target) for target in targets])
-        found = slower_on_new_inputs(self._rng, timed(targets), familiar)
-        for (name, place), target in zip(chosen, targets, strict=True):
-            target.copy_(base[name].view(-1)[place])
-        return found
+        def restore() -> None:
+            for (name, place), target in zip(chosen, targets, strict=True):
+                target.copy_(base[name].view(-1)[place])
+
+        return timed(targets), timed([torch.empty_like(target) for target in targets]), restore
 
     def _slower_when_replaced(self) -> str:
         """Asks this of single calls before which all elements of the inputs are written: new ones
@@ -328,38 +351,6 @@ class Watch:
         found = slower_on_new_inputs(self._rng, replaced.fresh_us, replaced.familiar_us)
         replaced.restore()
         return found
-
-
-class WatchedSampler:
-    """A candidate's timed sampler with one watched run in each round, before a random timed run.
-    `watched` gets evidence that must be read before more is kept."""
-
-    def __init__(
-        self, timed: Sampler, watch: Watch, watched: Callable[[Sequence[Watched]], None]
-    ) -> None:
-        self._timed = timed
-        self._watch = watch
-        self._watched = watched
-        self._wait = 0
-
-    def run(self) -> None:
-        """The untimed run at the beginning of a round."""
-        self._wait = self._watch.draw_turn(_RUNS_OF_A_ROUND)
-        self._look()
-        self._timed.run()
-
-    def time_us(self) -> float:
-        self._look()
-        time_us = self._timed.time_us()
-        self._watch.took(time_us)
-        return time_us
-
-    def _look(self) -> None:
-        if self._wait == 0:
-            self._watch.run()
-            if self._watch.is_full:
-                self._watched(self._watch.take())
-        self._wait -= 1
 
 
 def _ends(count: int, in_a_row: int) -> list[tuple[int, int]]:

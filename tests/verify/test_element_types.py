@@ -26,7 +26,8 @@ from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch, WatchedSampler
+from evotune.verify.watch import Watch
+from evotune.verify.watched_sampler import WatchedSampler
 
 FOLDER = Path(__file__).parents[1] / "data" / "types"
 WRONG = OutcomeKind.WRONG_RESULT

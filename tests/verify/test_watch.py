@@ -21,11 +21,12 @@ from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module
 from evotune.verify import watch as watch_module
-from evotune.verify._reuse import Replaced, slower_on_new_inputs
+from evotune.verify._reuse import Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
-from evotune.verify.watch import Watch, WatchedSampler
+from evotune.verify.watch import Watch
+from evotune.verify.watched_sampler import WatchedSampler
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 CASE = make_case(20, causal=True)
@@ -270,6 +271,54 @@ def test_interrupted_runs_neither_accuse_nor_clear_a_candidate(
         timed.watch._samplers = [BusySampler(seed, fresh_us)]
         accused += bool(timed.watch.reuse())
     assert least <= accused <= most
+
+
+class Knowing(CpuSampler):
+    """Gives the times of a kernel that keeps results until the checks that follow the timing."""
+
+    def __init__(self) -> None:
+        super().__init__([lambda: None], lambda: None)
+        self.timing = True
+
+    def time_us(self) -> float:
+        return 1.8 if self.timing else 8.0
+
+    def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
+        return 8.0
+
+
+@pytest.mark.parametrize("asking", [False, True])
+def test_a_kernel_that_keeps_results_only_while_it_is_timed_is_asked_then(
+    pool: InputPool, asking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reuse_module, "_REST_S", 0.0)
+    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
+    monkeypatch.setattr(Watch, "run", lambda watch: None)
+    timed, knowing = Timed(pool, kernel(CASE, exact)), Knowing()
+    timed.watch._samplers = [knowing]
+    sampler = WatchedSampler(knowing, timed.watch, timed.judge, asking=asking)
+    for _ in range(20):
+        sampler.run()
+        sampler.time_us()
+    knowing.timing = False
+    found = timed.watch.reuse()
+    assert found == ("takes 8.0 us on new inputs but 1.8 us while it is timed" if asking else "")
+
+
+def test_rows_that_ask_neither_accuse_nor_clear_a_candidate_by_chance() -> None:
+    def accused(seed: int, asked_us: float) -> bool:
+        rng = random.Random(seed)
+
+        def rows(usual_us: float) -> list[float]:  # on a busy machine
+            return [usual_us * rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 5.0)) for _ in range(20)]
+
+        return bool(slower_than_timed(rows(asked_us), rows(8.0)))
+
+    assert not any(accused(seed, 8.0) for seed in range(200))
+    assert not any(accused(seed, 9.2) for seed in range(200))
+    assert sum(accused(seed, 24.0) for seed in range(200)) > 190
+    assert not slower_than_timed([24.0] * 11, [8.0] * 40)
+    assert slower_than_timed([24.0] * 12, [8.0] * 40)
 
 
 class Searching(CpuSampler):
