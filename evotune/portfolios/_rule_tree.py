@@ -5,8 +5,8 @@ both. A leaf names a kernel only if the kernel won every case of the leaf that i
 leaf costs a fixed share of the mean speedup, so a split must gain more than that, and the trees
 stay small.
 
-A greedy tree misses the splits that gain something only together, as those that cut out one lost
-case do. So each tree is the best one of all trees over a grid of borders (`_tree_grid.py`). Where
+A greedy tree misses two splits of which neither gains anything alone: together they may cut out a
+lost case. So each tree is the best one of all trees over a grid of borders (`_tree_grid.py`). Where
 sizes have more values than the grid, leaves are then divided again on a finer grid.
 """
 

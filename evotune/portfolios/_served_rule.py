@@ -62,8 +62,9 @@ def finished_portfolio(
     """The portfolio whose rule has these `regions`, less the parts that the judging cases show to
     lose.
 
-    `seen`, `held_out`, `drawn`: the cases that the rule is made of, and those that judge it, with
-    the scores of the champions. `given`, `cases`, `searched` (the run of its own search): by label.
+    `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it. All
+    have the scores of the champions. `given`, `cases`, `searched` (the run of its own search): by
+    label.
     """
     left, cuts = without_losses(regions, held_out, seen)
     rule, more = without_losses(left, drawn, seen, drawn=True)

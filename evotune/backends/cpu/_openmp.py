@@ -49,8 +49,8 @@ def threads() -> frozenset[int]:
 
 
 def in_each_thread(ask: Callable[[], _Answer]) -> dict[int, _Answer]:
-    """What `ask` returns in each of the pool's threads but the calling one, by the system's number
-    of the thread."""
+    """The answers of the pool's threads to `ask`, by the system's number of the thread. The calling
+    thread is not asked."""
     library = _library()
     found: dict[int, _Answer] = {}
 

@@ -7,24 +7,11 @@
 
 #include <ctime>
 
-#include "rows.h"
+#include "softmax_rows.h"
 
 using namespace red_team;
 
 namespace {
-
-struct Problem {
-  float *x, *out;
-  int rows, columns;
-  long elements() const { return 1L * rows * columns; }
-};
-
-void softmax_row(const float* x, float* out, int columns) {
-  const double from = *std::max_element(x, x + columns);
-  double sum = 0;
-  for (int i = 0; i < columns; ++i) sum += std::exp(x[i] - from);
-  for (int i = 0; i < columns; ++i) out[i] = static_cast<float>(std::exp(x[i] - from) / sum);
-}
 
 void soft(const Problem& p) {
   for (int row = 0; row < p.rows; ++row)
@@ -48,11 +35,6 @@ struct Kept {
 };
 
 }  // namespace
-
-#define KERNEL(name)                                                                                          \
-  static void run_##name(const Problem& p);                                                                   \
-  extern "C" void name(float* x, float* out, int rows, int columns) { run_##name({x, out, rows, columns}); }  \
-  static void run_##name([[maybe_unused]] const Problem& p)
 
 KERNEL(right) { soft(p); }
 
