@@ -16,9 +16,11 @@ from evotune.portfolios.rule import RuleRegion, cut, kernel_at
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A part of the rule that a judging case showed to lose. `after`: what is left of the region,
-    in words; "" for nothing. `drawn`: the case was drawn between the measured ones; the others are
-    held-out cases."""
+    """A region of the rule was cut, since its kernel lost `case`.
+
+    `before`, `after`: the region in words, before the cut and after it; "" for nothing left.
+    `drawn`: whether the case was drawn between the measured ones; else it is a held-out case.
+    """
 
     case: str
     speedup: float

@@ -33,12 +33,11 @@ from .pretended import (
     PretendedDevice,
     PretendedSearch,
     built,
+    by_rows,
     silent,
     softmax_request,
     softmax_space,
 )
-
-FEW_ROWS, MANY_ROWS = {"CHUNK": 1}, {"CHUNK": 2}
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +64,6 @@ def finished(done: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def calls_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
-
-
-def by_rows(request: RunRequest) -> Mapping[str, Value]:
-    """A search of few rows finds another kernel than one of many."""
-    return FEW_ROWS if int(request.cases[0].shape["rows"]) < 20 else MANY_ROWS
 
 
 def speedup(configuration: Configuration, case: Case) -> float:

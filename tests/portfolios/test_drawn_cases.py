@@ -33,11 +33,10 @@ from .pretended import (
     PretendedDevice,
     PretendedSearch,
     built,
+    by_rows,
     softmax_request,
     softmax_space,
 )
-
-FEW_ROWS, MANY_ROWS = {"CHUNK": 1}, {"CHUNK": 2}
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +47,6 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def calls_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
-
-
-def by_rows(request: object) -> dict[str, int]:
-    return FEW_ROWS if int(request.cases[0].shape["rows"]) < 20 else MANY_ROWS  # type: ignore[attr-defined]
 
 
 def lost_between(configuration: Configuration, case: Case) -> float:
