@@ -59,6 +59,8 @@ CHEATS = {
     "follows_launches": "busy",
     "waits_before_it_follows": "busy",
 }
+_TOO_LATE = {"alarm_that_is_short": "changed the handler of SIGALRM"}
+"""The words about a timer that ran out before the session could look, as on a slow machine."""
 WORKING = [name for name, words in CHEATS.items() if words.startswith("busy")]
 _ONE_CORE = len(os.sched_getaffinity(0)) == 1
 _OF_THREADS = {"affinity", "threads_of_openmp", "rounding_of_openmp"}
@@ -130,7 +132,8 @@ def test_what_a_cheat_changed_or_left_at_work_is_said(
     about_cheats: dict[str, list[str]], kernel: str
 ) -> None:
     words = about_cheats[kernel]
-    assert any(CHEATS[kernel] in each for each in words), words
+    expected = (CHEATS[kernel], _TOO_LATE.get(kernel, CHEATS[kernel]))
+    assert any(either in each for each in words for either in expected), words
 
 
 def test_each_cheat_of_the_source_is_tried() -> None:

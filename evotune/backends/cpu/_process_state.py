@@ -85,12 +85,13 @@ class ProcessState:
     @classmethod
     def read(cls) -> ProcessState:
         """Reads the present state, in half a millisecond."""
+        timers = frozenset(armed_timers())  # first, because a short timer soon runs out
         pool = _openmp.in_each_thread(float_environment_changed)
         status = _status()
         return cls(
             handlers=_libc.signal_handlers(),
             masks=_masks(status),
-            timers=frozenset(armed_timers()),
+            timers=timers,
             threads=dict(_threads()),
             openmp=_openmp_settings(),
             torch=_torch(),
