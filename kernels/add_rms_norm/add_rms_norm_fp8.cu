@@ -15,6 +15,7 @@
 // Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_89 and later: conversions to e4m3.
 // Adds to add_rms_norm.cu: a maximum beside the sum, outputs of three types, each total stored as soon as it is known.
+#include "../attention/maximum.cuh"
 #include "../rows/row_team.cuh"
 
 #include "../rows/e4m3.cuh"
@@ -23,6 +24,10 @@ namespace {
 
 constexpr int kKept = KEPT > 0 ? KEPT : 1;
 constexpr float kLeastTop = 1e-10f;  // of a row's |norm|: a row of zeros has a scale, too
+
+struct MaximumOrNan {
+  static __device__ __forceinline__ float of(float a, float b) { return maximum_or_nan(a, b); }
+};
 
 struct Row {
   const Number *x, *residual, *weight;
@@ -72,7 +77,7 @@ __device__ __forceinline__ void norm_of_row(const Row& row, float* scale_of_row,
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
       sum += total[i] * total[i];
-      top = fmaxf(top, fabsf(product[i]));
+      top = maximum_or_nan(top, fabsf(product[i]));
     }
   };
 #pragma unroll
@@ -88,7 +93,7 @@ __device__ __forceinline__ void norm_of_row(const Row& row, float* scale_of_row,
     take(at, total, product);
   }
   const float of_norm = rsqrtf(reduce<Sum, 0>(sum) / columns + eps);
-  const float scale = fmaxf(of_norm * reduce<Maximum, 1>(top), kLeastTop) / kLargestE4m3;
+  const float scale = maximum_or_nan(of_norm * reduce<MaximumOrNan, 1>(top), kLeastTop) / kLargestE4m3;
   if (!place.exists) return;
   if (place.thread == 0) *scale_of_row = scale;
   const float factor = of_norm / scale;

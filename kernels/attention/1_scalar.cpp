@@ -75,13 +75,13 @@ float attend_row(const float* q, const float* k, const float* v, float* out, flo
       scores[j] = score(q, k, softmax_scale, row, first + j, features);
       top = std::max(top, scores[j]);
     }
-    if (top == -kInfinity) continue;  // nothing but -inf so far: no weight, and -inf - -inf would be NaN
+    const float shift = top == -kInfinity ? 0.0f : top;  // nothing but -inf so far: -inf - -inf would be NaN
 
-    const float alpha = std::exp(maximum - top);  // 0 at the first block
+    const float alpha = std::exp(maximum - shift);  // 0 at the first block
     sum *= alpha;
     float block[VALUE_DIM] = {};  // a sum of block sums rounds less than one long sum
     for (int j = 0; j < count; ++j) {
-      const float weight = std::exp(scores[j] - top);
+      const float weight = std::exp(scores[j] - shift);
       sum += weight;
       const float* value = v + (first + j) * row.v_row;
       for (int d = 0; d < VALUE_DIM; ++d) block[d] += weight * value[d];

@@ -334,10 +334,10 @@ struct Task {
       else
         pack_transposed<STEP_M, QK_COLS>(from, here, problem.scale, to);
     }
-    // A sink is a key that comes first and has no value; -inf is no sink.
+    // A sink is a key that comes first and has no value; -inf is no sink, and NaN or infinity makes the sum NaN.
     const float sink = SINKS ? kLog2e * problem.features.sinks[head % problem.heads] : -kInfinity;
     std::fill_n(scratch.maximum, BLOCK_M, std::max(kLowest, sink));
-    std::fill_n(scratch.sum, BLOCK_M, sink > kLowest ? 1.0f : 0.0f);
+    std::fill_n(scratch.sum, BLOCK_M, sink <= kLowest ? 0.0f : 1.0f + (sink - sink));
     std::fill_n(scratch.o, BLOCK_M * VALUE_DIM, 0.0f);
   }
 

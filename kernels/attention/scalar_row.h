@@ -46,12 +46,12 @@ void attend_row(const float* q, const float* k, const float* v, float* out, floa
       scores[j] = softmax_scale * dot(q, k + place(first + j));
       top = std::max(top, scores[j]);
     }
-    if (top == -infinity) continue;
-    const float alpha = std::exp(maximum - top);
+    const float shift = top == -infinity ? 0.0f : top;
+    const float alpha = std::exp(maximum - shift);
     sum *= alpha;
     float block[HEAD_DIM] = {};
     for (int j = 0; j < count; ++j) {
-      const float weight = std::exp(scores[j] - top);
+      const float weight = std::exp(scores[j] - shift);
       sum += weight;
       const float* value = v + place(first + j);
       for (int d = 0; d < HEAD_DIM; ++d) block[d] += weight * value[d];

@@ -8,11 +8,14 @@
 // f = x - n in [-1/2, 1/2], 2^x = 2^n p(f); adding 1.5 * 2^23 rounds, and leaves n in the low bits, from where a
 // shift takes it to the exponent. p has degree 3: its relative error is at most 7.5e-5, less than a sixth of a float16
 // weight's rounding (2^-11). The sum adds up the same weights, so that the error does not shift the mean.
+// MUFU makes NaN of NaN and of inf - inf, as PyTorch does; the polynomial makes 2^-126 of them. So a row's maximum
+// becomes NaN by any score that is NaN, and the sum becomes NaN by a maximum that is no finite number.
 //
 // Archs      sm_80 and later.
 // Reference  Milakov & Gimelshein 2018 (online softmax).
 #pragma once
 
+#include "maximum.cuh"
 #include "score_change.cuh"
 
 namespace {
@@ -30,6 +33,10 @@ __device__ __forceinline__ float exp2_polynomial(float x) {
 // Whether the polynomial computes weight `i` of a thread. These weights are spread evenly.
 __device__ __forceinline__ constexpr bool by_polynomial(int i) {
   return (i + 1) * EXP2_FMA_SHARE / 16 != i * EXP2_FMA_SHARE / 16;
+}
+
+__device__ __forceinline__ float greater_score(float a, float b) {
+  return EXP2_FMA_SHARE > 0 ? maximum_or_nan(a, b) : fmaxf(a, b);
 }
 
 struct Softmax {
@@ -64,11 +71,11 @@ struct Softmax {
           if constexpr (kScoresChange && Cap::kIsNone) score = change[half](score, 2 * i + e);
           if (MASKED && (2 * i + e >= seen[half] || (HAS_WINDOW && 2 * i + e < hidden[half])))
             score = __int_as_float(0xff800000);  // -inf
-          top = fmaxf(top, score);
+          top = greater_score(top, score);
         }
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      if constexpr (!Cap::kIsNone) top = fmaxf(before, top * cap(top));
+      top = greater_score(top, __shfl_xor_sync(~0u, top, 1));
+      top = greater_score(top, __shfl_xor_sync(~0u, top, 2));
+      if constexpr (!Cap::kIsNone) top = greater_score(before, top * cap(top));
       if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
       grown |= top != before;
       next[half] = top;
@@ -79,6 +86,7 @@ struct Softmax {
       alpha[half] = exp2_approximate((maximum[half] - next[half]) * scale);
       maximum[half] = next[half];
       sum[half] *= alpha[half];
+      if (EXP2_FMA_SHARE > 0) sum[half] += next[half] - next[half];
       const float shift = next[half] * scale;
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4)

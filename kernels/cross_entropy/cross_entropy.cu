@@ -1,9 +1,10 @@
 // Cross-entropy of each row of logits, forward, for vocabularies: one pass over a row of 100,000 classes and more.
 //
-//   loss = log(sum(exp(logits))) - logits[target] for each row.
+//   loss = log(sum(exp(logits))) - logits[target] for each row; 0 for a row whose target is negative, which is to be
+//   ignored (PyTorch's ignore_index is -100).
 //
 // Shapes    logits (rows, classes), target (rows), loss (rows), contiguous, 16-byte aligned; any sizes >= 1, and
-//           0 <= target < classes.
+//           target < classes.
 // Types     DTYPE in logits and loss: float16, bfloat16 or float32; target: int64; every sum in float32.
 // How       A thread has a running maximum and a sum of its own (online softmax: the sum is scaled when the maximum
 //           grows), and reads UNROLL vectors at a time. At the end the team's maximum scales all sums.
@@ -73,5 +74,6 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
   const float top = reduce<Maximum, 0>(sums.top);
   const float sum = reduce<Sum, 1>(sums.sum * __expf(sums.top - top));
   if (!place.exists || place.thread > 0) return;
-  narrow(logf(sum) + (top - widened(row[target[place.row]])), loss[place.row]);
+  const long long wanted = target[place.row];
+  narrow(wanted < 0 ? 0.0f : logf(sum) + (top - widened(row[wanted])), loss[place.row]);
 }

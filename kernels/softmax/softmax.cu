@@ -1,6 +1,6 @@
 // Softmax over rows on a GPU: a team of warps for each row, read once where it fits in registers.
 //
-//   out = exp(x - max) / sum(exp(x - max)) for each row.
+//   out = exp(x - max) / sum(exp(x - max)) for each row; NaN for a row of nothing but -inf, as in PyTorch.
 //
 // Shapes    x, out (rows, columns), contiguous, 16-byte aligned; any sizes >= 1.
 // Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
@@ -16,17 +16,18 @@
 
 namespace {
 
-constexpr float kLowest = -3.402823466e38f;  // finite: a thread without an element must not make inf - inf
+constexpr float kLowest = -3.402823466e38f;  // finite: elements that are all -inf must not make inf - inf
 
 template <int WIDTH>
 __device__ __forceinline__ void softmax_of_row(const Number* x, Number* out, const Place& place, int columns) {
   constexpr int kStride = kTeamThreads * WIDTH;
   const int first = place.thread * WIDTH;
+  const float nothing = __int_as_float(0xff800000);  // -inf, so that it adds nothing to a sum
   float kept[KEPT > 0 ? KEPT : 1][WIDTH], top = kLowest, sum = 0.0f, top_of_rest = kLowest;
 #pragma unroll
   for (int j = 0; j < KEPT; ++j) {
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) kept[j][i] = kLowest;
+    for (int i = 0; i < WIDTH; ++i) kept[j][i] = nothing;
     if (first + j * kStride < columns) load(kept[j], x + first + j * kStride);
   }
 #pragma unroll

@@ -29,7 +29,7 @@ from tests.attention_kernels.warps.emulation import INSTRUCTION, SUM
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 _INSTRUCTIONS = (
-    *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh"),
+    *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh", "maximum.cuh"),
     *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh", "e4m3.cuh"),
     *("cluster_multicast.cuh", "cluster_push.cuh"),
 )

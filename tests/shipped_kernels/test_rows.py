@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn import functional
 
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure
@@ -67,6 +70,54 @@ def test_losses_come_out_right(
         shape = {"rows": rows, "classes": classes}
         kind = kernel.problem.input_kinds[number % 4]
         assert kernel.share_of_tolerance(shape, kind, number) <= 1, shape
+
+
+@needs_gpp
+@pytest.mark.parametrize("values", [TEAM, pytest.param(ALONE, marks=pytest.mark.soak)])
+def test_softmax_treats_infinities_as_pytorch_does(
+    values: Mapping[str, Value], tmp_path: Path
+) -> None:
+    kernel = EmulatedKernel(tmp_path, "softmax", values, "float32")
+    for columns in (3, 515, 1536):
+        job = kernel.job({"rows": 5, "columns": columns})
+        x = kernel.problem.make_inputs(job.case, "normal", columns)["x"]
+        x[0] = -torch.inf
+        x[1, : columns // 2] = -torch.inf
+        x[2, 1:] = -torch.inf
+        x[3, columns // 2] = torch.inf
+        x[4, columns // 2] = torch.nan
+        found = kernel.run(job, {"x": x}, 0)["out"]
+        torch.testing.assert_close(found, x.softmax(-1), equal_nan=True)
+
+
+@needs_gpp
+@pytest.mark.parametrize("space", ["rms_norm", "add_rms_norm", "add_rms_norm_fp8"])
+@pytest.mark.parametrize("values", [TEAM, pytest.param(ALONE, marks=pytest.mark.soak)])
+def test_norms_lose_no_nan(space: str, values: Mapping[str, Value], tmp_path: Path) -> None:
+    kernel = EmulatedKernel(tmp_path, space, values, "float16")
+    job = kernel.job({"rows": 3, "columns": 520})
+    numbers = kernel.problem.make_inputs(job.case, "normal", 0)
+    for name, bad in itertools.product(numbers, (torch.nan, torch.inf)):
+        inputs = {each: values.clone() for each, values in numbers.items()}
+        inputs[name].view(-1)[inputs[name].numel() // 2] = bad
+        outputs = kernel.run(job, inputs, 0)
+        for output, expected in kernel.problem.reference(job.case, inputs).items():
+            found = outputs[output].float()
+            assert torch.equal(found.isnan(), expected.isnan()), (name, bad, output)
+
+
+@needs_gpp
+def test_the_loss_of_a_row_to_ignore_is_0(tmp_path: Path) -> None:
+    own: dict[str, Value] = {"WARPS_PER_ROW": 2, "ROWS": 2, "VECTOR_BYTES": 16, "UNROLL": 3}
+    kernel = EmulatedKernel(tmp_path, "cross_entropy", own, "float32")
+    job = kernel.job({"rows": 4, "classes": 999})
+    inputs = kernel.problem.make_inputs(job.case, "normal", 0)
+    inputs["target"][1:3] = -100
+    inputs["logits"][3, :500] = -torch.inf
+    inputs["target"][3] = 700
+    found = kernel.run(job, inputs, 0)["loss"]
+    expected = functional.cross_entropy(inputs["logits"], inputs["target"], reduction="none")
+    torch.testing.assert_close(found, expected)
 
 
 @needs_gpp

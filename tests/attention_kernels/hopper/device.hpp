@@ -160,6 +160,7 @@ unsigned pack(float low, float high) {
   return rounded(low, BFLOAT16) | static_cast<unsigned>(rounded(high, BFLOAT16)) << 16;
 }
 inline float exp2_approximate(float x) { return std::exp2(x); }
+inline float maximum_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 inline float reciprocal_approximate(float x) { return 1.0f / x; }
 
 // Swizzles exchange 16-byte chunks: address bits 4 .. 4 + n - 1 are xor-ed with bits 7 .. 7 + n - 1.

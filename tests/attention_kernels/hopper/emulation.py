@@ -29,6 +29,7 @@ KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
 REPLACED = (
     "cluster_multicast.cuh",
     "cluster_push.cuh",
+    "maximum.cuh",
     "mma_sync.cuh",
     "wgmma_product.cuh",
     "wgmma_tma.cuh",

@@ -25,7 +25,7 @@ from tests.attention_kernels.hopper.emulation import (
 HERE = Path(__file__).parent
 REPLACED = (
     *("async_copy.cuh", "mma_sync.cuh", "last_block.cuh", "cluster_push.cuh", "element.cuh"),
-    *("copy_handover.cuh", "mma.h"),
+    *("copy_handover.cuh", "maximum.cuh", "mma.h"),
 )
 _SHARED = ("1024", "128", "16")
 INSTRUCTION = (
