@@ -29,7 +29,7 @@ from evotune.version import __version__
 
 FORMAT = 1
 _REQUIRES = {"python": ">=3.10", "torch": ">=2.6"}
-_INIT = '''\
+INIT = '''\
 """{summary}
 
 `info()` tells what it serves, `check()` compares it with the reference on this machine.
@@ -39,7 +39,8 @@ from pathlib import Path as _Path
 
 from . import _package
 
-_loaded = _package.load(_Path(__file__).parent, __name__)
+_reloaded = globals().get("_loaded")
+_loaded = _package.load(_Path(__file__).parent, __name__, _reloaded)
 globals().update(_loaded.public())
 __all__ = sorted(_loaded.public())
 '''
@@ -168,7 +169,7 @@ def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, byte
     setup = kernels[0].champion.run.setup
     backend = registry.named(setup.profile.backend)
     files = {
-        "__init__.py": _INIT.format(summary=_summary(kernels[0].champion)).encode(),
+        "__init__.py": INIT.format(summary=_summary(kernels[0].champion)).encode(),
         **_runtime(),
         **backend.exported_files(name),
     }

@@ -38,8 +38,9 @@ class Package(Protocol):
         """The public names of the module, and their values."""
 
 
-def load(folder: Path, name: str) -> Package:
-    """The package in `folder`, which is imported as the module `name`.
+def load(folder: Path, name: str, reloaded: Package | None = None) -> Package:
+    """The package in `folder`, which is imported as the module `name`. It takes the place of the
+    package `reloaded`, which the module loaded before: if that one serves PyTorch, this one does.
 
     ImportError, one line, where its description cannot be read. A file that is not the one of the
     certificate is said in a warning, and no kernel is used.
@@ -48,11 +49,14 @@ def load(folder: Path, name: str) -> Package:
     if contents.damage:
         warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
     try:
-        return _opened(contents, name)
+        loaded = _opened(contents, name)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if not contents.damage:
             raise
         raise ImportError(f"{name}: {contents.damage}") from error
+    if isinstance(loaded, AttentionPackage) and isinstance(reloaded, AttentionPackage):
+        loaded.hook.take_over(reloaded.hook)
+    return loaded
 
 
 def _opened(contents: Contents, name: str) -> Package:
@@ -80,14 +84,14 @@ class AttentionPackage:
         self._calls = AttentionCalls(self._kernels, operator, self._misses)
         self._feature_calls = FeatureCalls(self._kernels, operator, self._calls)
         self._calls.with_features = self._feature_calls.attention
-        self._hook = Hook(self._calls.attempt)
+        self.hook = Hook(self._calls.attempt)
 
     def public(self) -> dict[str, Callable[..., Any]]:
         return {
             ATTENTION: _published(self._calls.attention, ATTENTION, self._name),
-            "activate": self._hook.activate,
-            "deactivate": self._hook.deactivate,
-            "active": self._hook.active,
+            "activate": self.hook.activate,
+            "deactivate": self.hook.deactivate,
+            "active": self.hook.active,
             "register_transformers": self.register_transformers,
             "info": self.info,
             "check": self.check,
@@ -109,7 +113,7 @@ class AttentionPackage:
             **device_facts(self._contents, self._loaded),
             **version_facts(self._contents, self._loaded),
             **self._loaded.facts(),
-            "active": self._hook.is_active,
+            "active": self.hook.is_active,
             "served": self._kernels.dispatch.regions(),
             "score_mods": list(self._kernels.score_mods),
             "calls": self._kernels.calls() + (native.calls() if native else 0),

@@ -54,6 +54,14 @@ class Hook:
             self._on = False
             self._leave()
 
+    def take_over(self, other: Hook) -> None:
+        """Switches the other one off, and this one on if the other one was. Open blocks of the
+        other one go on."""
+        with _shared().lock:
+            if other._on:
+                other.deactivate()
+                self.activate()
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         with _shared().lock:

@@ -20,17 +20,11 @@ import torch
 import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
+from evotune.export._descriptions import INIT
 from evotune.export._feature_regions import NONE
 
 ROOT = Path(__file__).parents[3]
 RUNTIME = Path(evotune.__file__).parent / "export" / "runtime"
-INIT = '''"""A package for tests."""
-from pathlib import Path as _Path
-from . import _package
-_loaded = _package.load(_Path(__file__).parent, __name__)
-globals().update(_loaded.public())
-__all__ = sorted(_loaded.public())
-'''
 _DEFINES = {
     "BLOCK_N": 64,
     "UNROLL": 8,
@@ -202,7 +196,7 @@ def write(folder: Path, name: str, dispatch: Mapping[str, Any], files: Mapping[s
     package.mkdir(parents=True)
     backend = registry.named(dispatch["device"]["backend"])
     contents = {
-        "__init__.py": INIT.encode(),
+        "__init__.py": INIT.format(summary="A package for tests.").encode(),
         "dispatch.json": json.dumps(dispatch).encode(),
         **{path.name: path.read_bytes() for path in RUNTIME.glob("_*.py") if path.name[1] != "_"},
         **backend.exported_files(name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,6 +51,19 @@ def test_activation_serves_and_is_undone(opened: Open) -> None:
     assert F.scaled_dot_product_attention is BEFORE
     module.deactivate()
     assert calls(module) == 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_module_that_is_reloaded_takes_the_place_of_the_old_one(opened: Open, on: bool) -> None:
+    module = opened()
+    if on:
+        module.activate()
+        calls(module)
+    importlib.reload(module)
+    assert module.info()["active"] == on
+    assert calls(module) == on  # counted anew
+    module.deactivate()
+    assert F.scaled_dot_product_attention is BEFORE
 
 
 def test_blocks_nest_and_survive_exceptions(opened: Open) -> None:
