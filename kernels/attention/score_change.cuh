@@ -8,8 +8,8 @@
 //            polynomial of degree 7, by multiply-adds alone, at most 1.6e-7 of the cap off. Else
 //            cap - 2 cap / (1 + 2^(2 log2(e) x)), which takes two MUFU operations a score. tanh.approx is one, but its
 //            error of 2^-11 of the cap is larger than that of 16-bit weights. Where each |x| <= 0.15 and scores are
-//            rounded into weights alone: x (a + b x^2), at most 6.3e-7 of the cap off. That grows with x, so that the
-//            largest capped score is the largest score's, and the factor a + b x^2 enters the weight's exponent.
+//            rounded into weights alone: x (a + b x^2), at most 6.3e-7 of the cap off. The factor a + b x^2 enters the
+//            weight's exponent, and the largest |x|, which the choice needs, is the only maximum.
 //   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24
 //
 // Archs      sm_80 and later.
@@ -30,9 +30,11 @@ constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
 constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
-// The capped score is score * factor(score), for small scores.
+// The capped score is score * factor(score), for small scores. Their weights are 2^s as it is, without the row's
+// maximum: with |s| <= kMost they are normal numbers in half precision.
 struct SmallCap {
   static constexpr bool kIsNone = false;
+  static constexpr float kMost = 11.0f;
   float first, third;
   __device__ __forceinline__ float operator()(float score) const { return fmaf(third, score * score, first); }
 };
@@ -55,7 +57,7 @@ struct SoftCap {
     made.cap = kUnit * features.softcap;
     made.exponent = 2.0f * kLog2e * scale;
     made.most = scale > 1e-4f && scale < 1e4f ? 0.5f / scale : -1.0f;  // beyond, the seventh power leaves float's range
-    made.small = 0.3f * made.most;
+    made.small = fminf(0.3f * made.most, SmallCap::kMost / (kLog2e * softmax_scale));
     made.terms[0] = 0.999997676f * made.cap * scale;
     made.terms[1] = -0.333206552f * made.cap * scale * squared;
     made.terms[2] = 0.131451457f * made.cap * scale * squared * squared;
@@ -71,13 +73,6 @@ struct SoftCap {
   __device__ __forceinline__ float by_polynomial(float score) const {
     const float squared = score * score;
     return score * fmaf(fmaf(fmaf(terms[3], squared, terms[2]), squared, terms[1]), squared, terms[0]);
-  }
-  template <int COUNT>
-  __device__ static __forceinline__ float largest_of(const float (&scores)[COUNT]) {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) largest = fmaxf(largest, fabsf(scores[i]));
-    return largest;
   }
   __device__ __forceinline__ float by_exponential(float score) const {
     return fmaf(-2.0f * cap, reciprocal_approximate(1.0f + exp2_approximate(score * exponent)), cap);

@@ -149,9 +149,9 @@ struct Consumer {
 #if HAS_SOFTCAP
     // Rows and keys that do not exist are zeros: tensor maps fill them in.
     const SoftCap cap = SoftCap::of(problem.features, problem.softmax_scale);
-    const float largest = SoftCap::largest_of(scores);
+    const float largest = largest_of(scores);
 #if CAPS_ALONE
-    if (!MASKED && !__any_sync(~0u, largest > cap.small)) {
+    if (!MASKED && !__any_sync(~0u, !(largest <= cap.small))) {  // NaN is not small
       const SmallCap small = SoftCap::for_small(problem.features, problem.softmax_scale);
       softmax.weigh<false>(scores, seen, hidden, change, problem.exponent_scale(), small);
       return;

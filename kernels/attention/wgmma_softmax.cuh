@@ -39,6 +39,14 @@ __device__ __forceinline__ float greater_score(float a, float b) {
   return EXP2_FMA_SHARE > 0 ? maximum_or_nan(a, b) : fmaxf(a, b);
 }
 
+template <int COUNT>
+__device__ __forceinline__ float largest_of(const float (&scores)[COUNT]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) largest = greater_score(largest, fabsf(scores[i]));
+  return largest;
+}
+
 struct Softmax {
   float maximum[2], sum[2];
   float alpha[2];  // factor of the sums so far, if `moved`
@@ -53,7 +61,8 @@ struct Softmax {
   }
 
   // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible, without
-  // the first `hidden`. `change`: where features change the scores of a row. `cap`: where scores are to be capped yet.
+  // the first `hidden`. `change`: where features change the scores of a row. `cap`: where scores are small, not
+  // masked, and to be capped yet.
   template <bool MASKED, class Cap, int COUNT>
   __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2],
                                         const ScoreChange (&change)[2], float scale, const Cap& cap) {
@@ -62,21 +71,24 @@ struct Softmax {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float before = maximum[half];
-      float top = Cap::kIsNone ? before : kLowest;
+      float top = before;
+      if constexpr (Cap::kIsNone) {
 #pragma unroll
-      for (int i = 0; i < COUNT; i += 4)
+        for (int i = 0; i < COUNT; i += 4)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& score = scores[i + 2 * half + e];
-          if constexpr (kScoresChange && Cap::kIsNone) score = change[half](score, 2 * i + e);
-          if (MASKED && (2 * i + e >= seen[half] || (HAS_WINDOW && 2 * i + e < hidden[half])))
-            score = __int_as_float(0xff800000);  // -inf
-          top = greater_score(top, score);
-        }
-      top = greater_score(top, __shfl_xor_sync(~0u, top, 1));
-      top = greater_score(top, __shfl_xor_sync(~0u, top, 2));
-      if constexpr (!Cap::kIsNone) top = greater_score(before, top * cap(top));
-      if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores[i + 2 * half + e];
+            if constexpr (kScoresChange) score = change[half](score, 2 * i + e);
+            if (MASKED && (2 * i + e >= seen[half] || (HAS_WINDOW && 2 * i + e < hidden[half])))
+              score = __int_as_float(0xff800000);  // -inf
+            top = greater_score(top, score);
+          }
+        top = greater_score(top, __shfl_xor_sync(~0u, top, 1));
+        top = greater_score(top, __shfl_xor_sync(~0u, top, 2));
+        if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
+      } else {
+        top = fmaxf(before, 0.0f);  // small scores need no maximum of their own
+      }
       grown |= top != before;
       next[half] = top;
     }

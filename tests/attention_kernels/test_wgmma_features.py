@@ -76,6 +76,7 @@ def _later(*values: object) -> Any:
         ({"softcap": 30.0}, SHORT, TWO),
         _later({**RIGHT, "softcap": 30.0, "sinks": True}, SHORT, {**ONE, "RESCALE_LOG2": 8}),
         _later({"softcap": 30.0, "window_left": 40}, SHORT, SPLIT),
+        _later({"softcap": 300.0, "sinks": True}, SHORT, {**TWO, "RESCALE_LOG2": 8}),
         _later(ALL, SHORT, TWO),
         _later({"window_left": 7, "window_right": 3, "lse": True}, SHORT, ONE),
         _later({**RIGHT, "window_left": 40, "sinks": True}, LATE, SPLIT),
@@ -123,7 +124,7 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
         ("batch * problem.heads + of_head", "of_head", {"lse": True}),
         ("-0.32962035f * whole", "-0.2f * whole", {"softcap": 30.0}),
         ("factor = cap(weight);", "factor *= kLog2e * 0.17677669f;", {"softcap": 30.0}),
-        ("made.small = 0.3f *", "made.small = 3.0f *", {"softcap": 4.0}),
+        ("fminf(0.3f *", "fminf(3.0f *", {"softcap": 4.0}),
     ],
 )
 def test_a_mistake_shows(right: str, wrong: str, variant: Values, tmp_path: Path) -> None:
