@@ -81,6 +81,14 @@ class Reader:
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_shows_commands_that_a_reader_can_paste(name: str) -> None:
+    """Commands that need a GPU, a user's own files or hours stand in blocks of `bash`."""
+    shown = [block for block in blocks(DOCS / name) if block.language == "sh"]
+    programs = {shlex.split(line)[0] for block in shown for line in shell_lines(block)}
+    assert programs <= {"cd", "pip", "evotune"}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
