@@ -17,7 +17,7 @@ from typing import NamedTuple
 from evotune.errors import SpaceError
 from evotune.problems.problem import WrongSymbol
 from evotune.space.language.expression import parse_expression
-from evotune.space.language.nodes import Literal, Name, Node
+from evotune.space.language.nodes import Literal, Name, Node, Operation, operands_of
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 
@@ -29,15 +29,23 @@ _COMPARE = ("<", "<=", ">", ">=", "==", "!=")
 _LOGIC = {"and": " && ", "or": " || "}
 _MOST = 1 << 31
 _LENGTHS = 1 << 24  # a head, row or column is assumed to be below this
+_SMALL = 0.125
+"""Up to this factor a kernel may round the parts of factor * (row - column) apart."""
 
 
 class Text(NamedTuple):
     """C++ text, and its type: int, float or bool. `most`: the largest magnitude of an int. Where
-    that needs 64 bits, the text is a long long, since PyTorch's integers have 64 bits as well."""
+    that needs 64 bits, the text is a long long, since PyTorch's integers have 64 bits as well.
+    `in_float`: the text of an int as a float, where that is less work than its conversion.
+
+    A kernel may have an object in the place of an int that C++ converts to one. A unary + does so
+    in the text, and a product with 1.0f asks for a float (kernels/attention/key_place.cuh).
+    """
 
     text: str
     kind: str
     most: int = 0
+    in_float: str = ""
 
 
 @functools.lru_cache(maxsize=256)
@@ -68,14 +76,14 @@ def _written(node: Node, whole: str) -> Text:
         if node.name == "score":
             return Text("(score)", "float")
         return Text(f"({node.name})", "int", _LENGTHS)
+    if (sum_of := _as_a_sum(node, whole)) is not None:
+        return sum_of
     parts = [_written(each, whole) for each in node.operands]
     kinds = {part.kind for part in parts}
-    if node.operator in ("//", "%"):
-        divisor = node.operands[1]
-        if kinds != {"int"} or not (isinstance(divisor, Literal) and int(divisor.value) > 0):
-            raise wrong(
-                f"{node.operator} takes an integer and a positive number that is written out"
-            )
+    if node.operator in ("//", "%") and not _divides_integers(node, kinds):
+        raise wrong(f"{node.operator} takes an integer and a positive number that is written out")
+    if node.operator == "*" and "float" in kinds and not any(map(_small, node.operands)):
+        parts = [Text(f"static_cast<float>({_as_float(part)})", "float") for part in parts]
     found = _operation(node.operator, parts)
     if found is None:
         raise wrong(f"{node.operator} is not allowed in a {_KEY}")
@@ -84,6 +92,49 @@ def _written(node: Node, whole: str) -> Text:
     if found.most >= 1 << 63:
         raise wrong(f"the integers of {node.operator} may need more than 64 bits")
     return found
+
+
+def _divides_integers(node: Operation, kinds: set[str]) -> bool:
+    divisor = node.operands[1]
+    return kinds == {"int"} and isinstance(divisor, Literal) and int(divisor.value) > 0
+
+
+def _as_a_sum(node: Node, whole: str) -> Text | None:
+    """`score + change if condition else score` as score + (1 or 0) * change: a kernel chooses the
+    factor once for a row, not for each score. Only where the condition knows neither score nor
+    key, and the change is a small factor times integers, which is finite. None for other nodes."""
+    if not (isinstance(node, Operation) and node.operator == "if"):
+        return None
+    condition, changed, unchanged = node.operands
+    if not (isinstance(changed, Operation) and changed.operator in ("+", "-")):
+        return None
+    score, change = changed.operands
+    if not (_is_score(score) and _is_score(unchanged) and _is_small_product(change, whole)):
+        return None
+    found = _written(condition, whole)
+    if found.kind != "bool" or _names(condition) & {"score", "column"}:
+        return None
+    chosen = f"(({found.text} ? 1.0f : 0.0f) * {_written(change, whole).text})"
+    return Text(f"((score) {changed.operator} {chosen})", "float")
+
+
+def _is_score(node: Node) -> bool:
+    return isinstance(node, Name) and node.name == "score"
+
+
+def _is_small_product(node: Node, whole: str) -> bool:
+    """Whether it is a small factor times integers."""
+    if not (isinstance(node, Operation) and node.operator == "*"):
+        return False
+    factor, integers = node.operands
+    return _small(factor) and _written(integers, whole).kind == "int"
+
+
+def _names(node: Node) -> set[str]:
+    """The names in a tree."""
+    if isinstance(node, Name):
+        return {node.name}
+    return set().union(*map(_names, operands_of(node)))
 
 
 def _mixed(operator: str, parts: list[Text]) -> str:
@@ -118,7 +169,9 @@ def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR091
     if operator == "neg":
         return Text(f"(-{a})", kind, most)
     if operator == "abs":
-        return Text(f"({a} < 0 ? -{a} : {a})", kind, most)
+        number = f"static_cast<float>({_as_float(parts[0])})"
+        in_float = f"({number} < 0 ? -{number} : {number})" if kind == "int" else ""
+        return Text(f"(+{a} < 0 ? -+{a} : +{a})", kind, most, in_float)
     if operator == "not":
         return Text(f"(!{a})", "bool")
     if operator in _ARITHMETIC:
@@ -150,4 +203,8 @@ def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR091
 
 
 def _as_float(part: Text) -> str:
-    return part.text if part.kind == "float" else f"static_cast<float>({part.text})"
+    return part.text if part.kind == "float" else part.in_float or f"(1.0f * {part.text})"
+
+
+def _small(node: Node) -> bool:
+    return isinstance(node, Literal) and abs(float(node.value)) <= _SMALL

@@ -16,6 +16,7 @@
 // Reference  PTX ISA, "ex2", "rcp".
 #pragma once
 
+#include "key_place.cuh"
 #include "mma_sync.cuh"
 #include "row_features.h"
 
@@ -101,12 +102,13 @@ struct ScoreChange {
 
   // The score of key first + further.
   __device__ __forceinline__ float operator()(float score, int further) const {
-    if constexpr (!HAS_SOFTCAP) score *= scale;
-    if constexpr (ALIBI) {
-      const float off = distance - static_cast<float>(further);
-      score = fmaf(-slope, CAUSAL ? off : fabsf(off), score);  // causal masks hide all keys behind the own one
-    }
-    if constexpr (HAS_SCORE_MOD) score = SCORE_MOD(score, head, row, first + further);
+    const float unit = HAS_SOFTCAP ? 1.0f : scale;
+    if constexpr (ALIBI && CAUSAL)  // causal masks hide all keys behind the own one
+      score = fmaf(score, unit, fmaf(slope, static_cast<float>(further), -slope * distance));
+    else
+      score *= unit;
+    if constexpr (ALIBI && !CAUSAL) score = fmaf(-slope, fabsf(distance - static_cast<float>(further)), score);
+    if constexpr (HAS_SCORE_MOD) score = SCORE_MOD(score, head, row, (KeyPlace{first, further}));
     return score;
   }
 };

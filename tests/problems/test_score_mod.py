@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from evotune.problems._score_mod import MACRO, macro, parsed
 from evotune.problems.attention import Attention
 from evotune.problems.problem import WrongSymbol
 
+KERNELS = Path(__file__).parents[2] / "kernels" / "attention"
 FORMULAS = [
     "score",
     "score - 0.1 * abs(row - column)",
@@ -30,13 +32,20 @@ FORMULAS = [
     "score - 0.000001 * abs(row * row - column * column)",
     "column * 100000 // 3 % 1000 + score",
     "score + (row * column) % 7",
+    "score - 0.01 * (row - column) if head % 2 == 0 else score",
+    "score + 0.125 * (3 - column + row) if row > 40 or head == 1 else score",
+    "score + 3.5 * (column - row) + (column + 2) * 0.1",
+    "score - 0.01 * (row - column) if score < column else score",
+    "min(score, column - row, -column) - max(column, 7) * 0.05 * (column - row)",
 ]
+_KEYS = 128  # of a block
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("formulas")
-    lines = []
+    lines = ["#include <cmath>", "#define __device__", "#define __forceinline__ inline"]
+    lines.append('#include "key_place.cuh"')
     for number, text in enumerate(FORMULAS):
         name = f"F{number}({MACRO.partition('(')[2]}"
         lines.append(f"#define {name} {macro(text)}")
@@ -44,18 +53,26 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         lines.append(
             f'extern "C" float f{number}(float s, int h, int r, int c) {{ return {call}; }}'
         )
+        in_a_block = f"F{number}(s, h, r, (KeyPlace{{c / {_KEYS} * {_KEYS}, c % {_KEYS}}}))"
+        lines.append(
+            f'extern "C" float g{number}(float s, int h, int r, int c) {{ return {in_a_block}; }}'
+        )
     source = folder / "formulas.cpp"
     source.write_text("\n".join(lines) + "\n")
     library = folder / "formulas.so"
-    command = [find_compiler(), "-O1", "-shared", "-fPIC", "-Wall", "-Werror"]
+    command = [find_compiler(), "-O1", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{KERNELS}"]
+    command.append("-Wno-unused-function")
     subprocess.run([*command, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
 
 @pytest.mark.parametrize("number", range(len(FORMULAS)), ids=FORMULAS)
 def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: int) -> None:
-    function: Any = compiled[f"f{number}"]
-    function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float, *[ctypes.c_int] * 3]
+    """With the key as an int, and as GPU kernels have it (key_place.cuh), which may round the
+    parts of a sum apart."""
+    functions: list[Any] = [compiled[f"{kind}{number}"] for kind in "fg"]
+    for function in functions:
+        function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float, *[ctypes.c_int] * 3]
     rng = random.Random(number)
     for _ in range(300):
         score = ctypes.c_float(rng.choice((rng.gauss(0, 3), rng.gauss(0, 200), 0.0))).value
@@ -66,8 +83,10 @@ def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: in
         for name, value in (("head", head), ("row", row), ("column", column)):
             names[name] = torch.tensor(float(value), dtype=torch.float64), exact
         value, off = evaluated(parsed(FORMULAS[number]), names)
-        found = function(score, head, row, column)
-        assert abs(found - float(value)) <= float(off) + 1e-30, (score, head, row, column)
+        apart = 2**-22 * (abs(float(value)) + abs(score) + _KEYS / 8)
+        for function, further in zip(functions, (1e-30, apart), strict=True):
+            found = function(score, head, row, column)
+            assert abs(found - float(value)) <= float(off) + further, (score, head, row, column)
 
 
 def test_an_error_reaches_through_branches_that_may_go_either_way() -> None:
@@ -114,7 +133,7 @@ def test_a_case_has_it_as_a_macro() -> None:
     assert problem.formulas(plain) == {"score_mod": (MACRO, "")}
     this = problem.case(shape, {"score_mod": "score  -  row"})
     assert this.label == "(1,2,4,8,score_mod=score - row) full"
-    assert problem.formulas(this)["score_mod"][1] == "((score) - static_cast<float>((row)))"
+    assert problem.formulas(this)["score_mod"][1] == "((score) - (1.0f * (row)))"
     assert problem.place(this).fixed["score_mod"] == "score - row"
 
 
