@@ -187,8 +187,8 @@ def _moved(sources: Sources, configuration: Configuration) -> str:
 
 
 def _outside(sources: Sources) -> Iterator[Suggestion]:
-    """The next value beyond the end of an ordered domain, where the last step brought something.
-    Without the space, the end of the values that were tried."""
+    """The next value beyond the end of an ordered domain, where the last step brought something and
+    no constraint forbids the next one. Without the space, the end of the values that were tried."""
     known = sources.space.parameters if sources.space is not None else ()
     domains = {parameter.name: parameter for parameter in known}
     where = "of the space" if sources.space is not None else "that was tried"
@@ -209,6 +209,8 @@ def _outside(sources: Sources) -> Iterator[Suggestion]:
             continue
         if effect.low <= 1 or effect.worth < 1.02:
             continue
+        if _is_forbidden(sources, parameter.name, int(beyond)):
+            continue
         end = "least" if own == values[0] else "greatest"
         rule = (
             f"{value_text(own)} is the {end} value {where}, and the step to it from "
@@ -218,6 +220,13 @@ def _outside(sources: Sources) -> Iterator[Suggestion]:
         yield Suggestion(
             kind="space", text=f"{parameter.name}={beyond:.0f}", rule=rule, estimate=estimate
         )
+
+
+def _is_forbidden(sources: Sources, name: str, value: int) -> bool:
+    """Whether the space's constraints forbid the champion with this value."""
+    if sources.space is None:
+        return False
+    return bool(sources.space.violations({**sources.champion.configuration, name: value}))
 
 
 def _step(effects: Sequence[Effect], name: str, value: Value) -> Effect | None:

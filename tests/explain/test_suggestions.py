@@ -193,7 +193,12 @@ def test_a_technique_is_one_that_the_device_has(
     assert [words in text for text in found] == ([True] if words else [])
 
 
-def ladder(tmp_path: Path, values: list[int], domain: list[int] | str | None) -> list[Suggestion]:
+def ladder(
+    tmp_path: Path,
+    values: list[int],
+    domain: list[int] | str | None,
+    constraint: str = "STAGES > 0",
+) -> list[Suggestion]:
     """Suggestions of values beyond the space, after a run in which more was always faster."""
     outcomes = [
         Outcome(OutcomeKind.OK, 0.2 * n, 0.2 * n - 0.01, 0.2 * n + 0.01) for n in range(len(values))
@@ -203,7 +208,7 @@ def ladder(tmp_path: Path, values: list[int], domain: list[int] | str | None) ->
     view = None
     if domain is not None:
         lines = SPACE.replace("  PAD: [false, true]\n", "").replace("  BLOCK: [32, 64, 128]\n", "")
-        lines = lines.replace("[1, 2, 4, 5]", str(domain)).replace("CONSTRAINT", "STAGES > 0")
+        lines = lines.replace("[1, 2, 4, 5]", str(domain)).replace("CONSTRAINT", constraint)
         document = parse_space(lines, Path("planted.yaml"))
         symbols: dict[str, Value] = {"batch": 1, "heads": 1, "seq_len": 64, "head_dim": 8}
         bound = bind(document, [symbols], {})
@@ -215,6 +220,15 @@ def test_a_value_beyond_the_space_is_suggested_where_its_end_was_tried(tmp_path:
     (item,) = ladder(tmp_path, [1, 2, 4, 8], [1, 2, 4, 8])
     assert item.text == "STAGES=16"
     assert item.rule.startswith("8 is the greatest value of the space, and the step to it from 4")
+
+
+@pytest.mark.parametrize(("most", "suggested"), [(1024, 1), (1023, 0)])
+def test_no_value_is_suggested_that_a_constraint_forbids(
+    tmp_path: Path, most: int, suggested: int
+) -> None:
+    """As where 16 warps are the space's most, and twice as many are more than a block may have."""
+    found = ladder(tmp_path, [1, 2, 4, 8], [1, 2, 4, 8], f"64 * STAGES <= {most}")
+    assert len(found) == suggested
 
 
 def test_the_end_of_what_was_tried_is_not_the_end_of_a_large_space(tmp_path: Path) -> None:
