@@ -45,6 +45,9 @@ __device__ __forceinline__ int operator-(KeyPlace a, KeyPlace b) { return int(a)
 __device__ __forceinline__ long long operator+(long long a, KeyPlace b) { return a + int(b); }
 __device__ __forceinline__ long long operator-(long long a, KeyPlace b) { return a - int(b); }
 __device__ __forceinline__ long long operator*(long long a, KeyPlace b) { return a * int(b); }
+__device__ __forceinline__ long long operator+(KeyPlace a, long long b) { return int(a) + b; }
+__device__ __forceinline__ long long operator-(KeyPlace a, long long b) { return int(a) - b; }
+__device__ __forceinline__ long long operator*(KeyPlace a, long long b) { return int(a) * b; }
 __device__ __forceinline__ int operator*(int a, KeyPlace b) { return a * int(b); }
 __device__ __forceinline__ int operator*(KeyPlace a, int b) { return int(a) * b; }
 __device__ __forceinline__ int operator*(KeyPlace a, KeyPlace b) { return int(a) * int(b); }

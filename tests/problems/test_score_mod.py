@@ -37,6 +37,8 @@ FORMULAS = [
     "score + 3.5 * (column - row) + (column + 2) * 0.1",
     "score - 0.01 * (row - column) if score < column else score",
     "min(score, column - row, -column) - max(column, 7) * 0.05 * (column - row)",
+    "score + column - (row * row) % 7 + 0.1 * (column + (row * row) % 5)",
+    "score - (column - (row * row) % 7) // 3 + (column * ((row * row) % 5)) % 9",
 ]
 _KEYS = 128  # of a block
 
