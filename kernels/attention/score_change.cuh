@@ -31,11 +31,12 @@ constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
 constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
-// The capped score is score * factor(score), for small scores. Their weights are 2^s as it is, without the row's
-// maximum: with |s| <= kMost they are normal numbers in half precision.
+// The capped score is score * factor(score), for small scores: |s| <= kMost, in units of log2(e). -kMost stands for the
+// row's maximum. No score of the row's is below it, so that it makes no weight subnormal that the maximum would not,
+// and weights up to 2^(2 kMost) are finite: 2^15 in half precision.
 struct SmallCap {
   static constexpr bool kIsNone = false;
-  static constexpr float kMost = 11.0f;
+  static constexpr float kMost = DTYPE == DTYPE_BFLOAT16 ? 11.0f : 7.5f;
   float first, third;
   __device__ __forceinline__ float operator()(float score) const { return fmaf(third, score * score, first); }
 };

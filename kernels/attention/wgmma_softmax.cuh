@@ -87,7 +87,7 @@ struct Softmax {
         top = greater_score(top, __shfl_xor_sync(~0u, top, 2));
         if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
       } else {
-        top = fmaxf(before, 0.0f);  // small scores need no maximum of their own
+        top = fmaxf(before, -Cap::kMost);  // small scores need no maximum of their own
       }
       grown |= top != before;
       next[half] = top;

@@ -61,12 +61,17 @@ def small_jobs(planner: Planner, values: Values, count: int) -> list[CaseJob]:
     return [same[0], *small[: count - 1]]
 
 
-def wrong_outputs(jobs: list[CaseJob], launch: Launch) -> list[str]:
-    """The outputs that are beyond the gate's limits, and the cases at which the model ended."""
+def wrong_outputs(
+    jobs: list[CaseJob], launch: Launch, own_inputs: Tensors | None = None
+) -> list[str]:
+    """The outputs that are beyond the gate's limits, and the cases at which the model ended. The
+    inputs are those of the gate, unless a test has some of its own."""
     found = []
     for number, job in enumerate(jobs):
         problem = create_problem("attention", str(job.case.symbols["dtype"]))
-        inputs = problem.make_inputs(job.case, problem.input_kinds[number % 4], number)
+        inputs = own_inputs or problem.make_inputs(
+            job.case, problem.input_kinds[number % 4], number
+        )
         outputs = _in_child(launch, job, inputs, problem)
         if outputs is None:
             found.append(f"{job.case.label}: the model found a mistake")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evotune.execute.executor import CaseJob
 
@@ -53,8 +55,9 @@ def complaints(
     variant: Values,
     values: Values,
     mistakes: Mapping[str, str] | None = None,
+    dtype: str = "float16",
 ) -> list[str]:
-    planner = planned("attention-wgmma-features", folder, shape, variant, "float16")
+    planner = planned("attention-wgmma-features", folder, shape, variant, dtype)
     jobs = small_jobs(planner, values, count=4)
     library = emulation.build(folder, jobs[0].compile, mistakes)
 
@@ -93,6 +96,46 @@ def test_a_feature_is_right(variant: Values, shape: Values, values: Values, tmp_
     assert not complaints(tmp_path, shape, variant, values)
 
 
+def complaints_of_small_scores(folder: Path, mistakes: Mapping[str, str] | None) -> list[str]:
+    """Keys of a score of -7.4 come first, then 64 times as many of -13.8. A kernel that weighed the
+    former as 2^-11 would round the latter as subnormal numbers, all of them up or all down."""
+    shape = {**LATE, "heads": 1, "kv_heads": 1, "seq_len_q": 16, "seq_len_k": 2080}
+    planner = planned("attention-wgmma-features", folder, shape, {"softcap": 50.0}, "float16")
+    (job,) = small_jobs(planner, ONE, 1)
+    q, v = torch.ones(1, 1, 16, 32).half(), torch.ones(1, 1, 2080, 32).half()
+    of_score = -math.sqrt(32) / 32  # from a score before the cap to an element of k
+    scores = 13.8 + torch.arange(100) / 400
+    halves = (of_score * scores).half()
+    units = 2.0**24 * torch.exp(50 * torch.tanh(halves.double() / of_score / -50))
+    worst = halves[(units % 1 - 0.5).abs().argmin()]
+    k = worst.expand(1, 1, 2080, 32).clone()
+    k[:, :, -32:] = of_score * 7.4
+    library = emulation.build(folder, job.compile, mistakes)
+
+    def launch(job: CaseJob, places: Mapping[str, int]) -> None:
+        emulation.launch(library, job.plan, places, seed=1)
+
+    return wrong_outputs([job], launch, {"q": q, "k": k, "v": v})
+
+
+def test_small_scores_take_no_bits_from_the_weights_of_smaller_ones(tmp_path: Path) -> None:
+    assert not complaints_of_small_scores(tmp_path, None)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "mistakes",
+    [
+        {"11.0f : 7.5f": "11.0f : 60.0f"},
+        {"11.0f : 7.5f": "11.0f : 11.0f", "fmaxf(before, -Cap::kMost)": "fmaxf(before, 0.0f)"},
+    ],
+)
+def test_small_scores_without_a_fitting_maximum_show(
+    mistakes: Mapping[str, str], tmp_path: Path
+) -> None:
+    assert complaints_of_small_scores(tmp_path, mistakes)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("values", [ONE, TWO, SPLIT, TAIL])
 def test_bits_do_not_depend_on_left_overs_in_shared_memory(values: Values, tmp_path: Path) -> None:
@@ -104,6 +147,11 @@ def test_bits_do_not_depend_on_left_overs_in_shared_memory(values: Values, tmp_p
         emulation.launch(library, job.plan, places, seed=1, left_over=left_over)
 
     assert not depends_on_shared_memory(job, planner.problem, launch)
+
+
+@pytest.mark.soak
+def test_capped_scores_in_bfloat16_are_right(tmp_path: Path) -> None:
+    assert not complaints(tmp_path, SHORT, {"softcap": 300.0}, TWO, dtype="bfloat16")
 
 
 @pytest.mark.soak
