@@ -79,9 +79,9 @@ def _chosen(parts: list[Rounded]) -> Rounded:
 
 def _arithmetic(operator: str, parts: list[Rounded]) -> Rounded:
     (a, off_a), (b, off_b) = parts
-    if operator in ("//", "%"):  # of integers, exact
+    if operator in ("//", "%"):  # of integers, exact until they become floats
         value = torch.floor(a / b) if operator == "//" else a - b * torch.floor(a / b)
-        return value, torch.zeros_like(value)
+        return value, _UNIT * torch.where(value.abs() < 1 << 24, 0.0, value.abs())
     units = 1.0
     if operator in ("+", "-"):
         value, off = (a + b if operator == "+" else a - b), off_a + off_b
