@@ -17,7 +17,7 @@ from typing import NamedTuple
 from evotune.errors import SpaceError
 from evotune.problems.problem import WrongSymbol
 from evotune.space.language.expression import parse_expression
-from evotune.space.language.nodes import Literal, Name, Node, Operation, operands_of
+from evotune.space.language.nodes import Literal, Name, Node, Operation, names_in
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 
@@ -30,7 +30,9 @@ _LOGIC = {"and": " && ", "or": " || "}
 _MOST = 1 << 31
 _LENGTHS = 1 << 24  # a head, row or column is assumed to be below this
 _SMALL = 0.125
-"""Up to this factor a kernel may round the parts of factor * (row - column) apart."""
+"""Up to this factor a kernel may round the parts of factor * (row - column) apart, which adds an
+error below 2^-19. It may not where a comparison, a quotient or a larger factor makes more of it."""
+_LONGEST = 100_000  # characters of the text in C++, which repeats operands of min, max and abs
 
 
 class Text(NamedTuple):
@@ -64,7 +66,9 @@ def macro(text: str) -> str:
     return _as_float(_written(parsed(text), text))
 
 
-def _written(node: Node, whole: str) -> Text:
+def _written(node: Node, whole: str, *, exact: bool = False) -> Text:
+    """`exact`: whether a kernel must not round the parts of a product apart (see _SMALL)."""
+
     def wrong(why: str) -> WrongSymbol:
         return WrongSymbol(f"{_KEY} {whole!r}: {why}", _KEY)
 
@@ -76,30 +80,38 @@ def _written(node: Node, whole: str) -> Text:
         if node.name == "score":
             return Text("(score)", "float")
         return Text(f"({node.name})", "int", _LENGTHS)
-    if (sum_of := _as_a_sum(node, whole)) is not None:
+    if not exact and (sum_of := _as_a_sum(node, whole)) is not None:
         return sum_of
-    parts = [_written(each, whole) for each in node.operands]
-    kinds = {part.kind for part in parts}
-    if node.operator in ("//", "%") and not _divides_integers(node, kinds):
-        raise wrong(f"{node.operator} takes an integer and a positive number that is written out")
-    if node.operator == "*" and "float" in kinds and not any(map(_small, node.operands)):
+    scales = node.operator == "*" and any(map(_small, node.operands))
+    exact = exact or node.operator in ("/", *_COMPARE) or (node.operator == "*" and not scales)
+    parts = [_written(each, whole, exact=exact) for each in node.operands]
+    if exact and node.operator == "*" and any(part.kind == "float" for part in parts):
         parts = [Text(f"static_cast<float>({_as_float(part)})", "float") for part in parts]
     found = _operation(node.operator, parts)
     if found is None:
         raise wrong(f"{node.operator} is not allowed in a {_KEY}")
-    if mixed := _mixed(node.operator, parts):
-        raise wrong(mixed)
-    if found.most >= 1 << 63:
-        raise wrong(f"the integers of {node.operator} may need more than 64 bits")
+    if why := _mixed(node.operator, parts) or _too_large(node.operator, found):
+        raise wrong(why)
+    if node.operator in ("//", "%") and not _divides_integers(node, parts):
+        raise wrong(f"{node.operator} takes an integer and a positive number that is written out")
     return found
 
 
-def _divides_integers(node: Operation, kinds: set[str]) -> bool:
+def _too_large(operator: str, found: Text) -> str:
+    if found.most >= 1 << 63:
+        return f"the integers of {operator} may need more than 64 bits"
+    if len(found.text) + len(found.in_float) > _LONGEST:
+        return "its text in C++ is too long, since min, max and abs repeat their operands"
+    return ""
+
+
+def _divides_integers(node: Operation, parts: list[Text]) -> bool:
     divisor = node.operands[1]
-    return kinds == {"int"} and isinstance(divisor, Literal) and int(divisor.value) > 0
+    integers = all(part.kind == "int" for part in parts)
+    return integers and isinstance(divisor, Literal) and int(divisor.value) > 0
 
 
-def _as_a_sum(node: Node, whole: str) -> Text | None:
+def _as_a_sum(node: Node, whole: str) -> Text | None:  # noqa: PLR0911
     """`score + change if condition else score` as score + (1 or 0) * change: a kernel chooses the
     factor once for a row, not for each score. Only where the condition knows neither score nor
     key, and the change is a small factor times integers, which is finite. None for other nodes."""
@@ -109,12 +121,18 @@ def _as_a_sum(node: Node, whole: str) -> Text | None:
     if not (isinstance(changed, Operation) and changed.operator in ("+", "-")):
         return None
     score, change = changed.operands
-    if not (_is_score(score) and _is_score(unchanged) and _is_small_product(change, whole)):
+    if not (isinstance(change, Operation) and change.operator == "*"):
         return None
-    found = _written(condition, whole)
-    if found.kind != "bool" or _names(condition) & {"score", "column"}:
+    factor, integers = change.operands
+    if not (_is_score(score) and _is_score(unchanged) and _small(factor)):
         return None
-    chosen = f"(({found.text} ? 1.0f : 0.0f) * {_written(change, whole).text})"
+    # This comes before either is written: else trees of such nodes are written twice at each level.
+    if "score" in _names(change) or _names(condition) & {"score", "column"}:
+        return None
+    truth, product = _written(condition, whole), _written(change, whole)
+    if truth.kind != "bool" or _written(integers, whole).kind != "int":
+        return None
+    chosen = f"(({truth.text} ? 1.0f : 0.0f) * {_as_float(product)})"
     return Text(f"((score) {changed.operator} {chosen})", "float")
 
 
@@ -122,19 +140,8 @@ def _is_score(node: Node) -> bool:
     return isinstance(node, Name) and node.name == "score"
 
 
-def _is_small_product(node: Node, whole: str) -> bool:
-    """Whether it is a small factor times integers."""
-    if not (isinstance(node, Operation) and node.operator == "*"):
-        return False
-    factor, integers = node.operands
-    return _small(factor) and _written(integers, whole).kind == "int"
-
-
 def _names(node: Node) -> set[str]:
-    """The names in a tree."""
-    if isinstance(node, Name):
-        return {node.name}
-    return set().union(*map(_names, operands_of(node)))
+    return {name.name for name in names_in(node)}
 
 
 def _mixed(operator: str, parts: list[Text]) -> str:
@@ -184,15 +191,10 @@ def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR091
         return Text(f"({_LOGIC[operator].join(part.text for part in parts)})", "bool")
     if operator == "/":
         return Text(f"({_as_float(parts[0])} / {_as_float(parts[1])})", "float")
-    rest_of = f"(({a} % {b} + {b}) % {b})"  # of a division that rounds down, as the language's does
-    if operator == "%":
-        return Text(rest_of, "int", parts[1].most)
-    if operator == "//":
-        return Text(f"(({a} - {rest_of}) / {b})", "int", most)
+    if operator in ("//", "%"):
+        return _division(operator, a, b, [part.most for part in parts])
     if operator in ("min", "max"):
-        sign = "<" if operator == "min" else ">"
-        least = functools.reduce(lambda x, y: f"({x} {sign} {y} ? {x} : {y})", [a, *rest])
-        return Text(least, kind, most)
+        return Text(_extreme("<" if operator == "min" else ">", [a, *rest]), kind, most)
     if operator == "if":
         condition, *branches = parts
         floats = any(each.kind == "float" for each in branches)
@@ -202,9 +204,32 @@ def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR091
     return None
 
 
+def _division(operator: str, a: str, b: str, most: list[int]) -> Text:
+    """It rounds down, as the language's does."""
+    if sum(most) >= 1 << 31:
+        a = f"static_cast<long long>({a})"
+    rest = f"(({a} % {b} + {b}) % {b})"
+    if operator == "%":
+        return Text(rest, "int", most[1])
+    return Text(f"(({a} - {rest}) / {b})", "int", max(most))
+
+
+def _extreme(sign: str, texts: list[str]) -> str:
+    """The one that compares so with all others. By pairs, since each level doubles the text."""
+    while len(texts) > 1:
+        pairs = [texts[i : i + 2] for i in range(0, len(texts), 2)]
+        texts = [_one_of(pair[0], pair[1], sign) if pair[1:] else pair[0] for pair in pairs]
+    return texts[0]
+
+
+def _one_of(a: str, b: str, sign: str) -> str:
+    return f"({a} {sign} {b} ? {a} : {b})"
+
+
 def _as_float(part: Text) -> str:
     return part.text if part.kind == "float" else part.in_float or f"(1.0f * {part.text})"
 
 
 def _small(node: Node) -> bool:
-    return isinstance(node, Literal) and abs(float(node.value)) <= _SMALL
+    value = node.value if isinstance(node, Literal) else None
+    return isinstance(value, int | float) and abs(value) <= _SMALL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ FORMULAS = [
     "score - 0.01 * (row - column) if score < column else score",
     "min(score, column - row, -column) - max(column, 7) * 0.05 * (column - row)",
     "score + column - (row * row) % 7 + 0.1 * (column + (row * row) % 5)",
+    "score if 0.1 * (row - column) >= 0 else score - 1000",
+    "score + 1000 * (0.1 * (row - column))",
+    "score - 0.1 * (row - column) / 0.001",
+    "score + 1000 * (score + 0.1 * (row - column) if head > 1 else score)",
+    "score + (row * 100) % 2147000000 + (row * -100) // 2147000000",
+    "score + max(row * row // 2, 3)",
+    "max(score, -4, min(1 / (1 + row), score / 2, 7, column))",
     "score - (column - (row * row) % 7) // 3 + (column * ((row * row) % 5)) % 9",
 ]
 _KEYS = 128  # of a block
@@ -80,6 +88,8 @@ def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: in
         score = ctypes.c_float(rng.choice((rng.gauss(0, 3), rng.gauss(0, 200), 0.0))).value
         length = rng.choice((200, 70_000))
         head, row, column = rng.randrange(9), rng.randrange(length), rng.randrange(length)
+        if rng.randrange(3) == 0:
+            column = row
         exact = torch.zeros((), dtype=torch.float64)
         names = {"score": (torch.tensor(score, dtype=torch.float64), exact)}
         for name, value in (("head", head), ("row", row), ("column", column)):
@@ -89,6 +99,16 @@ def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: in
         for function, further in zip(functions, (1e-30, apart), strict=True):
             found = function(score, head, row, column)
             assert abs(found - float(value)) <= float(off) + further, (score, head, row, column)
+
+
+def test_a_tree_of_many_levels_is_read_at_once() -> None:
+    text = "score"
+    for _ in range(20):
+        text = f"score + 0.1 * row if ({text}) > 0 else score"
+    began = time.perf_counter()
+    macro(text)
+    assert time.perf_counter() - began < 5.0
+    assert len(macro(f"min({', '.join(map(str, range(64)))})")) < 30_000
 
 
 def test_an_error_reaches_through_branches_that_may_go_either_way() -> None:
@@ -118,6 +138,9 @@ def test_an_error_reaches_through_branches_that_may_go_either_way() -> None:
         ("score if row and column > 2 else 0", "and takes a condition"),
         ("score if row < 3 else true", "two sides of an if"),
         ("score + row * row * row", r"integers of \* may need more than 64 bits"),
+        ("score + 'a' * row if head > 1 else score", "expected a number below"),
+        ("score + true * row if head > 1 else score", r"\* takes numbers"),
+        ("abs(" * 40 + "row" + ")" * 40, "too long"),
         ("", "found nothing"),
     ],
 )
