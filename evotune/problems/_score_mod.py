@@ -194,7 +194,7 @@ def _operation(operator: str, parts: list[Text]) -> Text | None:  # noqa: PLR091
     if operator in ("//", "%"):
         return _division(operator, a, b, [part.most for part in parts])
     if operator in ("min", "max"):
-        return Text(_extreme("<" if operator == "min" else ">", [a, *rest]), kind, most)
+        return Text(_extreme("<" if operator == "min" else ">", [a, *rest], floats), kind, most)
     if operator == "if":
         condition, *branches = parts
         floats = any(each.kind == "float" for each in branches)
@@ -214,16 +214,24 @@ def _division(operator: str, a: str, b: str, most: list[int]) -> Text:
     return Text(f"(({a} - {rest}) / {b})", "int", max(most))
 
 
-def _extreme(sign: str, texts: list[str]) -> str:
+def _extreme(sign: str, texts: list[str], floats: bool) -> str:
     """The one that compares so with all others. By pairs, since each level doubles the text."""
     while len(texts) > 1:
         pairs = [texts[i : i + 2] for i in range(0, len(texts), 2)]
-        texts = [_one_of(pair[0], pair[1], sign) if pair[1:] else pair[0] for pair in pairs]
+        texts = [_one_of(pair[0], pair[1], sign, floats) if pair[1:] else pair[0] for pair in pairs]
     return texts[0]
 
 
-def _one_of(a: str, b: str, sign: str) -> str:
-    return f"({a} {sign} {b} ? {a} : {b})"
+def _one_of(a: str, b: str, sign: str, floats: bool) -> str:
+    """NaN if either is NaN. One that may be NaN comes last, since comparisons with it are false."""
+    if floats and _may_be_nan(a):
+        a, b = b, a
+    unless = f" || {a} != {a}" if floats and _may_be_nan(a) else ""
+    return f"({a} {sign} {b}{unless} ? {a} : {b})"
+
+
+def _may_be_nan(number: str) -> bool:
+    return "(score)" in number or " / " in number
 
 
 def _as_float(part: Text) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import subprocess
 import time
@@ -99,6 +100,22 @@ def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: in
         for function, further in zip(functions, (1e-30, apart), strict=True):
             found = function(score, head, row, column)
             assert abs(found - float(value)) <= float(off) + further, (score, head, row, column)
+
+
+@pytest.mark.parametrize("number", range(len(FORMULAS)), ids=FORMULAS)
+def test_a_score_that_is_nan_is_as_much_nan_as_in_pytorch(
+    compiled: ctypes.CDLL, number: int
+) -> None:
+    exact = torch.zeros((), dtype=torch.float64)
+    for head, row, column in [(0, 3, 70), (1, 70, 3), (2, 50, 50)]:
+        numbers = {"score": torch.nan, "head": head, "row": row, "column": column}
+        names = {name: (torch.tensor(value).double(), exact) for name, value in numbers.items()}
+        value, _ = evaluated(parsed(FORMULAS[number]), names)
+        for kind in "fg":
+            function: Any = compiled[f"{kind}{number}"]
+            function.restype = ctypes.c_float
+            function.argtypes = [ctypes.c_float, *[ctypes.c_int] * 3]
+            assert math.isnan(function(math.nan, head, row, column)) == bool(value.isnan())
 
 
 def test_a_tree_of_many_levels_is_read_at_once() -> None:
