@@ -1,8 +1,8 @@
 // The number of a key as base + further, where `further` is known when a kernel is compiled.
 //
 // A score modification computes with the numbers of a row and of a key. A thread has many keys in a block, and
-// `further` is each key's number in the block. As one int, row - column would be an addition of integers and a conversion
-// to float for every score. Here row - base is converted once, and each score takes one multiply-add.
+// `further` is each key's number in the block. As one int, row - column would take an addition of integers and a
+// conversion to float for every score. Here row - base is converted once, and each score takes one multiply-add.
 //
 // Archs  any.
 #pragma once

@@ -10,7 +10,9 @@
 //            error of 2^-11 of the cap is larger than that of 16-bit weights. Where each |x| <= 0.15 and scores are
 //            rounded into weights alone: x (a + b x^2), at most 6.3e-7 of the cap off. The factor a + b x^2 enters the
 //            weight's exponent, and the largest |x|, which the choice needs, is the only maximum.
-//   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24
+//   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24. In causal attention slope *
+//            distance is computed once for a thread's keys in a block. Its rounding is that of the farthest of these
+//            keys: next to the own key a score is up to 2^-24 slope BLOCK_N off, where its own product would be exact.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "ex2", "rcp".
@@ -31,9 +33,9 @@ constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
 constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
-// The capped score is score * factor(score), for small scores: |s| <= kMost, in units of log2(e). -kMost stands for the
-// row's maximum. No score of the row's is below it, so that it makes no weight subnormal that the maximum would not,
-// and weights up to 2^(2 kMost) are finite: 2^15 in half precision.
+// The capped score is score * factor(score), for small scores: |s| <= kMost, where 2^s is the weight. -kMost takes the
+// place of a block's maximum. The maximum is never below it, so that no weight has fewer bits than with the maximum. No
+// weight is above 2^(2 kMost), which half precision still has.
 struct SmallCap {
   static constexpr bool kIsNone = false;
   static constexpr float kMost = DTYPE == DTYPE_BFLOAT16 ? 11.0f : 7.5f;

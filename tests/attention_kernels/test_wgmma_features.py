@@ -55,6 +55,7 @@ def complaints(
     variant: Values,
     values: Values,
     mistakes: Mapping[str, str] | None = None,
+    *,
     dtype: str = "float16",
 ) -> list[str]:
     planner = planned("attention-wgmma-features", folder, shape, variant, dtype)
