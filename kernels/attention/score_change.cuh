@@ -86,7 +86,7 @@ struct SoftCap {
   // part in it, unless they are the same in each launch: the choice of a formula changes the bits of all scores.
   template <int COUNT>
   __device__ __forceinline__ void operator()(float (&scores)[COUNT], float largest) const {
-    if (__any_sync(~0u, largest > most)) {
+    if (__any_sync(~0u, !(largest <= most))) {  // NaN hides how large the lane's other scores are
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) scores[i] = by_exponential(scores[i]);
     } else {

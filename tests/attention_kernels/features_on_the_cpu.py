@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -82,6 +83,27 @@ def wrong_outputs(
             wanted = expected(reference[name], limits[name], computed.dtype, may_be_infinite=True)
             if not LIMITS.hold(errors_against(computed, wanted)):
                 found.append(f"{job.case.label}: {name}")
+    return found
+
+
+def other_no_numbers(job: CaseJob, problem: Problem, launch: Launch) -> list[str]:
+    """The inputs and values after which other elements than the reference's are no numbers, or the
+    remaining ones are beyond the gate's limits. Eight rows behind the one with the value in q are
+    larger scores: a thread has both rows."""
+    found = []
+    for name, bad in itertools.product("qkv", (torch.nan, torch.inf, -torch.inf)):
+        inputs = problem.make_inputs(job.case, "normal", 0)
+        inputs["q"][:, :, inputs["q"].shape[2] // 2 + 8] *= 30
+        inputs[name][tuple(size // 2 for size in inputs[name].shape)] = bad
+        outputs = _in_child(launch, job, inputs, problem)
+        assert outputs is not None
+        reference = problem.reference(job.case, inputs)
+        limits = problem.tolerances(job.case, inputs, reference)
+        for output, computed in outputs.items():
+            sound = reference[output].isfinite()
+            off = (computed.double() - reference[output]).abs() > limits[output]
+            if not torch.equal(computed.isfinite(), sound) or (off & sound).any():
+                found.append(f"{name} with {bad}: {output}")
     return found
 
 

@@ -16,6 +16,7 @@ from evotune.execute.executor import CaseJob
 from .features_on_the_cpu import (
     Values,
     depends_on_shared_memory,
+    other_no_numbers,
     planned,
     small_jobs,
     wrong_outputs,
@@ -148,6 +149,29 @@ def test_bits_do_not_depend_on_left_overs_in_shared_memory(values: Values, tmp_p
         emulation.launch(library, job.plan, places, seed=1, left_over=left_over)
 
     assert not depends_on_shared_memory(job, planner.problem, launch)
+
+
+@pytest.mark.parametrize(
+    ("variant", "values"),
+    [
+        ({"softcap": 30.0, "lse": True}, TWO),
+        _later({"softcap": 5.0, "sinks": True}, {**TWO, "RESCALE_LOG2": 8}),
+        _later({"softcap": 30.0}, ONE),
+        _later({"alibi": True, "causal": True}, TWO),
+        _later({"score_mod": "max(score, row - column)"}, TWO),
+    ],
+)
+def test_no_nan_is_lost_and_none_changes_other_rows(
+    variant: Values, values: Values, tmp_path: Path
+) -> None:
+    planner = planned("attention-wgmma-features", tmp_path, SHORT, variant, "float16")
+    (job,) = small_jobs(planner, values, 1)
+    library = emulation.build(tmp_path, job.compile)
+
+    def launch(job: CaseJob, places: Mapping[str, int]) -> None:
+        emulation.launch(library, job.plan, places, seed=1)
+
+    assert not other_no_numbers(job, planner.problem, launch)
 
 
 @pytest.mark.soak
