@@ -39,8 +39,7 @@ from pathlib import Path as _Path
 
 from . import _package
 
-_reloaded = globals().get("_loaded")
-_loaded = _package.load(_Path(__file__).parent, __name__, _reloaded)
+_loaded = _package.load(_Path(__file__).parent, __name__, globals().get("_loaded"))
 globals().update(_loaded.public())
 __all__ = sorted(_loaded.public())
 '''
