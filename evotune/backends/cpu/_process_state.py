@@ -275,7 +275,7 @@ def _limits_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
 
 def _floats_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
     if now.unusual_floats and not before.unusual_floats:
-        yield "changed how the processor rounds or treats denormals in PyTorch's threads"
+        yield "changed how the processor rounds, traps or treats denormals in PyTorch's threads"
 
 
 def _allocator_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:

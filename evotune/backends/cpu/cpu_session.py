@@ -147,7 +147,7 @@ class CpuSession:
             return "left a process running"
         if self._float_environment_left:
             self._float_environment_left = False
-            return "changed how the processor rounds or treats denormals"
+            return "changed how the processor rounds, traps or treats denormals"
         return self._changed()
 
     def _notice(self) -> None:
