@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
@@ -67,17 +68,22 @@ def differences(job: CaseJob, launch: Launch) -> Iterator[str]:
             yield f"{name} with {bad}"
 
 
+def _later(*values: object) -> ParameterSet:
+    """A case that only `make soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 @pytest.mark.parametrize(
     ("prepare", "kernel", "values"),
     [
         (before_hopper, "attention-scalar", {}),
-        (before_hopper, "attention-wmma", {}),
+        _later(before_hopper, "attention-wmma", {}),
         (before_hopper, "attention-mma", before.SMALL),
-        (before_hopper, "attention-mma", SPLIT),
+        _later(before_hopper, "attention-mma", SPLIT),
         (on_hopper, "tma", after.TMA),
-        (on_hopper, "wgmma", after.SMALLEST),
+        _later(on_hopper, "wgmma", after.SMALLEST),
         (on_hopper, "wgmma", BY_MULTIPLY_ADDS),
-        (on_hopper, "wgmma", {**BY_MULTIPLY_ADDS, "SPLIT_KV": 2}),
+        _later(on_hopper, "wgmma", {**BY_MULTIPLY_ADDS, "SPLIT_KV": 2}),
         (on_hopper, "wgmma", {**after.TWO, "EXP2_FMA_SHARE": 8, "RESCALE_LOG2": 8}),
     ],
 )

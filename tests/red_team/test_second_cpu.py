@@ -253,11 +253,9 @@ for some samples, and is found where one of the random looks falls in between.""
 SOON: dict[str, set[str]] = {
     PATIENCE: {
         "all_words_10_unless_poisoned",
-        "hurried_2_us_nothing",
         "works_10_times_after_a_pause",
         "rests_every_4th_unless_poisoned",
         "rests_from_launch_200_to_1000_unless_poisoned",
-        "rests_at_an_even_pace",
     },
     LEFTOVERS: {
         "interval_timer",
@@ -276,7 +274,6 @@ SOON: dict[str, set[str]] = {
         "wrong_from_batch_3",
         "wrong_for_groups_of_5",
         "no_keys_from_600",
-        "wrong_at_multiples_of_128_from_640",
     },
     LONG: {"last_key_at_odd_lengths_from_4000"},
     RACES: {"a_thread_too_few_joined"},
