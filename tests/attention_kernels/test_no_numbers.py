@@ -7,7 +7,7 @@ models of their instructions, the CPU kernels as they are.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +125,7 @@ def test_a_gpu_kernel_for_ragged_batches_loses_no_nan(
         ("attention-paged-cpu", "q"),
     ],
 )
-def test_a_cpu_kernel_loses_no_nan(space: str, changed: list[str], tmp_path: Path) -> None:
+def test_a_cpu_kernel_loses_no_nan(space: str, changed: Sequence[str], tmp_path: Path) -> None:
     """V is left out: PyTorch multiplies the value of a hidden key by 0, a kernel skips it."""
     setup = load_setup(find_space(space), "cpu")
     assert setup.planner is not None
