@@ -50,6 +50,7 @@ class Job:
 CAUSAL = {"causal": True}
 MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
+SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
@@ -57,13 +58,13 @@ WIDEST = {
 }
 MLA = {**shape_of(4, 16, 2048, 192), "value_dim": 128}
 JOBS = (
-    Job("causal", CAUSAL, baseline="sdpa:best", plain=""),
+    Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL),
     Job("window 1024", {**CAUSAL, "window_left": 1023}),
     Job("softcap", {**CAUSAL, "softcap": 30.0}),
-    Job("sinks", {**CAUSAL, "sinks": True}),
-    Job("alibi", {**CAUSAL, "alibi": True}),
-    Job("score mod", {**CAUSAL, "score_mod": MOD}),
-    Job("lse", {**CAUSAL, "lse": True}),
+    Job("sinks", {**CAUSAL, "sinks": True}, start=SMALL),
+    Job("alibi", {**CAUSAL, "alibi": True}, start=SMALL),
+    Job("score mod", {**CAUSAL, "score_mod": MOD}, start=SMALL),
+    Job("lse", {**CAUSAL, "lse": True}, start=SMALL),
     Job("window 128 and sinks", {**CAUSAL, "window_left": 127, "sinks": True}),
     Job("causal 128", CAUSAL, LONG, "sdpa:best", "", start=WIDE),
     Job("softcap 128", {**CAUSAL, "softcap": 30.0}, LONG, plain="causal 128", start=WIDE),

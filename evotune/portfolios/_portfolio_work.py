@@ -15,7 +15,7 @@ from evotune.errors import EvotuneError, SpaceError
 from evotune.portfolios._case_searches import CaseSearches, Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
 from evotune.portfolios._cell_plans import CellPlans, cell_of
-from evotune.portfolios._drawn_cases import drawn_cases
+from evotune.portfolios._drawn_trials import DrawnTrials
 from evotune.portfolios._held_out_judge import held_out_labels
 from evotune.portfolios._kernel_choice import chosen_kernels
 from evotune.portfolios._representatives import representatives
@@ -26,7 +26,7 @@ from evotune.portfolios._variant_checks import confirm_variant, variant_cell, va
 from evotune.portfolios.matrix_store import VARIANT, Cell, Matrix
 from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.portfolio_file import Portfolio
-from evotune.portfolios.rule import RuleRegion
+from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore
@@ -73,13 +73,12 @@ class PortfolioWork:
         self._variants = problem.variant_symbols
         self._given: dict[str, GivenCase] = {}
         self._cases: dict[str, Case] = {}
-        self._between: dict[str, Case] = {}
-        """Cases drawn between those of the list."""
-        self._lost: list[Point] = []
+        self._lost: dict[str, Point] = {}
         """Drawn cases that a kernel lost. They weigh nothing: no search and no choice sees them."""
         for each in kept:
             case = problem.case(each.shape, each.variant)
             self._given[case.label], self._cases[case.label] = each, case
+        self._drawn = DrawnTrials(matrix, setup, self._plans, self._given, request.seed)
         points = [point_of(problem, c, self._given[c.label].count) for c in self._cases.values()]
         self._searches = CaseSearches(
             str(matrix.store.meta("id")),
@@ -251,7 +250,9 @@ class PortfolioWork:
         while True:
             seen = self._scored(champions, self._seen)
             chosen = chosen_kernels(seen, self._request.most_kernels)
-            leaves = learnt_leaves([*seen, *self._scored(champions, self._lost)], chosen)
+            leaves = learnt_leaves(
+                [*seen, *self._scored(champions, [*self._lost.values()])], chosen
+            )
             needed = list(variants_needed(self._matrix, champions, leaves, self._cases))
             for number, case in needed:
                 self._confirm(champions[number], case)
@@ -283,44 +284,32 @@ class PortfolioWork:
     def _tried(
         self, champions: Sequence[Champion], leaves: Sequence[Leaf]
     ) -> tuple[list[RuleRegion], list[Point]]:
-        """The rule, and cases drawn in it. Where a kernel loses a drawn case, the rule is learnt
-        anew with that case; the last rule may still hold some that lose."""
+        """The rule, and the cases drawn in it. Where a kernel loses a drawn case, the rule is
+        learnt anew with that case; the last rule may still hold some that lose."""
         for left in reversed(range(_RULES)):
             regions = learnt_rule(self._matrix, self._setup, champions, leaves, self._cases)
-            drawn = self._drawn(champions, regions)
-            lost = [p for p in drawn if any(s is not None and not s.won for s in p.scores)]
+            seen = self._scored(champions, self._seen)
+            missing = self._drawn.try_rule(
+                champions, regions, seen, self._measure_cells, self._out_of_time
+            )
+            if missing:
+                cases = counted(missing, "case")
+                self._say(f"{cases} between the measured ones could not be tried")
+            drawn = self._drawn.points(champions)
+            lost = [
+                p
+                for p in drawn
+                if p.label not in self._lost and any(s is not None and not s.won for s in p.scores)
+            ]
             if not (lost and left) or self._out_of_time():
                 break
             drawn_in_words = f"{len(lost)} of {counted(len(drawn), 'drawn case')}"
             self._say(f"{drawn_in_words} lost: learning a rule without them")
             chosen = sorted({leaf.kernel for leaf in leaves if leaf.kernel is not None})
             self._measure([champions[number] for number in chosen], lost)
-            self._lost += [dataclasses.replace(point, weight=0.0) for point in lost]
+            self._lost |= {p.label: dataclasses.replace(p, weight=0.0) for p in lost}
             leaves = self._confirmed_leaves(champions)
-        return regions, drawn
-
-    def _drawn(self, champions: Sequence[Champion], regions: Sequence[RuleRegion]) -> list[Point]:
-        """Cases between the measured ones, each with the score of its region's kernel alone."""
-        problem = self._setup.planner.problem
-
-        def can_run(kernel: int, case: Case) -> bool:
-            return self._plans.job(champions[kernel], case) is not None
-
-        seen = self._scored(champions, self._seen)
-        drawn = drawn_cases(problem, regions, seen, self._given, can_run, self._request.seed)
-        self._between |= {case.label: case for _, case in drawn}
-        self._measure_cells([(champions[kernel], case) for kernel, case in drawn])
-        found = []
-        for kernel, case in drawn:
-            outcome = self._matrix.cells.get(cell_of(champions[kernel], case))
-            if outcome is not None:
-                scores: list[Score | None] = [None] * len(champions)
-                scores[kernel] = self._plans.score(champions[kernel], case, outcome)
-                found.append(point_of(problem, case).with_scores(scores))
-        if len(found) < len(drawn):
-            missing = counted(len(drawn) - len(found), "case")
-            self._say(f"{missing} between the measured ones could not be tried")
-        return found
+        return regions, [p for p in drawn if kernel_at(regions, p) is not None]
 
     # --- the matrix --------------------------------------------------------------------------
 
@@ -361,7 +350,7 @@ class PortfolioWork:
         return [point.with_scores(scores(self._case(point))) for point in points]
 
     def _case(self, point: Point) -> Case:
-        return self._cases.get(point.label) or self._between[point.label]
+        return self._cases.get(point.label) or self._drawn.cases[point.label]
 
     def _unmeasured(self, champions: Sequence[Champion]) -> int:
         missing = self._lacking(champions, list(self._cases.values()))

@@ -167,7 +167,7 @@ def _require_same(request: PortfolioRequest, matrix: Matrix, facts: Mapping[str,
         differing = [
             words
             for words, same in (
-                ("another space", store.meta("files") == facts["files"]),
+                ("another space, or of other files of it", store.meta("files") == facts["files"]),
                 ("another device", store.meta("device") == facts["device"]),
                 ("other cases", store.meta("cases") == facts["cases"]),
                 ("another seed", before["seed"] == now["seed"]),

@@ -317,7 +317,7 @@ def test_a_folder_of_another_portfolio_is_refused(
         ({"seed": 1}, "another seed"),
         ({"held_out": 0.5}, "another held-out share"),
         ({"cases": cases}, "other cases"),
-        ({"space": str(other)}, "another space"),
+        ({"space": str(other)}, "another space, or of other files of it"),
     ):
         with pytest.raises(UsageError, match=f"holds a portfolio of {words}: name another folder"):
             built(softmax_request(tmp_path, space, **given), search, device)

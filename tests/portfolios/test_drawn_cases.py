@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,9 +18,10 @@ from evotune.errors import EvotuneError
 from evotune.portfolios import _portfolio_work
 from evotune.portfolios._drawn_cases import drawn_cases
 from evotune.portfolios._rule_tree import Leaf
+from evotune.portfolios._speed_model import predicted_lows
 from evotune.portfolios.building import stored_request
 from evotune.portfolios.matrix_store import locked_matrix
-from evotune.portfolios.points import Score, point_of
+from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.portfolio_text import markdown
 from evotune.portfolios.rule import regions_of
 from evotune.problems import Tensor, UserProblem
@@ -59,35 +62,80 @@ def lost_between(configuration: Configuration, case: Case) -> float:
     return 1.5 if few == (rows < 20) else 1.05
 
 
-def test_they_lie_in_the_regions_and_many_fill_one_row_of_a_tile() -> None:
-    sizes = [(batch, length) for batch in (1, 8) for length in (128, 512, 2048)]
-    shapes = [{"batch": b, "heads": 8, "seq_len": n, "head_dim": 64} for b, n in sizes]
+SMS = 132
+LISTED = [(b, n) for b in (1, 2, 4, 8) for n in (128, 384, 777, 1024, 1700, 2048, 4000, 5000, 8192)]
+
+
+def of_tiles(case: Point) -> float:
+    """The speedup of a kernel with tiles of 192 rows over one with tiles of 128."""
+
+    def time_us(rows: int) -> float:
+        tiles = case.features["batch_heads"] * math.ceil(case.features["seq_len_q"] / rows)
+        return rows * (tiles / SMS + math.ceil(tiles / SMS)) / 2 + 40
+
+    return 1.2 * time_us(128) / time_us(192)
+
+
+def drawn_round(
+    speedup: Callable[[Point], float], more: Sequence[Point] = (), *, can_run: bool = True
+) -> list[tuple[int, Case]]:
+    """One round of draws in a region around all listed cases, which a kernel won."""
+    shapes = [{"batch": b, "heads": 16, "seq_len": n, "head_dim": 64} for b, n in LISTED]
     cases = [PROBLEM.case(shape, {"causal": False}) for shape in shapes]
     given = {c.label: GivenCase(s, {"causal": False}) for c, s in zip(cases, shapes, strict=True)}
-    made = [point(length, batch=batch) for batch, length in sizes]
+    listed = scored([point_of(PROBLEM, case) for case in cases], speedup)
+    won = [point for point in listed if point.gain(0) > 0.0]
+    regions = regions_of([Leaf(0, tuple(won))], {0: [domain()]})
+    found = drawn_cases(
+        PROBLEM, regions, [*listed, *more], given, lambda kernel, case: can_run, 0, SMS
+    )
+    assert all(regions[0].holds(point_of(PROBLEM, case)) for _, case in found)
+    assert not {case.label for _, case in found} & {*given, *(point.label for point in more)}
+    assert all(PROBLEM.flops(case) <= max(map(PROBLEM.flops, cases)) for _, case in found)
+    assert all(kernel == 0 and case.symbols["heads"] == 16 for kernel, case in found)
+    return found
 
-    def draws(speedup: float, *, can_run: bool = True) -> list[tuple[int, Case]]:
-        points = scored(made, lambda p: speedup)
-        regions = regions_of([Leaf(0, tuple(points))], {0: [domain()]})
-        found = drawn_cases(PROBLEM, regions, points, given, lambda kernel, case: can_run, 0)
-        assert all(regions[0].holds(point_of(PROBLEM, case)) for _, case in found)
-        return found
 
-    found = draws(1.05)
-    assert len(found) == 24
-    assert len({case.label for _, case in found} | set(given)) == 30
-    lengths = [int(case.symbols["seq_len_q"]) for _, case in found]
-    assert sum(length % 64 == 1 for length in lengths) >= 8
-    for kernel, case in found:
-        assert kernel == 0
-        assert case.symbols["heads"] == 8
-        assert PROBLEM.flops(case) <= max(map(PROBLEM.flops, cases))
+def test_the_model_finds_losses_that_few_places_of_a_region_have() -> None:
+    more: list[Point] = []
+    for _ in range(6):
+        found = [point_of(PROBLEM, case) for _, case in drawn_round(of_tiles, more)]
+        assert len(found) <= 3
+        more += scored(found, of_tiles)
+    lost = [point for point in more if of_tiles(point) < 1.0]
+    rng = random.Random(5)
+    anywhere = [
+        point(rng.randint(128, 8192), batch=rng.randint(1, 8), heads=16) for _ in range(500)
+    ]
+    by_chance = sum(of_tiles(p) < 1.0 for p in anywhere) / len(anywhere)
+    assert by_chance < 0.25
+    assert len(lost) > 0.5 * len(more) > 0.0
+
+
+def always(speedup: float) -> Callable[[Point], float]:
+    return lambda _: speedup
+
+
+def test_few_cases_are_drawn_where_the_model_is_sure() -> None:
+    for speedup, most in ((1.5, 3), (1.03, 18)):
+        more: list[Point] = []
+        for _ in range(6):
+            found = [point_of(PROBLEM, case) for _, case in drawn_round(always(speedup), more)]
+            more += scored(found, always(speedup))
+        assert len(more) == most
+    assert not drawn_round(always(1.03), can_run=False)
+    found = drawn_round(always(1.03))
     random.seed(7)  # the draws have their own generator
-    assert draws(1.05) == found
-    # A large win is tried less.
-    assert len(draws(1.15)) == 12
-    assert len(draws(1.5)) == 6
-    assert not draws(1.05, can_run=False)
+    assert drawn_round(always(1.03)) == found
+
+
+def test_a_predicted_speedup_is_near_the_measured_one() -> None:
+    """The model learns how well tiles and waves are filled, not the sizes alone."""
+    rng = random.Random(3)
+    made = [point(rng.randint(128, 8192), batch=rng.randint(1, 8), heads=16) for _ in range(120)]
+    known, asked = scored(made[:80], of_tiles), made[80:]
+    errors = predicted_lows(known, 0, asked, SMS) - [math.log(of_tiles(p)) for p in asked]
+    assert statistics.stdev(errors) < 0.6 * statistics.stdev(math.log(of_tiles(p)) for p in asked)
 
 
 def test_no_drawn_case_that_a_kernel_loses_is_served_by_it(space: Path, tmp_path: Path) -> None:
@@ -173,16 +221,20 @@ def drawn(
     shapes: Sequence[Mapping[str, Value]],
     can_run: Callable[[Case], bool] = lambda case: True,
 ) -> list[Case]:
-    """The cases drawn around these, which one kernel won by little."""
+    """The cases drawn around these in some rounds, which one kernel won by little."""
     cases = [problem.case(shape, {}) for shape in shapes]
     given = {c.label: GivenCase(shape, {}) for c, shape in zip(cases, shapes, strict=True)}
     points = [point_of(problem, c).with_scores([Score(1.05, 1.05, won=True)]) for c in cases]
     first = points[0].place
     ranges = {name: (0, 1 << 60) for name in first.ranged if name != "length_ratio"}
     regions = regions_of([Leaf(0, tuple(points))], {0: [Region(first.fixed, ranges, 1)]})
-    found = drawn_cases(problem, regions, points, given, lambda _, case: can_run(case), 0)
-    assert all(any(r.holds(point_of(problem, case)) for r in regions) for _, case in found)
-    return [case for _, case in found]
+    found: list[Case] = []
+    for _ in range(6):
+        new = drawn_cases(problem, regions, points, given, lambda _, case: can_run(case), 0, 4)
+        found += [case for _, case in new]
+        points += [point_of(problem, c).with_scores([Score(1.0, 1.0, won=True)]) for _, c in new]
+    assert all(any(r.holds(point_of(problem, case)) for r in regions) for case in found)
+    return found
 
 
 HEADS = {"heads": 16, "kv_heads": 16, "head_dim": 64}
@@ -191,7 +243,7 @@ HEADS = {"heads": 16, "kv_heads": 16, "head_dim": 64}
 def test_a_region_of_one_batch_is_tried_too() -> None:
     lengths = (256, 512, 1024, 2048, 4096)
     found = drawn(PROBLEM, [{**HEADS, "batch": 8, "seq_len": n} for n in lengths])
-    assert len(found) == 20
+    assert len(found) == 18
     assert {case.symbols["batch"] for case in found} == {8}
 
 
@@ -205,7 +257,7 @@ def test_decoding_is_tried_with_other_numbers_of_keys(first: str) -> None:
     found = drawn(PROBLEM, shapes)
     assert len(found) >= 10
     assert {case.symbols["seq_len_q"] for case in found} == {1}
-    assert sum(int(case.symbols["seq_len_k"]) % 64 == 1 for case in found) >= 4
+    assert any(int(case.symbols["seq_len_k"]) % 64 == 1 for case in found)
 
 
 def test_packed_sequences_keep_as_many_keys_as_queries() -> None:
@@ -215,7 +267,7 @@ def test_packed_sequences_keep_as_many_keys_as_queries() -> None:
         for number in (4, 16) for length in (256, 1024)
     ]  # fmt: skip
     found = drawn(VarlenAttention("float16"), shapes)
-    assert len(found) == 16
+    assert len(found) >= 12
     for size in ("tokens", "longest"):
         assert all(case.symbols[f"{size}_q"] == case.symbols[f"{size}_k"] for case in found)
 
