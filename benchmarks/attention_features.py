@@ -51,6 +51,7 @@ CAUSAL = {"causal": True}
 MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
+BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
@@ -60,10 +61,10 @@ MLA = {**shape_of(4, 16, 2048, 192), "value_dim": 128}
 JOBS = (
     Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL),
     Job("window 1024", {**CAUSAL, "window_left": 1023}),
-    Job("softcap", {**CAUSAL, "softcap": 30.0}),
+    Job("softcap", {**CAUSAL, "softcap": 30.0}, start=SMALL),
     Job("sinks", {**CAUSAL, "sinks": True}, start=SMALL),
-    Job("alibi", {**CAUSAL, "alibi": True}, start=SMALL),
-    Job("score mod", {**CAUSAL, "score_mod": MOD}, start=SMALL),
+    Job("alibi", {**CAUSAL, "alibi": True}, start=BIASED),
+    Job("score mod", {**CAUSAL, "score_mod": MOD}, start=BIASED),
     Job("lse", {**CAUSAL, "lse": True}, start=SMALL),
     Job("window 128 and sinks", {**CAUSAL, "window_left": 127, "sinks": True}),
     Job("causal 128", CAUSAL, LONG, "sdpa:best", "", start=WIDE),

@@ -36,6 +36,7 @@
 //   EXP2_FMA_SHARE       sixteenths of the weights that multiply-adds compute, not MUFU (0..16).
 //   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
 //                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
+//   BIAS_IN_PRODUCT      0/1: a bias that is linear in the key comes out of the product Q K^T: see wgmma_key_bias.cuh.
 //   STORE                bulk: through shared memory and TMA; direct: from registers, 4 bytes a lane.
 //   SPLIT_KV             1, 2, 4, 8: blocks of a cluster that share the keys of a tile, in whole blocks of keys. They
 //                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
@@ -70,6 +71,7 @@
 // Workspace    SHARE_TAIL, no CAUSAL, no window, else unused: parts float[(blocks + sets % blocks - 1) * BLOCK_M *
 //              (HEAD_DIM + 2)] for a grid of `blocks`, any content.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
+//              BIAS_IN_PRODUCT: + 32 * BLOCK_N
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others 3_mma.cu.
 // Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are
@@ -84,6 +86,7 @@
 #include "wgmma_panels.cuh"
 #include "wgmma_product.cuh"
 #include "wgmma_tma.cuh"
+#include "wgmma_key_bias.cuh"
 
 // Choices that a space leaves out become 0. A space numbers its choices from 1, so no choice has that value.
 #ifndef ROW_ORDER_DESCENDING
@@ -148,14 +151,16 @@ static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window 
 static_assert(VALUE_DIM == HEAD_DIM, "values are as wide as keys");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
-// Shared memory: the rings of Q, K and V, and behind them their mbarriers. Every tile begins at a multiple of 1024.
+// Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their mbarriers. Every tile begins at a multiple of 1024.
 // With SPLIT_KV, the parts that other blocks send lie before the mbarriers, and the last mbarrier counts their bytes.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
 constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;
 constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
 constexpr unsigned kValuesAt = kKeysAt + STAGES * kBlockBytes;
-constexpr unsigned kPartsAt = kValuesAt + STAGES * kBlockBytes;
+constexpr unsigned kBiasBytes = BIAS_IN_PRODUCT ? 32 * BLOCK_N : 0;
+constexpr unsigned kBiasAt = kValuesAt + STAGES * kBlockBytes;
+constexpr unsigned kPartsAt = kBiasAt + kBiasBytes;
 constexpr int kMergedTiles = HEAD_DIM / 8 / SPLIT_KV;  // tiles of 8 columns that a block merges
 constexpr unsigned kWarpPartBytes = 512 * (1 + kMergedTiles);
 constexpr unsigned kPartBytes = 4 * CONSUMER_WARPGROUPS * kWarpPartBytes;
@@ -353,6 +358,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     }
     publish_mbarriers();
   }
+  if constexpr (kBiasRides) write_key_bias<kBfloat16>(shared_at(kBiasAt), kThreads);
   if constexpr (SPLIT_KV > 1) open_inbox(barrier_at(kBarriers), inbox_bytes(Place(problem, Walk(problem.tail))));
   if constexpr (CLUSTER > 1)
     sync_cluster();

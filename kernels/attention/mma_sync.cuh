@@ -63,6 +63,15 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
   return packed;
 }
 
+// The value of the low half.
+template <bool BFLOAT16>
+__device__ __forceinline__ float unpack_low(unsigned packed) {
+  if constexpr (BFLOAT16) return __uint_as_float(packed << 16);
+  float value;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}\n" : "=f"(value) : "r"(packed));
+  return value;
+}
+
 // 2^x; results below 2^-126 become 0. Two units in the last place.
 __device__ __forceinline__ float exp2_approximate(float x) {
   float power;

@@ -7,8 +7,8 @@
 //   softcap  cap tanh(x), x = q k softmax_scale / cap, of all scores of a warp at once. Where each |x| <= 1/2: an odd
 //            polynomial of degree 7, by multiply-adds alone, at most 1.6e-7 of the cap off. Else
 //            cap - 2 cap / (1 + 2^(2 log2(e) x)), which takes two MUFU operations a score. tanh.approx is one, but its
-//            error of 2^-11 of the cap is larger than that of 16-bit weights. Where each |x| <= 0.15 and scores are
-//            rounded into weights alone: x (a + b x^2), at most 6.3e-7 of the cap off. The factor a + b x^2 enters the
+//            error of 2^-11 of the cap is larger than that of 16-bit weights. Where each |x| <= 0.18 and scores are
+//            rounded into weights alone: x (a + b x^2), at most 1.7e-6 of the cap off. The factor a + b x^2 enters the
 //            weight's exponent, and the largest |x|, which the choice needs, is the only maximum.
 //   ALiBi    the distance to the own key is exact in float, as lengths are below 2^24. In causal attention slope *
 //            distance is computed once for a thread's keys in a block. Its rounding is that of the farthest of these
@@ -24,10 +24,44 @@
 
 namespace {
 
+#ifndef BIAS_IN_PRODUCT
+#define BIAS_IN_PRODUCT 0
+#endif
 #define SCORES_CHANGE (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
 #define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE)
-constexpr bool kScoresChange = SCORES_CHANGE;
 constexpr float kLog2e = 1.44269504088896341f;
+
+// A score modification of a PlainScore is a LinearScore where it adds a number that is linear in the key, else a float.
+struct PlainScore {
+  __device__ __forceinline__ operator float() const { return 0.0f; }
+};
+struct LinearScore {
+  float base, step;  // of the block's first key; from one key to the next
+  __device__ __forceinline__ operator float() const { return base; }
+};
+__device__ __forceinline__ LinearScore operator+(PlainScore, KeyPlaceInFloat b) {
+  return {b.base, b.step * static_cast<float>(b.further)};  // of key first + 1: `further` is 1, or -1 after a sign
+}
+__device__ __forceinline__ LinearScore operator+(KeyPlaceInFloat a, PlainScore b) { return b + a; }
+__device__ __forceinline__ LinearScore operator-(PlainScore a, KeyPlaceInFloat b) { return a + -b; }
+
+__device__ __forceinline__ LinearScore as_linear(LinearScore score) { return score; }
+__device__ __forceinline__ LinearScore as_linear(float) { return {0.0f, 0.0f}; }
+
+__device__ __forceinline__ auto modified(int head, int row, int first) {
+  const PlainScore plain{};
+  return SCORE_MOD(plain, head, row, (KeyPlace{first, 1}));
+}
+template <class Score>
+constexpr bool kIsLinear = false;
+template <>
+constexpr bool kIsLinear<LinearScore> = true;
+
+// Whether such a change, or ALiBi, comes out of the product q k already, but for a number for each row and block: see
+// wgmma_key_bias.cuh.
+constexpr bool kModRides = kIsLinear<decltype(modified(0, 0, 0))> && !ALIBI;
+constexpr bool kBiasRides = BIAS_IN_PRODUCT && !HAS_SOFTCAP && (kModRides || (ALIBI && CAUSAL && !HAS_SCORE_MOD));
+constexpr bool kScoresChange = SCORES_CHANGE && !kBiasRides;
 
 // A score modification takes scores as they are. Others come times log2(e) already.
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
@@ -40,6 +74,16 @@ struct SmallCap {
   static constexpr bool kIsNone = false;
   static constexpr float kMost = DTYPE == DTYPE_BFLOAT16 ? 11.0f : 7.5f;
   float first, third;
+  float largest;  // the largest small |q k|; below 0: none is
+
+  __device__ static __forceinline__ SmallCap of(float softcap, float softmax_scale) {
+    const float scale = softmax_scale / softcap, whole = kLog2e * softmax_scale;
+    const float most = fminf(0.18f, kMost / (kLog2e * softcap)), squared = most * most;  // of |x|
+    const bool holds = scale > 1e-4f && scale < 1e4f;
+    // tanh x = x - x^3 / 3 + 2 x^5 / 15 - ..., with x^5 by Chebyshev's cubic on [-most, most].
+    return {whole * (1.0f - squared * squared / 24.0f), whole * scale * scale * (squared / 6.0f - 1.0f / 3.0f),
+            holds ? most / scale : -1.0f};
+  }
   __device__ __forceinline__ float operator()(float score) const { return fmaf(third, score * score, first); }
 };
 struct NoCap {
@@ -52,26 +96,19 @@ struct SoftCap {
   float cap;
   float exponent;  // from q k to the argument of 2^x
   float most;      // the largest |q k| for which the polynomial holds; below 0: none
-  float small;     // the largest |q k| for which `for_small` holds; below 0: none
   float terms[4];  // of the polynomial, from the first power on
 
-  __device__ static __forceinline__ SoftCap of(const Features& features, float softmax_scale) {
-    const float scale = softmax_scale / features.softcap, squared = scale * scale;
+  __device__ static __forceinline__ SoftCap of(float softcap, float softmax_scale) {
+    const float scale = softmax_scale / softcap, squared = scale * scale;
     SoftCap made;
-    made.cap = kUnit * features.softcap;
+    made.cap = kUnit * softcap;
     made.exponent = 2.0f * kLog2e * scale;
     made.most = scale > 1e-4f && scale < 1e4f ? 0.5f / scale : -1.0f;  // beyond, the seventh power leaves float's range
-    made.small = fminf(0.3f * made.most, SmallCap::kMost / (kLog2e * softmax_scale));
     made.terms[0] = 0.999997676f * made.cap * scale;
     made.terms[1] = -0.333206552f * made.cap * scale * squared;
     made.terms[2] = 0.131451457f * made.cap * scale * squared * squared;
     made.terms[3] = -0.0433724837f * made.cap * scale * squared * squared * squared;
     return made;
-  }
-
-  __device__ static __forceinline__ SmallCap for_small(const Features& features, float softmax_scale) {
-    const float scale = softmax_scale / features.softcap, whole = kLog2e * softmax_scale;
-    return {0.9999792f * whole, -0.32962035f * whole * scale * scale};
   }
 
   __device__ __forceinline__ float by_polynomial(float score) const {

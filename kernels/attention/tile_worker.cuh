@@ -249,7 +249,7 @@ struct Worker {
             if (exists && !(MASKED && (n * 8 + e >= seen || (HAS_WINDOW && n * 8 + e < hidden))))
               largest = fmaxf(largest, fabsf(scores[i][n][2 * half + e]));
       }
-    const SoftCap cap = SoftCap::of(tile.problem.features, tile.problem.softmax_scale);
+    const SoftCap cap = SoftCap::of(tile.problem.features.softcap, tile.problem.softmax_scale);
     cap(reinterpret_cast<float(&)[sizeof(Scores) / sizeof(float)]>(scores), largest);
   }
 #endif

@@ -37,6 +37,7 @@ struct Consumer {
 #if ALIBI
   float slopes[2];  // of this thread's rows, in the unit of scores
 #endif
+  RowBias<kBfloat16> row_bias;  // kBiasRides
 
   __device__ Consumer(const Problem& of, int group)
       : problem(of), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
@@ -86,6 +87,9 @@ struct Consumer {
   // scores = Q K^T, as a group of its own.
   __device__ __forceinline__ void issue_scores() {
     multiply_columns<0>();
+    if constexpr (kBiasRides)
+      Product<BLOCK_N>::of_registers<kBfloat16, true, 0>(scores, row_bias.pairs[0], row_bias.pairs[1], 0u, 0u,
+                                                         key_bias_operand(shared_at(kBiasAt)));
     close_products();
   }
 
@@ -132,34 +136,48 @@ struct Consumer {
   }
 #endif
 
+  // kBiasRides: the bias of one of this thread's rows, in units of q k.
+  __device__ __forceinline__ LinearScore bias_of(const Place& place, int half, int first) const {
+    const int query = place.query_of(group, row_of(half));
+    const float of_score = 1.0f / problem.softmax_scale;
+#if ALIBI
+    const float rise = slopes[half] / kUnit * of_score;
+    return {rise * static_cast<float>(first - place.own_key(query)), rise};
+#else
+    const LinearScore bias = as_linear(modified(place.head_of(row_of(half)), query, first));
+    return {of_score * bias.base, of_score * bias.step};
+#endif
+  }
+
   template <bool MASKED>
   __device__ __forceinline__ void weigh(const Place& place, int step) {
     int seen[2], hidden[2];
     ScoreChange change[2];
+    float offset[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       seen[half] = place.keys_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
 #if HAS_WINDOW
       hidden[half] = place.first_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
 #endif
+      if constexpr (kBiasRides) offset[half] = bias_of(place, half, place.first_key(step)).base;
 #if SCORES_CHANGE
       change[half] = change_of(place, half, place.query_of(group, row_of(half)), place.first_key(step) + lane % 4 * 2);
 #endif
     }
 #if HAS_SOFTCAP
     // Rows and keys that do not exist are zeros: tensor maps fill them in.
-    const SoftCap cap = SoftCap::of(problem.features, problem.softmax_scale);
     const float largest = largest_of(scores);
 #if CAPS_ALONE
-    if (!MASKED && !__any_sync(~0u, !(largest <= cap.small))) {  // NaN is not small
-      const SmallCap small = SoftCap::for_small(problem.features, problem.softmax_scale);
-      softmax.weigh<false>(scores, seen, hidden, change, problem.exponent_scale(), small);
+    const SmallCap small = SmallCap::of(problem.features.softcap, problem.softmax_scale);
+    if (!MASKED && !__any_sync(~0u, !(largest <= small.largest))) {  // NaN is not small
+      softmax.weigh<false>(scores, seen, hidden, change, offset, problem.exponent_scale(), small);
       return;
     }
 #endif
-    cap(scores, largest);
+    SoftCap::of(problem.features.softcap, problem.softmax_scale)(scores, largest);
 #endif
-    softmax.weigh<MASKED>(scores, seen, hidden, change, problem.exponent_scale(), NoCap());
+    softmax.weigh<MASKED>(scores, seen, hidden, change, offset, problem.exponent_scale(), NoCap());
   }
 
   template <int SET>
@@ -246,6 +264,10 @@ struct Consumer {
     for (int half = 0; half < 2; ++half)
       slopes[half] = kUnit * problem.features.alibi_slopes[place.head_of(row_of(half))];
 #endif
+    if constexpr (kBiasRides) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) row_bias.set(half, bias_of(place, half, 0).step);
+    }
     int step = place.first_step;
     if constexpr (kSkipMasked) {
       const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);

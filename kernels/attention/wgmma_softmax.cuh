@@ -62,16 +62,17 @@ struct Softmax {
 
   // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible, without
   // the first `hidden`. `change`: where features change the scores of a row. `cap`: where scores are small, not
-  // masked, and to be capped yet.
+  // masked, and to be capped yet. `offset`: with kBiasRides, what each row's scores lack.
   template <bool MASKED, class Cap, int COUNT>
   __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2],
-                                        const ScoreChange (&change)[2], float scale, const Cap& cap) {
+                                        const ScoreChange (&change)[2], const float (&offset)[2], float scale,
+                                        const Cap& cap) {
     float next[2];
     bool grown = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float before = maximum[half];
-      float top = before;
+      float top = kBiasRides ? kLowest : before;
       if constexpr (Cap::kIsNone) {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 4)
@@ -85,6 +86,7 @@ struct Softmax {
           }
         top = greater_score(top, __shfl_xor_sync(~0u, top, 1));
         top = greater_score(top, __shfl_xor_sync(~0u, top, 2));
+        if (kBiasRides) top = greater_score(before, top + offset[half]);
         if (RESCALE_LOG2 > 0 && (top - before) * scale <= static_cast<float>(RESCALE_LOG2)) top = before;
       } else {
         top = fmaxf(before, -Cap::kMost);  // small scores need no maximum of their own
@@ -99,7 +101,7 @@ struct Softmax {
       maximum[half] = next[half];
       sum[half] *= alpha[half];
       if (EXP2_FMA_SHARE > 0) sum[half] += next[half] - next[half];
-      const float shift = next[half] * scale;
+      const float shift = (kBiasRides ? next[half] - offset[half] : next[half]) * scale;
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4)
 #pragma unroll

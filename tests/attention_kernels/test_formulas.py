@@ -136,7 +136,7 @@ RUNGS = [
         WGMMA_BYTES,
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",
-        defaults="constexpr int HAS_WINDOW = 0;",
+        defaults="constexpr int HAS_WINDOW = 0, BIAS_IN_PRODUCT = 0;",
         shape=DENSE,
         sizes=SIZES,
     ),

@@ -48,6 +48,9 @@ SPLIT: Values = {
 }
 CLUSTER: Values = {**TWO, "CLUSTER": 2, "STORE": "direct"}
 TAIL: Values = {**ONE, "SHARE_TAIL": True}
+RIDES: Values = {"BIAS_IN_PRODUCT": True}
+LINEAR = "score - 0.1 * (row - column) if head % 2 == 0 else score"
+ALIBI: Values = {"causal": True, "alibi": True}
 
 
 def complaints(
@@ -90,6 +93,20 @@ def _later(*values: object) -> Any:
         _later({**RIGHT}, LATE, TWO),
         _later({"softcap": 5.0, "lse": True, "sinks": True}, SHORT, TAIL),
         _later({"alibi": True, "sinks": True}, SHORT, {**ONE, "RESCALE_LOG2": 8}),
+        ({**ALIBI, **RIGHT, "sinks": True, "lse": True}, LATE, {**ONE, **RIDES}),
+        _later({**ALIBI, "sinks": True, "lse": True}, SHORT, {**TWO, **RIDES, "RESCALE_LOG2": 8}),
+        _later({**ALIBI, "window_left": 40, "lse": True}, SHORT, {**SPLIT, **RIDES}),
+        _later(ALIBI, SHORT, {**CLUSTER, **RIDES, "Q_IN_REGS": True}),
+        _later({**ALIBI, "score_mod": LINEAR}, SHORT, {**ONE, **RIDES}),
+        ({"score_mod": LINEAR, "lse": True}, SHORT, {**ONE, **RIDES}),
+        _later({**RIGHT, "score_mod": "score + 0.05 * column"}, LATE, {**TWO, **RIDES}),
+        _later({"score_mod": LINEAR, "sinks": True}, SHORT, {**SPLIT, **RIDES}),
+        _later({"score_mod": LINEAR, "softcap": 5.0}, SHORT, {**ONE, **RIDES}),
+        _later({"score_mod": MOD}, SHORT, {**ONE, **RIDES}),
+        _later({"score_mod": "score * 0.5"}, SHORT, {**ONE, **RIDES}),
+        _later({"score_mod": "score - 3 if row < column else score"}, SHORT, {**ONE, **RIDES}),
+        _later({**ALIBI, "softcap": 5.0}, SHORT, {**ONE, **RIDES}),
+        _later({"alibi": True}, SHORT, {**ONE, **RIDES}),
         _later({"score_mod": MOD, "lse": True}, SHORT, SPLIT),
         _later({**ALL, "score_mod": MOD}, LATE, SPLIT),
     ],
@@ -175,8 +192,9 @@ def test_no_nan_is_lost_and_none_changes_other_rows(
 
 
 @pytest.mark.soak
-def test_capped_scores_in_bfloat16_are_right(tmp_path: Path) -> None:
-    assert not complaints(tmp_path, SHORT, {"softcap": 300.0}, TWO, dtype="bfloat16")
+@pytest.mark.parametrize("variant", [{"softcap": 300.0}, ALIBI, {"score_mod": LINEAR}])
+def test_changed_scores_in_bfloat16_are_right(variant: Values, tmp_path: Path) -> None:
+    assert not complaints(tmp_path, SHORT, variant, {**TWO, **RIDES}, dtype="bfloat16")
 
 
 @pytest.mark.soak
@@ -195,10 +213,16 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
         ("left = place.blocks - (", "left = 1 + place.blocks - (", {"window_left": 9}),
         ("sinks[of_head]", "sinks[0]", {"sinks": True}),
         ("batch * problem.heads + of_head", "of_head", {"lse": True}),
-        ("-0.32962035f * whole", "-0.2f * whole", {"softcap": 30.0}),
+        ("6.0f - 1.0f / 3.0f", "6.0f - 0.2f", {"softcap": 30.0}),
         ("factor = cap(weight);", "factor *= kLog2e * 0.17677669f;", {"softcap": 30.0}),
-        ("fminf(0.3f *", "fminf(3.0f *", {"softcap": 4.0}),
+        ("fminf(0.18f,", "fminf(1.8f,", {"softcap": 4.0}),
+        ("static_cast<float>(key)", "static_cast<float>(key + key / 31)", ALIBI),
+        ("pair / 4 ^ (key / 4 & 1)", "pair / 4", ALIBI),
+        ("next[half] - offset[half]", "next[half]", ALIBI),
+        ("fmaf(-256.0f, high, rise)", "0.0f", ALIBI),
+        ("of_score * bias.base", "bias.base", {"score_mod": LINEAR}),
     ],
 )
 def test_a_mistake_shows(right: str, wrong: str, variant: Values, tmp_path: Path) -> None:
-    assert complaints(tmp_path, SHORT, variant, ONE, {right: wrong})
+    values = {**ONE, **RIDES}
+    assert complaints(tmp_path, SHORT, variant, values, {right: wrong})

@@ -159,6 +159,14 @@ template <bool BFLOAT16>
 unsigned pack(float low, float high) {
   return rounded(low, BFLOAT16) | static_cast<unsigned>(rounded(high, BFLOAT16)) << 16;
 }
+template <bool BFLOAT16>
+float unpack_low(unsigned packed) {
+  if (BFLOAT16) return __int_as_float(static_cast<int>(packed << 16));
+  const uint16_t bits = static_cast<uint16_t>(packed);
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return static_cast<float>(value);
+}
 inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float maximum_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 inline float reciprocal_approximate(float x) { return 1.0f / x; }
@@ -248,7 +256,7 @@ struct Ring {
 void load_matrix(unsigned (&tiles)[4], unsigned shared);
 
 // Where an operand's element is. Canonical layouts in PTX ISA, "Shared Memory Matrix Layout", of 2-byte elements:
-//   K-major   Swizzle o ((8, m), (8, 2 k)) : ((row, SBO), (1, 8))            row: 64 elements (128B) or 32 (64B)
+//   K-major   Swizzle o ((8, m), (8, 2 k)) : ((row, SBO), (1, 8))            row: 64 elements (128B), 32 (64B) or 16 (32B)
 //   MN-major  Swizzle o ((8, w, m), (8, k)) : ((1, 8, LBO), (row, SBO))      w: row / 8 chunks of 8
 uint16_t operand(unsigned long long descriptor, int mn, int k, bool by_rows);
 

@@ -261,13 +261,13 @@ uint16_t operand(unsigned long long descriptor, int mn, int k, bool by_rows) {
   const unsigned start = (descriptor & 0x3fff) << 4;
   const unsigned leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
   const int mode = static_cast<int>(descriptor >> 62);
-  if (mode != 1 && mode != 2) fail("a swizzle mode that the model does not have");
+  if (mode == 0) fail("a swizzle mode that the model does not have");
   if (descriptor >> 49 & 7) fail("a base offset");
-  const unsigned row_bytes = mode == 1 ? 128 : 64;
+  const unsigned row_bytes = 256 >> mode;  // 128, 64, 32
   const int row_elements = row_bytes / 2;
   const unsigned offset = by_rows ? mn / row_elements * leading + mn % row_elements * 2 + k % 8 * row_bytes + k / 8 * stride
                                   : mn % 8 * row_bytes + mn / 8 * stride + k * 2;
-  return shared_word<uint16_t>(swizzled(start + offset, mode == 1 ? 3 : 2));
+  return shared_word<uint16_t>(swizzled(start + offset, 4 - mode));
 }
 
 void close_products() {
