@@ -51,6 +51,7 @@ CAUSAL = {"causal": True}
 MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
+WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BLOCK_N": 64, "SKIP_MASKED": True}}
 BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
 WIDEST = {
@@ -60,7 +61,7 @@ WIDEST = {
 MLA = {**shape_of(4, 16, 2048, 192), "value_dim": 128}
 JOBS = (
     Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL),
-    Job("window 1024", {**CAUSAL, "window_left": 1023}),
+    Job("window 1024", {**CAUSAL, "window_left": 1023}, start=WINDOW),
     Job("softcap", {**CAUSAL, "softcap": 30.0}, start=SMALL),
     Job("sinks", {**CAUSAL, "sinks": True}, start=SMALL),
     Job("alibi", {**CAUSAL, "alibi": True}, start=BIASED),

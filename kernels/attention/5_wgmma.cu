@@ -43,7 +43,8 @@
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
 //   CLUSTER              1, 2: blocks of a cluster that have tiles side by side. Each loads its part of every block of
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
-//   SKIP_MASKED          0/1: CAUSAL: a warpgroup leaves out blocks of keys that only other warpgroups of its tile see.
+//   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that only
+//                        other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   SHARE_TAIL           0/1: a last round of fewer tiles than blocks is shared out: each block takes equally many
 //                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL, nor for windows.

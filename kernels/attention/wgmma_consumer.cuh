@@ -279,14 +279,18 @@ struct Consumer {
     // From this step on, the window of the group's last row begins within the block, or after it.
     const int last_query = min(place.query_of(group, 63), problem.seq_len_q - 1);
     const int left = place.blocks - (place.first_seen(last_query) + BLOCK_N - 1) / BLOCK_N;
+    // From this one on, all keys lie before the window of the group's first row.
+    const int before = place.blocks - place.first_seen(place.query_of(group, 0)) / BLOCK_N;
+    const int end = SKIP_MASKED ? max(step + 1, min(before, place.end_step)) : place.end_step;
     begin(place, step, step < masked || step >= left);
-    for (++step; step < place.end_step; ++step) {
+    for (++step; step < end; ++step) {
       if (step < masked || step >= left)
         advance<true>(place, step);
       else
         advance<false>(place, step);
     }
     add_last<0>();
+    for (; step < place.end_step; ++step) skip();
 #else
     begin(place, step, masked > step);
     ++step;

@@ -46,6 +46,7 @@ SPLIT: Values = {
     **{**ONE, "SPLIT_KV": 2, "PERSISTENT": 0, "WALK": "straight", "STORE": "direct"},
     **{"PACK_GQA": True, "OVERLAP": False},
 }
+TWO_SKIP: Values = {"CONSUMER_WARPGROUPS": 2, "SKIP_MASKED": True, "PING_PONG": True}
 CLUSTER: Values = {**TWO, "CLUSTER": 2, "STORE": "direct"}
 TAIL: Values = {**ONE, "SHARE_TAIL": True}
 RIDES: Values = {"BIAS_IN_PRODUCT": True}
@@ -89,6 +90,10 @@ def _later(*values: object) -> Any:
         _later({"window_left": 7, "window_right": 3, "lse": True}, SHORT, ONE),
         _later({**RIGHT, "window_left": 40, "sinks": True}, LATE, SPLIT),
         _later({**RIGHT, "window_left": 40}, SHORT, CLUSTER),
+        ({"causal": True, "window_left": 20}, SHORT, TWO),
+        _later({"causal": True, "window_left": 5, "lse": True}, SHORT, {**TWO, "OVERLAP": False}),
+        _later({"window_left": 3, "window_right": 9}, SHORT, {**TWO, "QUERY_STAGES": 1}),
+        _later({**RIGHT, "window_left": 9}, SHORT, {**SPLIT, **TWO_SKIP}),
         _later({"alignment": "bottom_right", "window_right": 2, "sinks": True}, LATE, TWO),
         _later({**RIGHT}, LATE, TWO),
         _later({"softcap": 5.0, "lse": True, "sinks": True}, SHORT, TAIL),
@@ -211,6 +216,7 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
     [
         ("2 * i + e < hidden", "2 * i + e <= hidden", {"window_left": 9}),
         ("left = place.blocks - (", "left = 1 + place.blocks - (", {"window_left": 9}),
+        ("before = place.blocks -", "before = place.blocks - 1 -", {"window_left": 40}),
         ("sinks[of_head]", "sinks[0]", {"sinks": True}),
         ("batch * problem.heads + of_head", "of_head", {"lse": True}),
         ("6.0f - 1.0f / 3.0f", "6.0f - 0.2f", {"softcap": 30.0}),
@@ -224,5 +230,5 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_shows(right: str, wrong: str, variant: Values, tmp_path: Path) -> None:
-    values = {**ONE, **RIDES}
+    values = {**ONE, **RIDES, "SKIP_MASKED": True}
     assert complaints(tmp_path, SHORT, variant, values, {right: wrong})
