@@ -24,17 +24,17 @@ from evotune.space.specs import GivenCase
 
 _SURE = 1.02
 """A case with a greater predicted speedup is not tried where others in the region were."""
-_EACH = 3
+_AT_ONCE = 3
 """So many cases of a region are tried at once. The model knows their times before it is asked for
 the next ones."""
 _APART = 0.2
 """Cases that are tried at once differ in a size by at least so many doublings."""
-_CANDIDATES = 300
+_CANDIDATES = 600
 _TRIES = 3000
 _AROUND = 16.0
 """A size is drawn between a sixteenth of the measured one and sixteen times it."""
 _TILES = (192, 128, 1, 0)
-"""Sizes are in turn one more than a multiple of so many rows, which are multiples of the usual
+"""Sizes are one more than a multiple of so many rows, which are multiples of the usual
 tiles of 16, 32, 64, 96, 128 and 192; any size; 0: a multiple of the power of 2 that divides the
 measured size, since kernels may take no other ones."""
 _SMALLEST = 128
@@ -44,81 +44,105 @@ _KEPT = frozenset({"heads", "kv_heads", "window_left", "window_right"})
 CanRun = Callable[[int, Case], bool]
 
 
-def drawn_cases(  # noqa: PLR0917
-    problem: Problem,
-    regions: Sequence[RuleRegion],
-    tried: Sequence[Point],
-    given: Mapping[str, GivenCase],
-    can_run: CanRun,
-    seed: int,
-    parallel: int,
-) -> list[tuple[int, Case]]:
-    """Cases in the regions, each with the number of the region's kernel; none where others were
-    tried and the model is sure.
+class DrawnCases:
+    """Draws cases in the regions of rules.
 
-    - `tried`: the measured cases, those drawn before among them, with the scores of the kernels.
     - `given`: the shapes of the listed cases, by label. The drawn ones have no more operations than
       the largest of these. Numbers of heads and windows stay as they were measured.
-    - `can_run`: whether a kernel can run a case.
-    - `parallel`: the number of blocks that the device runs side by side.
+    - `parallel`: the number of multiprocessors, or of a CPU's threads.
     """
-    most = max((problem.flops(problem.case(g.shape, g.variant)) for g in given.values()), default=0)
-    found: list[tuple[int, Case]] = []
-    for region in regions:
-        if region.exact or not region.cases:
-            continue
-        known = [point for point in tried if _teaches(point, region)]
-        labels = {point.label for point in known} | {*given} | {case.label for _, case in found}
-        rng = random.Random(f"drawn {seed} {region.words} {len(known)}")
-        cases = {
-            case.label: case
-            for case in _inside(problem, region, given, rng)
-            if case.label not in labels and problem.flops(case) <= most
-        }
-        if not (cases and known):
-            continue
-        points = [point_of(problem, case) for case in cases.values()]
-        lows = predicted_lows(known, region.kernel, points, parallel)
-        is_new = not any(point.label not in given and region.holds(point) for point in known)
-        sure = math.inf if is_new else math.log(_SURE)
+
+    def __init__(
+        self, problem: Problem, given: Mapping[str, GivenCase], seed: int, parallel: int
+    ) -> None:
+        self._problem = problem
+        self._given = given
+        self._seed = seed
+        self._parallel = parallel
+        cases = (problem.case(each.shape, each.variant) for each in given.values())
+        self._most_operations = max(map(problem.flops, cases), default=0)
+        self._candidates: dict[str, dict[str, tuple[Case, Point]]] = {}
+
+    def drawn(
+        self, regions: Sequence[RuleRegion], tried: Sequence[Point], can_run: CanRun
+    ) -> list[tuple[int, Case]]:
+        """Cases in the regions, each with the number of the region's kernel; none where others were
+        tried and the model is sure.
+
+        `tried`: the measured cases, those drawn before among them, with the scores of the kernels.
+        `can_run`: whether a kernel can run a case.
+        """
+        found: dict[str, tuple[int, Case]] = {}
+        for region in regions:
+            known = [point for point in tried if _teaches(point, region)]
+            if region.exact or not region.cases or not known:
+                continue
+            tried_labels = {point.label for point in known}
+            left = {
+                label: each
+                for label, each in self._inside(region).items()
+                if label not in tried_labels and label not in found
+            }
+            drawn_before = (point for point in known if point.label not in self._given)
+            is_untried = not any(region.holds(point) for point in drawn_before)
+            for case in self._doubtful(region, known, left, can_run, is_untried=is_untried):
+                found[case.label] = region.kernel, case
+        return list(found.values())
+
+    def _doubtful(
+        self,
+        region: RuleRegion,
+        known: Sequence[Point],
+        left: Mapping[str, tuple[Case, Point]],
+        can_run: CanRun,
+        *,
+        is_untried: bool,
+    ) -> Iterator[Case]:
+        """The candidates that the kernel may lose, the most doubtful first, and apart from each
+        other."""
+        if not left:
+            return
+        cases, points = zip(*left.values(), strict=True)
+        lows = predicted_lows(known, region.kernel, points, self._parallel)
+        sure = math.inf if is_untried else math.log(_SURE)
         chosen: list[Point] = []
         for number in np.argsort(lows, kind="stable"):
-            if len(chosen) == _EACH or lows[number] >= sure:
-                break
+            if len(chosen) == _AT_ONCE or lows[number] >= sure:
+                return
             point = points[number]
-            if all(_doublings(point, other) >= _APART for other in chosen) and can_run(
-                region.kernel, cases[point.label]
-            ):
+            is_apart = all(_doublings(point, other) >= _APART for other in chosen)
+            if is_apart and can_run(region.kernel, cases[number]):
                 chosen.append(point)
-        found += [(region.kernel, cases[point.label]) for point in chosen]
-    return found
+                yield cases[number]
+
+    def _inside(self, region: RuleRegion) -> Mapping[str, tuple[Case, Point]]:
+        """The candidates of a region, drawn around its measured cases in turn. They are the same
+        for as long as a process works."""
+        words = f"{region.kernel} {region.words}"
+        if words not in self._candidates:
+            rng = random.Random(f"drawn {self._seed} {region.words}")
+            around = [_around(self._problem, self._given[label], rng) for label in region.cases]
+            found: dict[str, tuple[Case, Point]] = {}
+            for number in range(_TRIES):
+                case = next(around[number % len(around)], None)
+                if case is None or case.label in self._given or len(found) == _CANDIDATES:
+                    continue
+                point = point_of(self._problem, case)
+                if region.holds(point) and self._problem.flops(case) <= self._most_operations:
+                    found[case.label] = case, point
+            self._candidates[words] = found
+        return self._candidates[words]
 
 
 def _teaches(point: Point, region: RuleRegion) -> bool:
     """Whether the model of the region's kernel learns from the case."""
     score = point.scores[region.kernel]
-    alike = all(point.place.fixed.get(name) == value for name, value in region.fixed.items())
-    return alike and score is not None and score.low > 0.0
+    return point.place.fixed == region.fixed and score is not None and score.low > 0.0
 
 
 def _doublings(one: Point, other: Point) -> float:
     """The largest difference of two sizes, in doublings."""
     return max(abs(math.log2(value / other.features[name])) for name, value in one.features.items())
-
-
-def _inside(
-    problem: Problem, region: RuleRegion, given: Mapping[str, GivenCase], rng: random.Random
-) -> Iterator[Case]:
-    """Cases of the region, around its measured ones in turn."""
-    around = {label: _around(problem, given[label], rng) for label in region.cases}
-    left = _CANDIDATES
-    for number in range(_TRIES):
-        case = next(around[region.cases[number % len(around)]], None)
-        if case is not None and region.holds(point_of(problem, case)):
-            yield case
-            left -= 1
-            if not left:
-                return
 
 
 def _around(problem: Problem, like: GivenCase, rng: random.Random) -> Iterator[Case]:
@@ -128,11 +152,10 @@ def _around(problem: Problem, like: GivenCase, rng: random.Random) -> Iterator[C
     varying = {"seq_len", "batch", *features} - _KEPT
     sizes = {name: int(value) for name, value in like.shape.items() if name in varying}
     leaders = [name for name in sizes if _leader(name, sizes) == name]
-    for number in range(_TRIES if leaders else 0):
+    for _ in range(_TRIES if leaders else 0):
         drawn = [name for name in leaders if rng.random() < 0.5] or [rng.choice(leaders)]
-        tile = _TILES[number % len(_TILES)]
-        # A narrow region is met by every other group of tries, whose sizes are near.
-        power = 1 if number // len(_TILES) % 2 == 0 else 3
+        tile = rng.choice(_TILES)
+        power = rng.choice((1, 3))  # 3: most sizes are near, and meet a narrow region
         others = {
             name: _other_size(sizes[name], tile, _AROUND ** rng.uniform(-1, 1) ** power)
             for name in drawn

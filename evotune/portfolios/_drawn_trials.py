@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import CellPlans, cell_of
-from evotune.portfolios._drawn_cases import drawn_cases
+from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios.matrix_store import Cell, Matrix
 from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
+from evotune.trial import Value
 
 _ROUNDS = 6
 """So many times cases are drawn in a rule. Those of a round teach the model that chooses the next
 ones."""
+_DRAWN = "drawn"
+"""A fact: the symbols of all drawn cases, by label."""
 Measure = Callable[[Sequence[tuple[Champion, Case]]], None]
 
 
 class DrawnTrials:
-    """`cases`: those drawn so far, by label."""
+    """Draws cases and has them measured. A process that resumes a portfolio makes the same draws
+    again, whose cells the matrix has: the model learns from the cells alone that this process asked
+    for. `cases`: those drawn by this process, by label."""
 
     def __init__(
         self,
@@ -32,13 +37,14 @@ class DrawnTrials:
         seed: int,
     ) -> None:
         self.cases: dict[str, Case] = {}
+        self._asked: set[Cell] = set()
         self._matrix = matrix
         self._problem = setup.planner.problem
         self._plans = plans
-        self._given = given
-        self._seed = seed
         attributes = setup.profile.attributes
-        self._parallel = int(attributes.get("multiprocessors") or attributes.get("threads") or 1)
+        parallel = int(attributes.get("multiprocessors") or attributes.get("threads") or 1)
+        self._draws = DrawnCases(self._problem, given, seed, parallel)
+        self._earlier: Mapping[str, Mapping[str, Value]] = matrix.store.meta(_DRAWN, {})
 
     def try_rule(
         self,
@@ -60,26 +66,51 @@ class DrawnTrials:
 
         for _ in range(_ROUNDS):
             known = [*measured, *self.points(champions)]
-            drawn = drawn_cases(
-                self._problem, regions, known, self._given, can_run, self._seed, self._parallel
-            )
-            if not drawn or out_of_time():
+            drawn = self._draws.drawn(regions, known, can_run)
+            if not drawn:
                 break
-            asked |= {cell_of(champions[kernel], case) for kernel, case in drawn}
-            self.cases |= {case.label: case for _, case in drawn}
-            measure([(champions[kernel], case) for kernel, case in drawn])
+            wanted = [(champions[kernel], case) for kernel, case in drawn]
+            asked |= {cell_of(*each) for each in wanted}
+            self._keep(case for _, case in drawn)
+            self.ask(wanted, measure)
+            if out_of_time() and asked - self._matrix.cells.keys():
+                break
         return len(asked - self._matrix.cells.keys())
 
+    def ask(self, wanted: Sequence[tuple[Champion, Case]], measure: Measure) -> None:
+        """Measures drawn cases that are not measured yet."""
+        self._asked |= {cell_of(*each) for each in wanted}
+        measure(wanted)
+
     def points(self, champions: Sequence[Champion]) -> list[Point]:
-        """The drawn cases that were measured. A kernel that was not tried has no score there."""
-        return list(self._points(champions))
+        """The drawn cases that were asked for. A kernel that was not tried has no score there."""
+        return self._points(champions, self.cases.values(), self._asked.__contains__)
 
-    def _points(self, champions: Sequence[Champion]) -> Iterator[Point]:
-        for case in self.cases.values():
-            scores = [self._score(champion, case) for champion in champions]
+    def all_points(self, champions: Sequence[Champion]) -> list[Point]:
+        """Those that earlier processes measured, too, perhaps for another rule."""
+        earlier = {label: Case(label, dict(symbols)) for label, symbols in self._earlier.items()}
+        cases = {**earlier, **self.cases}
+        return self._points(champions, (cases[label] for label in sorted(cases)), lambda cell: True)
+
+    def _keep(self, cases: Iterable[Case]) -> None:
+        self.cases |= {case.label: case for case in cases}
+        symbols = {label: dict(case.symbols) for label, case in self.cases.items()}
+        self._matrix.store.set_meta(_DRAWN, {**self._earlier, **symbols})
+
+    def _points(
+        self,
+        champions: Sequence[Champion],
+        cases: Iterable[Case],
+        counts: Callable[[Cell], bool],
+    ) -> list[Point]:
+        def score(champion: Champion, case: Case) -> Score | None:
+            cell = cell_of(champion, case)
+            outcome = self._matrix.cells.get(cell) if counts(cell) else None
+            return None if outcome is None else self._plans.score(champion, case, outcome)
+
+        found = []
+        for case in cases:
+            scores = [score(champion, case) for champion in champions]
             if any(scores):
-                yield point_of(self._problem, case).with_scores(scores)
-
-    def _score(self, champion: Champion, case: Case) -> Score | None:
-        outcome = self._matrix.cells.get(cell_of(champion, case))
-        return None if outcome is None else self._plans.score(champion, case, outcome)
+                found.append(point_of(self._problem, case).with_scores(scores))
+        return found

@@ -301,14 +301,16 @@ class PortfolioWork:
                 for p in drawn
                 if p.label not in self._lost and any(s is not None and not s.won for s in p.scores)
             ]
-            if not (lost and left) or self._out_of_time():
+            if not (lost and left) or (missing and self._out_of_time()):
                 break
             drawn_in_words = f"{len(lost)} of {counted(len(drawn), 'drawn case')}"
             self._say(f"{drawn_in_words} lost: learning a rule without them")
             chosen = sorted({leaf.kernel for leaf in leaves if leaf.kernel is not None})
-            self._measure([champions[number] for number in chosen], lost)
+            wanted = [(champions[n], self._case(p)) for p in lost for n in chosen]
+            self._drawn.ask(wanted, self._measure_cells)
             self._lost |= {p.label: dataclasses.replace(p, weight=0.0) for p in lost}
             leaves = self._confirmed_leaves(champions)
+        drawn = self._drawn.all_points(champions)
         return regions, [p for p in drawn if kernel_at(regions, p) is not None]
 
     # --- the matrix --------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 A linear model with a penalty for large coefficients (ridge regression, Bishop, "Pattern Recognition
 and Machine Learning", 3.3) of the logarithm of the speedup. Its terms are the logarithms of the
-sizes, their products, and how well the sizes fill tiles and waves: a kernel loses most where its
-last tile, or its last wave of blocks, is almost empty.
+sizes, their products, and how well the sizes fill tiles; of dense attention also how well its
+tiles fill waves of blocks. A kernel loses most where its last tile, or its last wave, is almost
+empty.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ _REACH = 1.5
 size, exp(-1/2)."""
 _LEAST_WEIGHT = 0.02
 _PENALTY = 0.3
+"""Of a coefficient whose term has a standard deviation of 1. That of the constant is 1e-6."""
+_LEAST_DEVIATION = 1e-6
+"""A term that hardly differs among the measured cases is taken as it is."""
 _NOISE = 0.01
 """The least standard deviation of the logarithm of a measured speedup."""
+_LIKELY_TERMS = 3.0
+"""The number of coefficients that the penalty leaves, about."""
 _QUERIES = "seq_len_q"
 
 Reals: TypeAlias = NDArray[np.float64]
@@ -35,16 +41,18 @@ Reals: TypeAlias = NDArray[np.float64]
 def predicted_lows(
     measured: Sequence[Point], kernel: int, asked: Sequence[Point], parallel: int
 ) -> Reals:
-    """The logarithms of the `kernel`'s speedups on the `asked` cases, less a standard deviation.
+    """The logarithms of the lower ends of the `kernel`'s speedups on the `asked` cases, less a
+    standard deviation of the model.
 
     `measured`: cases of the same fixed values, where the kernel was measured and is right.
-    `parallel`: the number of blocks that the device runs side by side.
+    `parallel`: the number of multiprocessors, each of which takes one block of attention at a time.
     """
     names = list(independent_features([*measured, *asked]))
     rows = np.array([_terms(point, names, parallel) for point in (*measured, *asked)])
     known = rows[: len(measured)]
-    mean, deviation = known.mean(axis=0), known.std(axis=0) + 1e-9
-    mean[0], deviation[0] = 0.0, 1.0  # the constant
+    mean, deviation = known.mean(axis=0), known.std(axis=0)
+    mean[0] = 0.0  # the constant
+    deviation[deviation < _LEAST_DEVIATION] = 1.0
     known, wanted = ((part - mean) / deviation for part in (known, rows[len(measured) :]))
     lows = np.log([score.low for point in measured if (score := point.scores[kernel])])
     weights = _weights(measured, asked, names)
@@ -53,7 +61,7 @@ def predicted_lows(
     normal = known.T @ (known * weights[:, None]) + np.diag(penalty)
     coefficients = np.linalg.solve(normal, known.T @ (weights * lows))
     errors = lows - known @ coefficients
-    variance = (weights * errors**2).sum() / max(1.0, weights.sum() - 3.0) + _NOISE**2
+    variance = (weights * errors**2).sum() / max(1.0, weights.sum() - _LIKELY_TERMS) + _NOISE**2
     spread = np.einsum("ij,jk,ik->i", wanted, np.linalg.inv(normal), wanted)
     found: Reals = wanted @ coefficients - np.sqrt(variance * spread)
     return found

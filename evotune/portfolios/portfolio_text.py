@@ -15,7 +15,7 @@ _GROUPS = (
     ("seen", "seen by the rule"),
     ("held_out", "held out"),
     ("held_out_before", "held out, before the cuts"),
-    ("drawn", "drawn between them"),
+    ("drawn", "drawn between them, where losses are likely"),
     ("drawn_before", "drawn, before the cuts"),
 )
 

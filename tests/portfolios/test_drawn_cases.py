@@ -16,12 +16,13 @@ import pytest
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError
 from evotune.portfolios import _portfolio_work
-from evotune.portfolios._drawn_cases import drawn_cases
+from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios._speed_model import predicted_lows
 from evotune.portfolios.building import stored_request
 from evotune.portfolios.matrix_store import locked_matrix
 from evotune.portfolios.points import Point, Score, point_of
+from evotune.portfolios.portfolio_file import Portfolio
 from evotune.portfolios.portfolio_text import markdown
 from evotune.portfolios.rule import regions_of
 from evotune.problems import Tensor, UserProblem
@@ -86,9 +87,8 @@ def drawn_round(
     listed = scored([point_of(PROBLEM, case) for case in cases], speedup)
     won = [point for point in listed if point.gain(0) > 0.0]
     regions = regions_of([Leaf(0, tuple(won))], {0: [domain()]})
-    found = drawn_cases(
-        PROBLEM, regions, [*listed, *more], given, lambda kernel, case: can_run, 0, SMS
-    )
+    draws = DrawnCases(PROBLEM, given, 0, SMS)
+    found = draws.drawn(regions, [*listed, *more], lambda kernel, case: can_run)
     assert all(regions[0].holds(point_of(PROBLEM, case)) for _, case in found)
     assert not {case.label for _, case in found} & {*given, *(point.label for point in more)}
     assert all(PROBLEM.flops(case) <= max(map(PROBLEM.flops, cases)) for _, case in found)
@@ -229,8 +229,9 @@ def drawn(
     ranges = {name: (0, 1 << 60) for name in first.ranged if name != "length_ratio"}
     regions = regions_of([Leaf(0, tuple(points))], {0: [Region(first.fixed, ranges, 1)]})
     found: list[Case] = []
+    draws = DrawnCases(problem, given, 0, 4)
     for _ in range(6):
-        new = drawn_cases(problem, regions, points, given, lambda _, case: can_run(case), 0, 4)
+        new = draws.drawn(regions, points, lambda _, case: can_run(case))
         found += [case for _, case in new]
         points += [point_of(problem, c).with_scores([Score(1.0, 1.0, won=True)]) for _, c in new]
     assert all(any(r.holds(point_of(problem, case)) for r in regions) for case in found)
@@ -299,3 +300,97 @@ def test_a_constant_stays_and_a_kernel_of_multiples_of_8_is_tried() -> None:
     assert len(found) >= 16
     assert {case.symbols["alpha"] for case in found} == {0.5}
     assert len({case.symbols["k"] for case in found}) > 3
+
+
+class Rows(UserProblem):
+    """A function of each row."""
+
+    sizes = ("rows",)
+
+    def inputs(self, rows: int) -> dict[str, tuple[int, ...] | Tensor]:
+        return {"x": (rows, 64)}
+
+    def outputs(self, rows: int) -> dict[str, tuple[int, ...] | Tensor]:
+        return {"out": (rows, 64)}
+
+    def operations(self, rows: int) -> int:
+        return 64 * rows
+
+    def compute(self, **inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_region_of_many_cases_is_tried_with_all_kinds_of_sizes() -> None:
+    shapes = [{"rows": 24 * number} for number in range(20, 420)]
+    found = drawn(Rows("float16"), shapes, lambda case: int(case.symbols["rows"]) % 8 == 0)
+    assert len(found) >= 3
+
+
+def served_losses(found: Portfolio) -> list[str]:
+    """The measured cells that a kernel lost and the rule gives to it."""
+    lost = []
+    for cell in found.cells:
+        if cell.speedup is not None and cell.speedup < 1.0:
+            sizes = dict(zip(("rows", "columns"), re.findall(r"\d+", cell.case), strict=False))
+            for region in found.rule:
+                kernel = found.kernels[region.kernel]
+                holds = all(
+                    region.ranges[name][0] <= int(size) <= region.ranges[name][1]
+                    for name, size in sizes.items()
+                )
+                if holds and (kernel.run, kernel.trial) == (cell.run, cell.trial):
+                    lost.append(cell.case)
+    return lost
+
+
+@pytest.mark.parametrize("killed_after", [90, None])
+def test_the_same_draws_are_made_again(
+    space: Path, tmp_path: Path, killed_after: int | None
+) -> None:
+    """After an end, or where a part was killed while it measured them."""
+    search = PretendedSearch(space, by_rows)
+    whole = built(
+        softmax_request(tmp_path / "whole", space, held_out=0.0),
+        search,
+        PretendedDevice(lost_between),
+    )
+    request = softmax_request(tmp_path / "parts", space, held_out=0.0)
+    first = PretendedDevice(lost_between, killed_after=killed_after or 10**9)
+    with contextlib.suppress(Killed):
+        built(request, PretendedSearch(space, by_rows), first)
+    second = PretendedDevice(lost_between)
+    found = built(stored_request(request.runs_dir), PretendedSearch(space, by_rows), second)
+    assert bool(second.measured) == (killed_after is not None)
+    assert not set(first.measured) & set(second.measured)
+    assert [(r.words, r.kernel) for r in found.rule] == [(r.words, r.kernel) for r in whole.rule]
+    assert len(found.cells) == len(whole.cells)
+
+
+@pytest.mark.parametrize("change", ["other kernels", "no time is left"])
+def test_no_loss_that_an_earlier_part_measured_is_served(
+    space: Path, tmp_path: Path, change: str
+) -> None:
+    request = softmax_request(tmp_path, space, held_out=0.0, minutes=60.0)
+    search = PretendedSearch(space, by_rows)
+    assert not served_losses(built(request, search, PretendedDevice(lost_between)))
+    for kernels in (1, 3) if change == "other kernels" else (2,):
+        if change == "no time is left":
+            with locked_matrix(request.runs_dir, None) as matrix:
+                matrix.store.set_meta("elapsed_s", 3700.0)
+        again = stored_request(request.runs_dir, most_kernels=kernels)
+        found = built(again, PretendedSearch(space, by_rows), PretendedDevice(lost_between))
+        assert not served_losses(found)
+
+
+def test_a_rule_that_no_time_is_left_to_try_is_said(space: Path, tmp_path: Path) -> None:
+    request = softmax_request(tmp_path, space, held_out=0.0, minutes=60.0)
+    said: list[str] = []
+    device = PretendedDevice(lost_between)
+    with pytest.MonkeyPatch.context() as patch:
+        # Time is over once the listed cases are measured.
+        patch.setattr(
+            "evotune.portfolios._portfolio_work.PortfolioWork._out_of_time",
+            lambda work: len(device.measured) >= 24,
+        )
+        built(request, PretendedSearch(space, by_rows), device, said.append)
+    assert any("between the measured ones could not be tried" in line for line in said)
