@@ -43,8 +43,8 @@
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
 //   CLUSTER              1, 2: blocks of a cluster that have tiles side by side. Each loads its part of every block of
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
-//   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that only
-//                        other warpgroups of its tile see.
+//   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
+//                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   SHARE_TAIL           0/1: a last round of fewer tiles than blocks is shared out: each block takes equally many
 //                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL, nor for windows.
@@ -152,8 +152,9 @@ static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window 
 static_assert(VALUE_DIM == HEAD_DIM, "values are as wide as keys");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
-// Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their mbarriers. Every tile begins at a multiple of 1024.
-// With SPLIT_KV, the parts that other blocks send lie before the mbarriers, and the last mbarrier counts their bytes.
+// Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their
+// mbarriers. Every tile begins at a multiple of 1024. With SPLIT_KV, the parts that other blocks send lie before the
+// mbarriers, and the last mbarrier counts their bytes.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
 constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;

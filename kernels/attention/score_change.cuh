@@ -31,35 +31,55 @@ namespace {
 #define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE)
 constexpr float kLog2e = 1.44269504088896341f;
 
-// A score modification of a PlainScore is a LinearScore where it adds a number that is linear in the key, else a float.
-struct PlainScore {
-  __device__ __forceinline__ operator float() const { return 0.0f; }
-};
+// A bias that is linear in the key. A score modification is one where it compiles for a score and a key that have no
+// value: these can be neither compared nor converted, so that nothing in it can depend on them but the sum.
 struct LinearScore {
   float base, step;  // of the block's first key; from one key to the next
-  __device__ __forceinline__ operator float() const { return base; }
 };
-__device__ __forceinline__ LinearScore operator+(PlainScore, KeyPlaceInFloat b) {
-  return {b.base, b.step * static_cast<float>(b.further)};  // of key first + 1: `further` is 1, or -1 after a sign
+struct NoScore {};
+struct NoKeyInFloat {
+  float base, step;
+};
+struct NoKey {
+  int base, step;
+};
+__device__ __forceinline__ NoKey operator-(NoKey a) { return {-a.base, -a.step}; }
+__device__ __forceinline__ NoKey operator+(NoKey a, int b) { return {a.base + b, a.step}; }
+__device__ __forceinline__ NoKey operator+(int a, NoKey b) { return b + a; }
+__device__ __forceinline__ NoKey operator-(NoKey a, int b) { return a + -b; }
+__device__ __forceinline__ NoKey operator-(int a, NoKey b) { return -b + a; }
+__device__ __forceinline__ NoKeyInFloat operator*(float one, NoKey a) {
+  return {one * static_cast<float>(a.base), one * static_cast<float>(a.step)};
 }
-__device__ __forceinline__ LinearScore operator+(KeyPlaceInFloat a, PlainScore b) { return b + a; }
-__device__ __forceinline__ LinearScore operator-(PlainScore a, KeyPlaceInFloat b) { return a + -b; }
+__device__ void operator*(int, NoKey) = delete;
+__device__ __forceinline__ NoKeyInFloat operator*(float a, NoKeyInFloat b) { return {a * b.base, a * b.step}; }
+__device__ __forceinline__ NoKeyInFloat operator*(NoKeyInFloat a, float b) { return b * a; }
+__device__ __forceinline__ NoKeyInFloat operator-(NoKeyInFloat a) { return {-a.base, -a.step}; }
+__device__ __forceinline__ LinearScore operator+(NoScore, NoKeyInFloat b) { return {b.base, b.step}; }
+__device__ __forceinline__ LinearScore operator+(NoKeyInFloat a, NoScore b) { return b + a; }
+__device__ __forceinline__ LinearScore operator-(NoScore a, NoKeyInFloat b) { return a + -b; }
 
-__device__ __forceinline__ LinearScore as_linear(LinearScore score) { return score; }
-__device__ __forceinline__ LinearScore as_linear(float) { return {0.0f, 0.0f}; }
-
-__device__ __forceinline__ auto modified(int head, int row, int first) {
-  const PlainScore plain{};
-  return SCORE_MOD(plain, head, row, (KeyPlace{first, 1}));
-}
-template <class Score>
-constexpr bool kIsLinear = false;
-template <>
-constexpr bool kIsLinear<LinearScore> = true;
+template <class T>
+__device__ T some();
+template <class>
+__device__ __forceinline__ LinearScore linear(LinearScore score) { return score; }  // depends on a type: checked late
+template <class Score, class Key, class = LinearScore>
+struct Modification {
+  static constexpr bool kIsLinear = false;
+  static __device__ __forceinline__ LinearScore of(Score, int, int, Key) { return {0.0f, 0.0f}; }
+};
+template <class Score, class Key>
+struct Modification<Score, Key, decltype(SCORE_MOD(some<Score>(), some<int>(), some<int>(), some<Key>()))> {
+  static constexpr bool kIsLinear = true;
+  static __device__ __forceinline__ LinearScore of(Score score, int head, int row, Key column) {
+    return linear<Score>(SCORE_MOD(score, head, row, column));
+  }
+};
+using LinearMod = Modification<NoScore, NoKey>;
 
 // Whether such a change, or ALiBi, comes out of the product q k already, but for a number for each row and block: see
 // wgmma_key_bias.cuh.
-constexpr bool kModRides = kIsLinear<decltype(modified(0, 0, 0))> && !ALIBI;
+constexpr bool kModRides = LinearMod::kIsLinear && !ALIBI;
 constexpr bool kBiasRides = BIAS_IN_PRODUCT && !HAS_SOFTCAP && (kModRides || (ALIBI && CAUSAL && !HAS_SCORE_MOD));
 constexpr bool kScoresChange = SCORES_CHANGE && !kBiasRides;
 

@@ -144,7 +144,7 @@ struct Consumer {
     const float rise = slopes[half] / kUnit * of_score;
     return {rise * static_cast<float>(first - place.own_key(query)), rise};
 #else
-    const LinearScore bias = as_linear(modified(place.head_of(row_of(half)), query, first));
+    const LinearScore bias = LinearMod::of({}, place.head_of(row_of(half)), query, {first, 1});
     return {of_score * bias.base, of_score * bias.step};
 #endif
   }

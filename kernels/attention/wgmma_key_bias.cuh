@@ -3,11 +3,12 @@
 // multiple of the distance.
 //
 // K gets 16 more columns, of which three are not 0, and Q as many:
-//   k'  256 j, j, j        the same in each block: written once. Whole numbers below 256 are exact.
-//   q'  h, m, l            of the row: r = 256 h + m + l, each rounded from the rest that the others leave
-// So r has 22 bits or more (in float16 it is up to 2^-25 off), and may be as large as 2^23. r is the bias from one key to
-// the next over softmax_scale, since the softmax multiplies scores by that. The bias of the block's first key is the same
-// for all of a row's scores: it shifts the row's maximum (Softmax::weigh).
+//   k'  256 j, j, j / 256   the same in each block: written once. Numbers of up to 8 bits are exact.
+//   q'  h, m, l             of the row: r = 256 h + m + l / 256, each rounded from the rest that the others leave
+// So r has 22 bits or more, or is up to 2^-33 off. r is the bias from one key to the next over softmax_scale, since the
+// softmax multiplies scores by that. In float16 a row is NaN where |r| is above 1.6e7, as with a softmax_scale of 1e-9.
+// The bias of the block's first key is the same for all of a row's scores: it shifts the row's maximum
+// (Softmax::weigh).
 //
 // The keys lie in rows of 32 bytes. The swizzle exchanges the row's two chunks of 16 bytes where address bit 7 is 1;
 // it repeats after 8 rows, 256 bytes. The product has HEAD_DIM / 16 + 1 steps in place of HEAD_DIM / 16.
@@ -32,7 +33,8 @@ struct RowBias {
     const float rest = fmaf(-256.0f, high, rise);  // exact
     const float middle = unpack_low<BFLOAT16>(pack<BFLOAT16>(rest, 0.0f));
     const int column = threadIdx.x % 4;
-    pairs[half] = column == 0 ? pack<BFLOAT16>(high, middle) : column == 1 ? pack<BFLOAT16>(rest - middle, 0.0f) : 0u;
+    const float low = 256.0f * (rest - middle);
+    pairs[half] = column == 0 ? pack<BFLOAT16>(high, middle) : column == 1 ? pack<BFLOAT16>(low, 0.0f) : 0u;
   }
 };
 
@@ -43,7 +45,7 @@ __device__ __forceinline__ void write_key_bias(unsigned shared, int threads) {
     const int key = word / 8, pair = word % 8;
     const float number = static_cast<float>(key);
     const unsigned value = pair == 0   ? pack<BFLOAT16>(256.0f * number, number)
-                           : pair == 1 ? pack<BFLOAT16>(number, 0.0f)
+                           : pair == 1 ? pack<BFLOAT16>(number / 256.0f, 0.0f)
                                        : 0u;
     const int chunk = pair / 4 ^ (key / 4 & 1);
     store_word(shared + key * kKeyRowBytes + chunk * 16 + pair % 4 * 4, value);
