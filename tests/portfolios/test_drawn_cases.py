@@ -343,7 +343,7 @@ def served_losses(found: Portfolio) -> list[str]:
     return lost
 
 
-@pytest.mark.parametrize("killed_after", [90, None])
+@pytest.mark.parametrize("killed_after", [90, pytest.param(None, marks=pytest.mark.soak)])
 def test_the_same_draws_are_made_again(
     space: Path, tmp_path: Path, killed_after: int | None
 ) -> None:
@@ -366,7 +366,9 @@ def test_the_same_draws_are_made_again(
     assert len(found.cells) == len(whole.cells)
 
 
-@pytest.mark.parametrize("change", ["other kernels", "no time is left"])
+@pytest.mark.parametrize(
+    "change", [pytest.param("other kernels", marks=pytest.mark.soak), "no time is left"]
+)
 def test_no_loss_that_an_earlier_part_measured_is_served(
     space: Path, tmp_path: Path, change: str
 ) -> None:
