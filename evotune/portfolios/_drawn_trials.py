@@ -87,7 +87,7 @@ class DrawnTrials:
         return self._points(champions, self.cases.values(), self._asked.__contains__)
 
     def all_points(self, champions: Sequence[Champion]) -> list[Point]:
-        """The drawn cases that this process or an earlier one measured, perhaps for another rule."""
+        """The drawn cases that this process or an earlier one measured, for any rule."""
         earlier = {label: Case(label, dict(symbols)) for label, symbols in self._earlier.items()}
         cases = {**earlier, **self.cases}
         return self._points(champions, (cases[label] for label in sorted(cases)), lambda cell: True)
