@@ -2,7 +2,7 @@
 
     python benchmarks/explain_trials.py story -o FILE         the WMMA run retold
     python benchmarks/explain_trials.py champions -o FILE     eight limiters, an intervention each
-    python benchmarks/explain_trials.py predictions -o FILE   80 changes, predicted and measured
+    python benchmarks/explain_trials.py predictions -o FILE   20 changes a space, predicted too
     python benchmarks/explain_trials.py planted -o FILE       three planted causes
     python benchmarks/explain_trials.py tries -o FILE         suggestions, estimated and measured
 
@@ -147,13 +147,12 @@ def champions(options: argparse.Namespace, name: str) -> Iterator[Record]:
 def predictions(options: argparse.Namespace, name: str) -> Iterator[Record]:
     """Of one space some of the changes of the champion that `ablate` measures: predicted by the
     model of the run's trials, then measured in turn."""
-    count = 4 if options.smoke else CHANGES
     with tempfile.TemporaryDirectory() as temporary:
         runs = Path(temporary) / "runs"
         report = searched(Item(name, name, {}), options, Path(temporary), confirm=False)
         best = best_of(report)
         own = Configuration(best["configuration"])
-        pairs = predicted_and_measured(runs, best["number"], own, count)
+        pairs = predicted_and_measured(runs, best["number"], own, CHANGES)
     yield {
         "name": name,
         "environment": environment(report),

@@ -127,7 +127,8 @@ def measured(seed: int, count: int) -> dict[str, Any]:
         ]
         for number, k in enumerate(kernels)
     }
-    tried, rule = learnt(points, chosen, domains, DrawnCases(_PROBLEM, given, 0, 132), scored)
+    draws = DrawnCases(_PROBLEM, given, 0, _MULTIPROCESSORS)
+    tried, rule = learnt(points, chosen, domains, draws, scored)
     speedups, served = [], 0
     for each in drawn(count, seed + 10, tiny=False):
         shape = {"batch": each["batch"], "heads": 16, "seq_len": each["length"]}

@@ -32,7 +32,8 @@ namespace {
 constexpr float kLog2e = 1.44269504088896341f;
 
 // A bias that is linear in the key. A score modification is one where it compiles for a score and a key that have no
-// value: these can be neither compared nor converted, so that nothing in it can depend on them but the sum.
+// value: these can be neither compared nor converted, so that nothing in it can depend on them but the sum. So NoKey
+// has KeyPlace's operators, and none of its conversions.
 struct LinearScore {
   float base, step;  // of the block's first key; from one key to the next
 };
