@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -98,6 +99,39 @@ def test_results_of_the_operator_that_sdpa_does_not_give_are_held_to_the_referen
     empty = given(0)[0]
     assert verdict(empty, error, rows=0) == script.EMPTY
     assert verdict(empty, rows=0) == verdict(empty[:, :1], error, rows=0) == ""
+
+
+@pytest.mark.parametrize("context", ["plain", "vmap"])
+def test_gradients_that_sdpa_does_not_give_are_held_to_those_in_float64(
+    benchmark_module: Benchmarks, context: str
+) -> None:
+    script = benchmark_module("call_verdicts")
+    tensors = [tensor.requires_grad_() for tensor in given(8)]
+    call = script.RandomCall({}, tensors, {}, context)
+    limits = script.Limit(call)
+    value = none_without_elements(*tensors)
+    right = torch.autograd.grad(value.sum(), tensors)
+    value = value[None] if context == "vmap" else value
+
+    def verdict(*gradients: torch.Tensor) -> str:
+        known, found = script.Result(error=RuntimeError()), script.Result(value, gradients)
+        return str(script.Judge._by_the_reference(known, found, limits))
+
+    assert verdict(*right) == script.INSTEAD
+    assert verdict(*right[:2], 1.01 * right[2]) == verdict(*right[:2]) == ""
+
+
+def test_bits_are_compared_some_elements_at_a_time(
+    benchmark_module: Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = benchmark_module("call_verdicts")
+    monkeypatch.setattr(script, "_PART", 4)
+    known = torch.arange(11.0)
+    known[3] = math.nan
+    other = known.clone()
+    assert script.same_bits(known, other) and script.same_bits(known[::2], other[::2])
+    other[9] = 0.0
+    assert not script.same_bits(known, other) and not script.same_bits(known, known[:9])
 
 
 def given(rows: int) -> list[torch.Tensor]:
