@@ -47,6 +47,43 @@ __device__ __forceinline__ float largest_of(const float (&scores)[COUNT]) {
   return largest;
 }
 
+// The columns of one of a thread's two rows that a mask lets through. The thread's columns are 0, 1, 8, 9, 16, ...
+template <int COUNT, bool HAS_TWO_ENDS>
+struct Mask {
+  int seen;
+  __device__ __forceinline__ Mask(int seen, int) : seen(seen) {}
+  __device__ __forceinline__ bool hides(int column) const { return column >= seen; }
+};
+
+// A window's mask has two ends. With a bit for each of the thread's COUNT / 2 columns, a score needs no comparison: R2P
+// moves bits into predicates.
+template <int COUNT>
+struct Mask<COUNT, true> {
+  static constexpr int kWords = (COUNT / 2 + 31) / 32;
+  unsigned visible[kWords];
+
+  // The columns from `hidden` on, before `seen`; both may be negative, or beyond the last column.
+  __device__ __forceinline__ Mask(int seen, int hidden) {
+    const int end = columns_before(seen), begin = columns_before(hidden);
+#pragma unroll
+    for (int word = 0; word < kWords; ++word)
+      visible[word] = bits_before(end - 32 * word) & ~bits_before(begin - 32 * word);
+  }
+  __device__ __forceinline__ bool hides(int column) const {
+    const int bit = column / 8 * 2 + column % 8;
+    return !(visible[bit / 32] >> bit % 32 & 1);
+  }
+
+ private:
+  static __device__ __forceinline__ int columns_before(int column) {
+    const int reached = max(column, 0);
+    return min(reached / 8 * 2 + min(reached % 8, 2), COUNT / 2);
+  }
+  static __device__ __forceinline__ unsigned bits_before(int bit) {
+    return bit >= 32 ? ~0u : (1u << max(bit, 0)) - 1;
+  }
+};
+
 struct Softmax {
   float maximum[2], sum[2];
   float alpha[2];  // factor of the sums so far, if `moved`
@@ -74,14 +111,14 @@ struct Softmax {
       const float before = maximum[half];
       float top = kBiasRides ? kLowest : before;
       if constexpr (Cap::kIsNone) {
+        const Mask<COUNT, HAS_WINDOW> mask(seen[half], hidden[half]);
 #pragma unroll
         for (int i = 0; i < COUNT; i += 4)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = scores[i + 2 * half + e];
             if constexpr (kScoresChange) score = change[half](score, 2 * i + e);
-            if (MASKED && (2 * i + e >= seen[half] || (HAS_WINDOW && 2 * i + e < hidden[half])))
-              score = __int_as_float(0xff800000);  // -inf
+            if (MASKED && mask.hides(2 * i + e)) score = __int_as_float(0xff800000);  // -inf
             top = greater_score(top, score);
           }
         top = greater_score(top, __shfl_xor_sync(~0u, top, 1));

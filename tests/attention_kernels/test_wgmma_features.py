@@ -29,6 +29,7 @@ SHORT: Values = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": 100, "head_di
 LATE: Values = {
     **{"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 7, "seq_len_k": 97, "head_dim": 32},
 }
+LONG: Values = {**SHORT, "seq_len": 370}
 RIGHT: Values = {"alignment": "bottom_right", "causal": True}
 ALL: Values = {
     **{**RIGHT, "window_left": 20, "softcap": 8.0, "alibi": True, "sinks": True, "lse": True},
@@ -100,6 +101,7 @@ def _later(*values: object) -> Any:
         ({"causal": True, "window_left": 20}, SHORT, TWO),
         _later({"causal": True, "window_left": 5, "lse": True}, SHORT, {**TWO, "OVERLAP": False}),
         _later({"window_left": 3, "window_right": 9}, SHORT, {**TWO, "QUERY_STAGES": 1}),
+        _later({"causal": True, "window_left": 70}, LONG, {**TWO, "BLOCK_N": 160}),
         _later({**RIGHT, "window_left": 9}, SHORT, {**SPLIT, **TWO_SKIP}),
         _later({"alignment": "bottom_right", "window_right": 2, "sinks": True}, LATE, TWO),
         _later({**RIGHT}, LATE, TWO),
@@ -221,7 +223,7 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "variant"),
     [
-        ("2 * i + e < hidden", "2 * i + e <= hidden", {"window_left": 9}),
+        ("bits_before(begin - 32", "bits_before(begin + 1 - 32", {"window_left": 9}),
         ("left = place.blocks - (", "left = 1 + place.blocks - (", {"window_left": 9}),
         ("before = place.blocks -", "before = place.blocks - 1 -", {"window_left": 40}),
         ("sinks[of_head]", "sinks[0]", {"sinks": True}),

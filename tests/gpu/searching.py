@@ -38,7 +38,9 @@ def listed_trials(
 def listed(
     space: Mapping[str, Json], configurations: Sequence[Mapping[str, Json]]
 ) -> dict[str, Json]:
-    """The space with one more parameter, the number of the configuration that all others form."""
+    """The space with one more parameter, the number of the configuration that all others form. What
+    a configuration does not name has the space's default."""
+    configurations = [{**space["default"], **each} for each in configurations]
     parameters: dict[str, Json] = {"LISTED": list(range(len(configurations)))}
     constraints = []
     for name, first in configurations[0].items():

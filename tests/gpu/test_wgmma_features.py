@@ -42,10 +42,14 @@ def test_the_smallest_configuration_and_windows(tmp_path: Path) -> None:
     assert not failures(listed_trials(_space(_VARIANTS[:1]), tmp_path, [SMALLEST]))
 
 
+def one_part_after_the_other() -> list[dict[str, Any]]:
+    return [{**SMALLEST, **values} for values in _PARTS]
+
+
 def test_one_part_after_the_other_passes_the_gate(tmp_path: Path) -> None:
-    listed = [{**SMALLEST, **values} for values in _PARTS]
-    trials = listed_trials(_space(_VARIANTS), tmp_path, listed)
-    assert len(trials) == len(listed)
+    parts = one_part_after_the_other()
+    trials = listed_trials(_space(_VARIANTS), tmp_path, parts)
+    assert len(trials) == len(parts)
     assert not failures(trials)
 
 
