@@ -3,6 +3,7 @@
     python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] [--trials N] [--again]
         [--ablate] -o benchmarks/results/FILE.json
     python benchmarks/attention_cuda.py --confirm benchmarks/results/FILE.json [-o OTHER.json]
+        [--baseline NAME] [--heat SECONDS]
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
 
 Each job is one `evotune run` (its space, trials and seed are in the record) whose best
@@ -12,8 +13,10 @@ the file. Times are device time by CUDA graph replay, warm unless it says cold.
 - --again: the search starts from the champion of the job's last record.
 - --ablate: the record also has the worth of each choice of the champion, measured in turn with it.
 - --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
-  says for each how it ended, in how many seconds, and how fast it was. A second call continues
-  where the first one ended.
+  says for each how it ended, in how many seconds, how fast it was, and the device's clock and power
+  after its last sample. A second call continues where the first one ended. --baseline: against this
+  one, such as fa4, in place of the space's. --heat: so many seconds of matrix products come before
+  each champion, so that the device has reached its power limit.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from tuning import champion, derive, environment, told, tune
 
 from evotune.backends.cuda import CudaBackend
@@ -162,10 +166,11 @@ def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
     }
 
 
-def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
+def confirm(job: Job, record: dict[str, Any], baseline: str = "") -> dict[str, Any]:
     """Puts a recorded champion through today's confirmation, as a run confirms its first one."""
     with tempfile.TemporaryDirectory() as folder:
-        path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
+        changes = {"problem": job.problem(), **({"baseline": baseline} if baseline else {})}
+        path = derive(job.space, changes, Path(folder) / "space.yaml")
         setup = load_kernel_setup(path, "cuda:0")
         planner = setup.planner
         defaults = setup.space.default()
@@ -199,6 +204,7 @@ def confirm(job: Job, record: dict[str, Any]) -> dict[str, Any]:
         "flags": list(outcome.flags),
         "seconds": round(seconds, 1),
         "stage_s": {name: round(value, 2) for name, value in outcome.stage_s.items()},
+        "device": outcome.resources.get("device"),
         "measurements": [
             {
                 "case": m.case,
@@ -223,7 +229,20 @@ def measured_before(record: dict[str, Any], case: str, cache: str) -> dict[str, 
     return next(same, None)
 
 
-def confirm_all(records: Records, only: Sequence[str], output: Path | None) -> None:
+def heat(seconds: float) -> None:
+    """Keeps the tensor cores busy."""
+    if not seconds:
+        return
+    a = torch.randn(8192, 8192, device="cuda").half()
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        for _ in range(10):
+            a @ a
+        torch.cuda.synchronize()
+
+
+def confirm_all(records: Records, options: argparse.Namespace) -> None:
+    only, output = options.only or (), options.output
     record: dict[str, Any] = {
         "command": f"python benchmarks/attention_cuda.py {' '.join(sys.argv[1:])}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -233,12 +252,14 @@ def confirm_all(records: Records, only: Sequence[str], output: Path | None) -> N
     if output and output.exists():
         record |= json.loads(output.read_text())
     found: list[dict[str, Any]] = record["confirmed"]
+    shown = ("name", "outcome", "reason", "seconds", "device")
     done = {each["name"] for each in found}
     for job in JOBS:
         if job.name not in records or job.name in done or (only and job.name not in only):
             continue
-        found.append(confirm(job, records[job.name]))
-        about = {name: found[-1][name] for name in ("name", "outcome", "reason", "seconds")}
+        heat(options.heat)
+        found.append(confirm(job, records[job.name], options.baseline))
+        about = {name: found[-1][name] for name in shown}
         warm = [m for m in found[-1]["measurements"] if m["cache"] == "warm"]
         speedups = [[round(m["speedup"], 3), m["before"]] for m in warm if not m["held_out"]]
         print(json.dumps({**about, "speedups": speedups}), flush=True)
@@ -353,10 +374,12 @@ def main() -> None:
     parser.add_argument("--ablate", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--confirm", type=Path)
+    parser.add_argument("--baseline", default="", help="of --confirm")
+    parser.add_argument("--heat", type=float, default=0.0, metavar="SECONDS", help="of --confirm")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     if options.confirm:
-        confirm_all(load(options.confirm), options.only or (), options.output)
+        confirm_all(load(options.confirm), options)
         return
     records = load(options.table or options.output)
     for job in () if options.table else JOBS:

@@ -51,9 +51,11 @@ CAUSAL = {"causal": True}
 MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
-WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BLOCK_N": 64, "SKIP_MASKED": True}}
+WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "SKIP_MASKED": True}}
 BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
+WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True}}
+WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], "BIAS_IN_PRODUCT": True}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
     "wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 64, "STAGES": 2, "QUERY_STAGES": 1},
@@ -70,6 +72,16 @@ JOBS = (
     Job("window 128 and sinks", {**CAUSAL, "window_left": 127, "sinks": True}),
     Job("causal 128", CAUSAL, LONG, "sdpa:best", "", start=WIDE),
     Job("softcap 128", {**CAUSAL, "softcap": 30.0}, LONG, plain="causal 128", start=WIDE),
+    Job(
+        "window 1024 128",
+        {**CAUSAL, "window_left": 1023},
+        LONG,
+        "flex",
+        "causal 128",
+        start=WIDE_WINDOW,
+    ),
+    Job("sinks 128", {**CAUSAL, "sinks": True}, LONG, plain="causal 128", start=WIDE),
+    Job("score mod 128", {**CAUSAL, "score_mod": MOD}, LONG, plain="causal 128", start=WIDE_BIASED),
     Job("256", CAUSAL, shape_of(16, 16, 2048, 256), "sdpa:best", "", start=WIDEST),
     Job("192 with values of 128", CAUSAL, MLA, "sdpa:best", "", ("mma",)),
 )
