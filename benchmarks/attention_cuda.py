@@ -3,7 +3,7 @@
     python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] [--trials N] [--again]
         [--ablate] -o benchmarks/results/FILE.json
     python benchmarks/attention_cuda.py --confirm benchmarks/results/FILE.json [-o OTHER.json]
-        [--baseline NAME] [--heat SECONDS]
+        [--baseline NAME] [--layout NAME] [--heat SECONDS]
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
 
 Each job is one `evotune run` (its space, trials and seed are in the record) whose best
@@ -15,7 +15,8 @@ the file. Times are device time by CUDA graph replay, warm unless it says cold.
 - --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
   says for each how it ended, in how many seconds, how fast it was, and the device's clock and power
   after its last sample. A second call continues where the first one ended. --baseline: against this
-  one, such as fa4, in place of the space's. --heat: so many seconds of matrix products come before
+  one, such as fa4, in place of the space's. --layout: also on tensors that lie like this, such as
+  blhd, in the same process. --heat: so many seconds of matrix products come before
   each champion, so that the device has reached its power limit.
 """
 
@@ -166,10 +167,15 @@ def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
     }
 
 
-def confirm(job: Job, record: dict[str, Any], baseline: str = "") -> dict[str, Any]:
+def confirm(
+    job: Job, record: dict[str, Any], baseline: str = "", layout: str = ""
+) -> dict[str, Any]:
     """Puts a recorded champion through today's confirmation, as a run confirms its first one."""
     with tempfile.TemporaryDirectory() as folder:
-        changes = {"problem": job.problem(), **({"baseline": baseline} if baseline else {})}
+        problem = job.problem()
+        if layout:
+            problem["variants"] += [{**each, "layout": layout} for each in problem["variants"]]
+        changes = {"problem": problem, **({"baseline": baseline} if baseline else {})}
         path = derive(job.space, changes, Path(folder) / "space.yaml")
         setup = load_kernel_setup(path, "cuda:0")
         planner = setup.planner
@@ -258,7 +264,7 @@ def confirm_all(records: Records, options: argparse.Namespace) -> None:
         if job.name not in records or job.name in done or (only and job.name not in only):
             continue
         heat(options.heat)
-        found.append(confirm(job, records[job.name], options.baseline))
+        found.append(confirm(job, records[job.name], options.baseline, options.layout))
         about = {name: found[-1][name] for name in shown}
         warm = [m for m in found[-1]["measurements"] if m["cache"] == "warm"]
         speedups = [[round(m["speedup"], 3), m["before"]] for m in warm if not m["held_out"]]
@@ -375,6 +381,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--confirm", type=Path)
     parser.add_argument("--baseline", default="", help="of --confirm")
+    parser.add_argument("--layout", default="", help="of --confirm")
     parser.add_argument("--heat", type=float, default=0.0, metavar="SECONDS", help="of --confirm")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
