@@ -61,6 +61,7 @@ WIDEST = {
     "wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 64, "STAGES": 2, "QUERY_STAGES": 1},
 }
 MLA = {**shape_of(4, 16, 2048, 192), "value_dim": 128}
+MLA_START = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "QUERY_STAGES": 1}}
 JOBS = (
     Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL),
     Job("window 1024", {**CAUSAL, "window_left": 1023}, start=WINDOW),
@@ -83,7 +84,7 @@ JOBS = (
     Job("sinks 128", {**CAUSAL, "sinks": True}, LONG, plain="causal 128", start=WIDE),
     Job("score mod 128", {**CAUSAL, "score_mod": MOD}, LONG, plain="causal 128", start=WIDE_BIASED),
     Job("256", CAUSAL, shape_of(16, 16, 2048, 256), "sdpa:best", "", start=WIDEST),
-    Job("192 with values of 128", CAUSAL, MLA, "sdpa:best", "", ("mma",)),
+    Job("192 with values of 128", CAUSAL, MLA, "sdpa:best", "", start=MLA_START),
 )
 
 

@@ -2,12 +2,14 @@
 //
 //   out = softmax(softmax_scale * q k^T) v, a block of BLOCK_N keys at a time, scores, weights and sums in registers.
 //
-// Shapes      q, out (batch, heads, seq_len_q, HEAD_DIM); k, v (batch, kv_heads, seq_len_k, HEAD_DIM), 16-byte aligned,
-//             each with strides of its own, in elements: any multiples of 8 that keep rows contiguous, between rows
-//             below 2^30. heads is a multiple of kv_heads: a group of heads shares one kv head. Lengths >= 1.
+// Shapes      q (batch, heads, seq_len_q, HEAD_DIM), k (batch, kv_heads, seq_len_k, HEAD_DIM); out and v the same with
+//             VALUE_DIM in place of HEAD_DIM. 16-byte aligned, each with strides of its own, in elements: any multiples
+//             of 8 that keep rows contiguous, between rows below 2^30. heads is a multiple of kv_heads: a group of
+//             heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
-// Problem     HEAD_DIM (32, 64, 96, 128, 192, 256), CAUSAL, DTYPE, and features: row_features.h. VALUE_DIM is HEAD_DIM.
+// Problem     HEAD_DIM (32, 64, 96, 128, 192, 256), VALUE_DIM (of the same, at most HEAD_DIM), CAUSAL, DTYPE, and
+//             features: row_features.h.
 //
 // How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps loads Q, and K
 // and V in blocks of BLOCK_N keys, by TMA, STAGES deep, the last block first. It runs ahead of the consumers by as many
@@ -53,11 +55,11 @@
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
 // Constraints  Registers of a thread: at entry 65536 / (threads * MIN_CTAS), with threads in whole warpgroups, rounded
-//              down to a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, HEAD_DIM / 2 sums,
+//              down to a multiple of 8, at most 255. A consumer holds BLOCK_N / 2 scores, VALUE_DIM / 2 sums,
 //              BLOCK_N / 4 pairs of weights a set, HEAD_DIM / 4 pairs of Q with Q_IN_REGS, and some 30 more; ptxas
-//              wants the operands of one product (BLOCK_N / 2 or HEAD_DIM / 2 registers, and 30) within the registers
+//              wants the operands of one product (BLOCK_N / 2 or VALUE_DIM / 2 registers, and 30) within the registers
 //              at entry.
-//              SPLIT_KV > 1: PERSISTENT 0, STORE direct, HEAD_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
+//              SPLIT_KV > 1: PERSISTENT 0, STORE direct, VALUE_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
@@ -68,12 +70,14 @@
 //              arguments: block (1024), no shared memory.
 // Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors, with their strides, and boxes
 //              (1, pack, 64 / pack, panel) for q and out, (1, 1, BLOCK_N / CLUSTER, panel) for k and v. A panel is 64
-//              columns, 32 where HEAD_DIM is no multiple of 64. Swizzled by the bytes of a panel's row, 128 or 64.
+//              columns, 32 where HEAD_DIM (of v and out: VALUE_DIM) is no multiple of 64. Swizzled by the bytes of a
+//              panel's row, 128 or 64.
 // Workspace    SHARE_TAIL, no CAUSAL, no window, else unused: parts float[(blocks + sets % blocks - 1) * BLOCK_M *
-//              (HEAD_DIM + 2)] for a grid of `blocks`, any content.
-// Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * BLOCK_M + 2 * STAGES * BLOCK_N) + 16 * (QUERY_STAGES + 2 * STAGES)
+//              (VALUE_DIM + 2)] for a grid of `blocks`, any content.
+// Shared bytes 2 * (HEAD_DIM * QUERY_STAGES * BLOCK_M + (HEAD_DIM + VALUE_DIM) * STAGES * BLOCK_N)
+//              + 16 * (QUERY_STAGES + 2 * STAGES)
 //              BIAS_IN_PRODUCT: + 32 * BLOCK_N
-//              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (HEAD_DIM / 8 / SPLIT_KV + 1)
+//              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (VALUE_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others 3_mma.cu.
 // Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are
 //              computed; some exponentials by multiply-adds, since MUFU is slow; registers moved from the producer to
@@ -113,7 +117,8 @@
 namespace {
 
 using Element = unsigned short;  // the bits: only conversions and products look inside
-using Rows = Panels<HEAD_DIM>;
+using Rows = Panels<HEAD_DIM>;  // of Q and K
+using ValueRows = Panels<VALUE_DIM>;  // of V and the output
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
@@ -146,10 +151,10 @@ static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of t
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a cluster has one tile");
 static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns, which are no box");
 static_assert(!SHARE_TAIL || (PERSISTENT && CLUSTER == 1), "only blocks that walk on their own share the last tiles");
-static_assert(HEAD_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
+static_assert(VALUE_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
 static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
 static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window are masked, one by one");
-static_assert(VALUE_DIM == HEAD_DIM, "values are as wide as keys");
+static_assert(VALUE_DIM <= HEAD_DIM, "the output goes through Q's shared memory");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
 // Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their
@@ -157,18 +162,19 @@ static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least o
 // mbarriers, and the last mbarrier counts their bytes.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
-constexpr unsigned kBlockBytes = 2 * BLOCK_N * HEAD_DIM;
+constexpr unsigned kKeyBytes = 2 * BLOCK_N * HEAD_DIM, kValueBytes = 2 * BLOCK_N * VALUE_DIM;  // of a block
 constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
-constexpr unsigned kValuesAt = kKeysAt + STAGES * kBlockBytes;
+constexpr unsigned kValuesAt = kKeysAt + STAGES * kKeyBytes;
 constexpr unsigned kBiasBytes = BIAS_IN_PRODUCT ? 32 * BLOCK_N : 0;
-constexpr unsigned kBiasAt = kValuesAt + STAGES * kBlockBytes;
+constexpr unsigned kBiasAt = kValuesAt + STAGES * kValueBytes;
 constexpr unsigned kPartsAt = kBiasAt + kBiasBytes;
-constexpr int kMergedTiles = HEAD_DIM / 8 / SPLIT_KV;  // tiles of 8 columns that a block merges
+constexpr int kMergedTiles = VALUE_DIM / 8 / SPLIT_KV;  // tiles of 8 columns that a block merges
 constexpr unsigned kWarpPartBytes = 512 * (1 + kMergedTiles);
 constexpr unsigned kPartBytes = 4 * CONSUMER_WARPGROUPS * kWarpPartBytes;
 constexpr unsigned kBarriersAt = kPartsAt + (SPLIT_KV - 1) * kPartBytes;
 constexpr int kBarriers = 2 * (QUERY_STAGES + 2 * STAGES);
-static_assert(kGroupQueryBytes % 1024 == 0 && kBlockBytes % 1024 == 0, "the swizzle repeats after 1024 bytes");
+static_assert(kGroupQueryBytes % 1024 == 0 && kKeyBytes % 1024 == 0 && kValueBytes % 1024 == 0,
+              "the swizzle repeats after 1024 bytes");
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 __device__ __forceinline__ unsigned shared_at(unsigned offset) {
@@ -177,8 +183,8 @@ __device__ __forceinline__ unsigned shared_at(unsigned offset) {
 __device__ __forceinline__ unsigned query_at(int stage, int group) {
   return shared_at(stage * kQueryBytes + group * kGroupQueryBytes);
 }
-__device__ __forceinline__ unsigned key_at(int stage) { return shared_at(kKeysAt + stage * kBlockBytes); }
-__device__ __forceinline__ unsigned value_at(int stage) { return shared_at(kValuesAt + stage * kBlockBytes); }
+__device__ __forceinline__ unsigned key_at(int stage) { return shared_at(kKeysAt + stage * kKeyBytes); }
+__device__ __forceinline__ unsigned value_at(int stage) { return shared_at(kValuesAt + stage * kValueBytes); }
 
 __device__ __forceinline__ unsigned barrier_at(int number) { return shared_at(kBarriersAt + 8 * number); }
 __device__ __forceinline__ unsigned query_full(int stage) { return barrier_at(stage); }

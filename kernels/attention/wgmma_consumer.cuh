@@ -30,7 +30,7 @@ struct Consumer {
   Ring<QUERY_STAGES> query;
   Ring<STAGES> key, value;
   Softmax softmax;
-  float output[HEAD_DIM / 2];
+  float output[VALUE_DIM / 2];
   float scores[BLOCK_N / 2];
   unsigned weights[WEIGHT_SETS][BLOCK_N / 4];
   unsigned queries[Q_IN_REGS ? HEAD_DIM / 4 : 1];
@@ -99,9 +99,9 @@ struct Consumer {
     const auto& p = weights[SET];
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step)
-      Product<HEAD_DIM>::of_registers<kBfloat16, true, 1>(output, p[4 * step], p[4 * step + 1], p[4 * step + 2],
-                                                          p[4 * step + 3],
-                                                          Rows::by_rows(value_at(value.stage), BLOCK_N, step));
+      Product<VALUE_DIM>::of_registers<kBfloat16, true, 1>(output, p[4 * step], p[4 * step + 1], p[4 * step + 2],
+                                                           p[4 * step + 3],
+                                                           ValueRows::by_rows(value_at(value.stage), BLOCK_N, step));
     close_products();
   }
 
@@ -343,12 +343,12 @@ struct Consumer {
   __device__ __forceinline__ void attend(const Place& place) {
     softmax.begin();
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) output[i] = 0.0f;
+    for (int i = 0; i < VALUE_DIM / 2; ++i) output[i] = 0.0f;
     if (!place.is_empty()) sum_share(place);
     if constexpr (SPLIT_KV > 1) {
       wait_for_open_inboxes();
       if (place.query_of(group, 16 * warp) < problem.seq_len_q) {  // the warp's first row
-        float merged[HEAD_DIM / 2 / SPLIT_KV];
+        float merged[VALUE_DIM / 2 / SPLIT_KV];
         merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.exponent_scale());
         store_rows(place, merged, place.share * 8 * kMergedTiles);
       }
@@ -395,16 +395,16 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int tile = 0; tile < HEAD_DIM / 8; ++tile)
-        store_word(to + Rows::chunk_at(64, row_of(half), tile) + lane % 4 * 4,
+      for (int tile = 0; tile < VALUE_DIM / 8; ++tile)
+        store_word(to + ValueRows::chunk_at(64, row_of(half), tile) + lane % 4 * 4,
                    rounded_pair(output, tile, half, scale[half]));
     share_with_engines();
     sync_named(kFirstStore + group, 128);
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
-      for (int panel = 0; panel < Rows::kCount; ++panel)
-        store_box(problem.out_map, to + Rows::panel_at(64, panel), panel * Rows::kPanel, place.query_of(group, 0),
-                  place.head, place.batch);
+      for (int panel = 0; panel < ValueRows::kCount; ++panel)
+        store_box(problem.out_map, to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel,
+                  place.query_of(group, 0), place.head, place.batch);
       wait_stores_read();
       arrive_at_mbarrier(query_empty(query.stage));
     }

@@ -1,6 +1,6 @@
 // Merging the sums of a cluster's blocks, which took shares of one tile's keys (SPLIT_KV).
 //
-// Each block merges HEAD_DIM / SPLIT_KV columns of the tile and stores them. A thread sends to the thread of the same
+// Each block merges VALUE_DIM / SPLIT_KV columns of the tile and stores them. A thread sends to the thread of the same
 // number in each other block, which has the same rows. It sends the columns of its sums that the other block merges,
 // and its maxima and sums of weights (over its own keys and columns: the four lanes of a row are added at the end, as
 // always). So shares merge like blocks of keys: M = max m, weights w = 2^(scale (m - M)), l = sum w l, o = sum w o. A
@@ -33,7 +33,7 @@ __device__ __forceinline__ unsigned inbox_bytes(const Place& place) {
 // Called by whole warps, after wait_for_open_inboxes(). `merged` becomes the columns that this block merges, and
 // `softmax` gets the maxima and sums over all blocks. OTHERS: the number of the cluster's other blocks.
 template <int OTHERS>
-__device__ __forceinline__ void merge_over_cluster(Softmax& softmax, const float (&output)[HEAD_DIM / 2],
+__device__ __forceinline__ void merge_over_cluster(Softmax& softmax, const float (&output)[VALUE_DIM / 2],
                                                    float (&merged)[4 * kMergedTiles], float scale) {
   const unsigned own = blockIdx.x % SPLIT_KV;
   const unsigned inbox = barrier_at(kBarriers);

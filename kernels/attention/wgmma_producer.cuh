@@ -19,12 +19,12 @@ struct Producer {
 
   __device__ Producer(const Problem& of) : problem(of) {}
 
-  template <int COUNT>
+  template <class Shared, int COUNT>
   __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, unsigned full, int row, int head,
                                             int batch) const {
 #pragma unroll
-    for (int panel = 0; panel < Rows::kCount; ++panel)
-      load_box(to + Rows::panel_at(COUNT, panel), map, full, panel * Rows::kPanel, row, head, batch);
+    for (int panel = 0; panel < Shared::kCount; ++panel)
+      load_box(to + Shared::panel_at(COUNT, panel), map, full, panel * Shared::kPanel, row, head, batch);
   }
 
   __device__ __forceinline__ void load_queries(const Place& place) {
@@ -33,22 +33,23 @@ struct Producer {
     expect_bytes(full, kQueryBytes);
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
-      load_rows<64>(query_at(queries.stage, group), problem.q, full, place.query_of(group, 0), place.head,
+      load_rows<Rows, 64>(query_at(queries.stage, group), problem.q, full, place.query_of(group, 0), place.head,
                     place.batch);
     queries.advance();
   }
 
   // Loads BLOCK_N rows of K or V; with CLUSTER, this block's part of them for all blocks. Each block counts all rows.
+  template <class Shared>
   __device__ __forceinline__ void load_block(unsigned to, const TensorMap& map, unsigned full, int row,
                                              const Place& place) const {
     if constexpr (CLUSTER == 1) {
-      load_rows<BLOCK_N>(to, map, full, row, place.kv_head, place.batch);
+      load_rows<Shared, BLOCK_N>(to, map, full, row, place.kv_head, place.batch);
     } else {
       const int first = Place::number_in_cluster() * (BLOCK_N / CLUSTER);
 #pragma unroll
-      for (int panel = 0; panel < Rows::kCount; ++panel)
-        load_box_for_all<CLUSTER>(to + Rows::panel_at(BLOCK_N, panel) + first * Rows::kRowBytes, map, full,
-                                  panel * Rows::kPanel, row + first, place.kv_head, place.batch);
+      for (int panel = 0; panel < Shared::kCount; ++panel)
+        load_box_for_all<CLUSTER>(to + Shared::panel_at(BLOCK_N, panel) + first * Shared::kRowBytes, map, full,
+                                  panel * Shared::kPanel, row + first, place.kv_head, place.batch);
     }
   }
 
@@ -56,11 +57,11 @@ struct Producer {
     for (int step = place.first_step; step < place.end_step; ++step) {
       const int row = place.first_key(step);
       wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
-      expect_bytes(key_full(keys.stage), kBlockBytes);
-      load_block(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
+      expect_bytes(key_full(keys.stage), kKeyBytes);
+      load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
       wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
-      expect_bytes(value_full(keys.stage), kBlockBytes);
-      load_block(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
+      expect_bytes(value_full(keys.stage), kValueBytes);
+      load_block<ValueRows>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
       keys.advance();
     }
   }

@@ -12,7 +12,7 @@
 
 namespace {
 
-using TailPart = SplitPart<BLOCK_M, HEAD_DIM>;
+using TailPart = SplitPart<BLOCK_M, VALUE_DIM>;
 
 __device__ __forceinline__ float* tail_part_at(const Problem& problem, int number) {
   return problem.parts + static_cast<long long>(number) * TailPart::kFloats;
@@ -21,10 +21,10 @@ __device__ __forceinline__ float* tail_part_at(const Problem& problem, int numbe
 // Called by a warp: stores its 16 rows, from `first_row` of the tile on, for which exists(row).
 template <class Exists>
 __device__ __forceinline__ void store_tail_part(float* part, int first_row, const Softmax& softmax,
-                                                const float (&output)[HEAD_DIM / 2], Exists exists) {
-  PartFragments<1, HEAD_DIM / 8> sums;
+                                                const float (&output)[VALUE_DIM / 2], Exists exists) {
+  PartFragments<1, VALUE_DIM / 8> sums;
 #pragma unroll
-  for (int i = 0; i < HEAD_DIM / 2; ++i) sums.output[0][i / 4][i % 4] = output[i];
+  for (int i = 0; i < VALUE_DIM / 2; ++i) sums.output[0][i / 4][i % 4] = output[i];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     sums.maximum[0][half] = softmax.maximum[half];

@@ -219,6 +219,24 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
     assert not complaints(tmp_path, shape, {"causal": True, "window_left": 40}, values)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "values"),
+    [
+        (96, 64, ONE),  # panels of 32 columns and of 64
+        _later(192, 128, {**TWO, "QUERY_STAGES": 1, "STAGES": 1}),
+        _later(64, 32, CLUSTER),
+        _later(64, 32, {**SPLIT, "PACK_GQA": False}),
+        _later(64, 32, TAIL),
+        _later(128, 32, {**ONE, "Q_IN_REGS": True, "STORE": "bulk"}),
+    ],
+)
+def test_values_may_be_narrower_than_keys(
+    head_dim: int, value_dim: int, values: Values, tmp_path: Path
+) -> None:
+    shape = {**SHORT, "head_dim": head_dim, "value_dim": value_dim}
+    assert not complaints(tmp_path, shape, {"sinks": True, "lse": True}, values)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("right", "wrong", "variant"),
