@@ -172,6 +172,14 @@ def explained(runs: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+def ablate(runs: Path, number: int) -> None:
+    """Measures the single changes of a trial in turn with it. `explain` with its effects would also
+    profile three of the changes and measure pairs."""
+    words = [*EVOTUNE, "ablate", "latest", "--trial", str(number), "--trust"]
+    words += ["--runs-dir", str(runs)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+
 def time_us(
     item: Item, configuration: Mapping[str, Any], sizes: Sizes, folder: Path
 ) -> float | None:

@@ -1,17 +1,23 @@
-"""The records of a part of `explain_trials.py`: kept in a file from call to call, and in time."""
+"""The records of a part of `explain_trials.py`: kept in a file from call to call, and in time.
+Several processes may measure different items of one file."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+Summary = Callable[[Sequence[Record]], Record | None]
+"""Makes a record of all that are kept; None where there is nothing to say."""
 
 
 @dataclass
@@ -29,10 +35,8 @@ class Records:
 
     def __post_init__(self) -> None:
         self._start = self._item_start = self.clock()
-        self._longest_s = 0.0
-        if self.path is not None and self.path.exists():
-            self.items = json.loads(self.path.read_text())["items"]
-            self._longest_s = max((record.get("item_s", 0.0) for record in self.items), default=0.0)
+        self._read()
+        self._longest_s = max((record.get("item_s", 0.0) for record in self.items), default=0.0)
 
     def wants(self, name: str) -> bool:
         """Whether an item is to be done: it has no record yet, and time is left for it."""
@@ -46,16 +50,23 @@ class Records:
         self._item_start = now
         return True
 
-    def add(self, record: Record, *, timed: bool = True) -> None:
-        """Keeps the record; one of the same name goes. `timed`: with the seconds since its item
-        began."""
-        if timed:
-            item_s = round(self.clock() - self._item_start, 1)
-            self._longest_s = max(self._longest_s, item_s)
-            record = {**record, "item_s": item_s}
-        self.items = [each for each in self.items if each["name"] != record["name"]]
-        self.items.append(record)
-        if self.path is not None:
+    def add(self, record: Record) -> None:
+        """Keeps the record, with the seconds since its item began; one of the same name goes."""
+        item_s = round(self.clock() - self._item_start, 1)
+        self._longest_s = max(self._longest_s, item_s)
+        self._update(lambda kept: {**record, "item_s": item_s})
+
+    def add_summary(self, summary: Summary) -> Record | None:
+        """Keeps the record about all items, if there is one, and returns it."""
+        return self._update(summary)
+
+    def _update(self, make: Summary) -> Record | None:
+        """Adds the record that `make` makes of those that are kept."""
+        if self.path is None:
+            return self._take(make)
+        with _locked(self.path.parent):
+            self._read()  # another process may have measured other items
+            record = self._take(make)
             command = " ".join(["python", "benchmarks/explain_trials.py", *sys.argv[1:]])
             date = datetime.now(UTC).isoformat(timespec="seconds")
             data = {"command": command, "date": date, "items": self.items}
@@ -63,3 +74,26 @@ class Records:
             written = self.path.with_name(f"{self.path.name}.part")
             written.write_text(json.dumps(data, indent=1) + "\n")
             written.replace(self.path)
+        return record
+
+    def _take(self, make: Summary) -> Record | None:
+        record = make(self.items)
+        if record is not None:
+            others = [each for each in self.items if each["name"] != record["name"]]
+            self.items = [*others, record]
+        return record
+
+    def _read(self) -> None:
+        if self.path is not None and self.path.exists():
+            self.items = json.loads(self.path.read_text())["items"]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one process at a time, of those that ask so for this folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

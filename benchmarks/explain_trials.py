@@ -1,17 +1,22 @@
 """Puts `evotune explain` to the test on a device: are its statements confirmed by measurements?
 
     python benchmarks/explain_trials.py story -o FILE         the WMMA run retold
-    python benchmarks/explain_trials.py champions -o FILE     eight limiters, an intervention each
+    python benchmarks/explain_trials.py champions -o FILE     eight limiters, suggestions tried
     python benchmarks/explain_trials.py predictions -o FILE   20 changes a space, predicted too
     python benchmarks/explain_trials.py planted -o FILE       three planted causes
-    python benchmarks/explain_trials.py tries -o FILE         suggestions, estimated and measured
 
 Each part writes JSON after each item and prints a line for it. The same command again skips the
 items that FILE has, so a part can be cut off at any time. With `--minutes M` no item is begun that
 would probably end later. An item that fails is named, the others go on, and the exit code is 1.
 `--only NAME ...` picks items of a part. `--trials N` sets the trials of a search, `--other-trials`
-those of the search at an intervention's other shape (0: none). `--smoke` takes small spaces of
-the CPU, to see that the parts work. Interventions are in `explain_items.py`.
+those of the search at an intervention's other shape (0: none). `--no-confirm` takes the best trial
+of a search for the champion, `--no-effects` leaves out its single changes, which most suggestions
+come from: each saves about 20 s an item. `--smoke` takes small spaces of the CPU, to see that the
+parts work. Interventions are in `explain_items.py`.
+
+On several GPUs a process for each may measure other items into the same FILE:
+
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/explain_trials.py champions --only NAME … -o FILE
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from explain_items import (
     Item,
     OtherShape,
     Sizes,
+    ablate,
     alone,
     best_of,
     explained,
@@ -43,7 +49,7 @@ from explain_items import (
     unconfirmed,
 )
 from explain_planted import PLANTED, PLANTED_SMOKE, planted
-from explain_records import Record, Records
+from explain_records import Record, Records, Summary
 from tuning import derive, environment, shipped, tune
 
 from evotune.engine.ablation import AblationRow, changes_of, measured_rows
@@ -113,13 +119,18 @@ def story(options: argparse.Namespace, name: str) -> Iterator[Record]:
 
 
 def champions(options: argparse.Namespace, name: str) -> Iterator[Record]:
-    """The champion's limiter, and whether the intervention's time agrees with it."""
-    item = champion_item(options, name)
+    """The champion's limiter, and whether the intervention's time agrees with it. Every suggestion,
+    with the measured time of each one that is a configuration."""
+    known = SMOKE if options.smoke else CHAMPIONS
+    item = next(item for item in known if item.name == name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        report = searched(item, options, folder)
+        report = searched(item, options, folder, confirm=options.confirm)
         best = best_of(report)
-        found = explained(folder / "runs", "--no-effects", "--trial", str(best["number"]))
+        if options.effects:
+            ablate(folder / "runs", best["number"])
+        words = ("--no-effects", "--try", "--trial", str(best["number"]))
+        found = explained(folder / "runs", *words)
         configuration = best["configuration"]
         own_us = time_us(item, configuration, item.sizes, folder)
 
@@ -140,8 +151,30 @@ def champions(options: argparse.Namespace, name: str) -> Iterator[Record]:
             "roofline": found["roofline"],
             "configuration": configuration,
             "time_us": own_us,
+            **tries_of(found["next"]),
             **intervention(item, found["limiter"]["name"], own_us, other_shape),
         }
+
+
+def tries_of(suggestions: Sequence[Record]) -> Record:
+    """How many of the suggestions were measured, and how many of these are faster."""
+    tried = [each for each in suggestions if each["configuration"] is not None]
+    right = [each for each in tried if (each["measured"] or 0) > 1]
+    return {"suggestions": suggestions, "tried": len(tried), "right": len(right)}
+
+
+def confirmed_and_right(records: Sequence[Record]) -> Record | None:
+    """Over all champions that are measured so far."""
+    found = [record for record in records if "suggestions" in record]
+    if not found:
+        return None
+    return {
+        "name": "all",
+        "champions": len(found),
+        "confirmed": sum(record["confirmed"] for record in found),
+        "tried": sum(record["tried"] for record in found),
+        "right": sum(record["right"] for record in found),
+    }
 
 
 def predictions(options: argparse.Namespace, name: str) -> Iterator[Record]:
@@ -226,29 +259,6 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def tries(options: argparse.Namespace, name: str) -> Iterator[Record]:
-    """Runs `explain --try` on a champion: every suggestion, with the measured time of each one that
-    is a configuration."""
-    item = champion_item(options, name)
-    with tempfile.TemporaryDirectory() as temporary:
-        report = searched(item, options, Path(temporary), confirm=False)
-        found = explained(Path(temporary) / "runs", "--no-effects", "--try")
-    tried = [s for s in found["next"] if s["configuration"] is not None]
-    right = [s for s in tried if (s["measured"] or 0) > 1]
-    yield {
-        "name": name,
-        "environment": environment(report),
-        "limiter": found["limiter"]["name"],
-        "suggestions": found["next"],
-        "tried": len(tried),
-        "right": len(right),
-    }
-
-
-def champion_item(options: argparse.Namespace, name: str) -> Item:
-    return next(item for item in (SMOKE if options.smoke else CHAMPIONS) if item.name == name)
-
-
 @dataclass(frozen=True)
 class Part:
     """A part's items, by name, and how one of them is measured.
@@ -262,7 +272,7 @@ class Part:
     names: Sequence[str]
     smoke: Sequence[str]
     item_s: float
-    summary: Callable[[Sequence[Record]], Record | None] = lambda records: None
+    summary: Summary = lambda records: None
 
     def chosen(self, options: argparse.Namespace) -> list[str]:
         """The items of this call; ends the program where `--only` names an unknown one."""
@@ -273,20 +283,23 @@ class Part:
         return [name for name in names if not options.only or name in options.only]
 
 
-_NAMES = [item.name for item in CHAMPIONS]
-_SMOKE_NAMES = [item.name for item in SMOKE]
 PARTS: Mapping[str, Part] = {
     "story": Part(story, ["explanation"], ["explanation"], 300.0),
-    "champions": Part(champions, _NAMES, _SMOKE_NAMES, 95.0),
+    "champions": Part(
+        champions,
+        [item.name for item in CHAMPIONS],
+        [item.name for item in SMOKE],
+        140.0,
+        confirmed_and_right,
+    ),
     "predictions": Part(predictions, PREDICTED, PREDICTED_SMOKE, 100.0, pooled),
     "planted": Part(planted, [p[0] for p in PLANTED], [p[0] for p in PLANTED_SMOKE], 30.0),
-    "tries": Part(tries, _NAMES, _SMOKE_NAMES, 75.0),
 }
 
 
 def line(record: Mapping[str, Any]) -> str:
-    shown = ("name", "headline", "intervention", "ratio", "confirmed", "rank_correlation", "tried")
-    shown += ("right", "time_us")
+    shown = ("name", "headline", "intervention", "ratio", "rank_correlation", "champions")
+    shown += ("confirmed", "tried", "right", "time_us")
     parts = [f"{name}: {record[name]}" for name in shown if name in record]
     if isinstance(record.get("limiter"), dict):
         parts.append(f"limiter: {record['limiter']['name'] or 'not known'}")
@@ -306,10 +319,10 @@ def measure_part(part: Part, options: argparse.Namespace, kept: Records) -> list
         except (subprocess.CalledProcessError, EvotuneError) as error:
             failed.append(name)
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
-    summary = part.summary(kept.items)
-    if summary is not None:
-        kept.add(summary, timed=False)
-        print(line(summary), flush=True)
+            continue
+        summary = kept.add_summary(part.summary)
+        if summary is not None:
+            print(line(summary), flush=True)
     return failed
 
 
@@ -321,6 +334,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=120)
     parser.add_argument("--other-trials", type=int, default=60)
     parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--no-confirm", dest="confirm", action="store_false")
+    parser.add_argument("--no-effects", dest="effects", action="store_false")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from evotune.engine.compiling import build_jobs
 from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.folder import RunFolder
 from evotune.engine.reopening import ReopenedRun, against
@@ -161,16 +162,20 @@ def measured_rows(
     progress: Progress | None = None,
 ) -> Iterator[AblationRow]:
     """Measures each change of trial `number`; the first one is the champion itself. The rows that
-    `progress` has are not measured; it gets the others."""
+    `progress` has are not measured; it gets the others. All of them are compiled before the first
+    is timed: on all cores, and none while a candidate is timed."""
     progress = progress or Progress()
     yield from tuple(progress.rows)
-    if len(progress.rows) == len(changes):
+    left = changes[len(progress.rows) :]
+    if not left:
         return
     with reopened.executor() as executor:
         rival = reopened.rival_jobs(champion)
-        for change in changes[len(progress.rows) :]:
-            proposal = reopened.planner.proposal(number, change.configuration)
-            proposal = against(proposal, rival)
+        planned = (reopened.planner.proposal(number, change.configuration) for change in left)
+        proposals = [against(proposal, rival) for proposal in planned]
+        jobs = [job for proposal in proposals for job in proposal.compile_jobs.values()]
+        build_jobs(jobs, reopened.setup.document.timeouts.compile_s)
+        for change, proposal in zip(left, proposals, strict=True):
             outcome = outcome_of(executor, proposal)
             if not progress.rows:  # the champion against itself
                 time_again = functools.partial(outcome_of, executor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +133,8 @@ def _is_wanting(kept: GatheredEvidence | None, access: Access) -> bool:
 
 
 def _seconds_a_trial(data: RunData) -> float:
-    """By the stages of the run's own trials; a paired measurement takes longer than theirs."""
+    """By the stages of the run's own trials; a paired measurement takes longer than theirs, and all
+    cores compile."""
     medians = {stage: statistics.median(s) for stage, s in data.totals.stage_s.items() if s}
-    return sum(s * (_PAIRED if stage == "measure" else 1) for stage, s in medians.items())
+    times = {"measure": _PAIRED, "compile": 1 / (os.cpu_count() or 1)}
+    return sum(s * times.get(stage, 1) for stage, s in medians.items())

@@ -21,12 +21,13 @@ from evotune.report.wording import configuration_text, value_text
 from evotune.search.trial_model import Difference
 from evotune.space.bound import BoundSpace
 from evotune.space.parameters import OrderedParameter
+from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Trial, Value
 
 _MOST: Final = 5
 _CONFIGURATIONS: Final = 3
 _LEAST: Final = 1.01  # a smaller estimate is not worth a line
-_LEAST_CERTAINTY: Final = 0.5  # of a prediction, in its deviations
+_BEST_OF_MANY: Final = 1.5  # half intervals of a measured gain, three deviations
 _ELITES: Final = 5  # whose neighbours are candidates
 
 
@@ -66,24 +67,14 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
     space, predictor, table = sources.space, sources.predictor, sources.table
     if space is None or predictor is None:
         return
-    tried = {trial.configuration for trial in table.trials}
-    failing = _failing(table)
-    ranked = sorted(range(len(table.valid)), key=lambda at: -table.fitness[at])[:_ELITES]
-    elites = [sources.champion.configuration, *(table.valid[at].configuration for at in ranked)]
-    pool = [
-        configuration
-        for elite in dict.fromkeys(elites)
-        for configuration in space.neighbours(elite)
-        if configuration not in tried and failing.isdisjoint(configuration.items())
-    ]
-    pool = list(dict.fromkeys(pool))
-    changes = predictor.changes(sources.champion.configuration, pool)
-    found = [(d, c) for d, c in zip(changes, pool, strict=True) if d is not None]
+    pool = untried_neighbours(sources.champion.configuration, space, table)
+    gains = predictor.gains(sources.champion, pool)
+    found = [(d, c) for d, c in zip(gains, pool, strict=True) if d is not None]
     shown = 0
     for difference, configuration in sorted(found, key=lambda item: -item[0].mean):
         if shown == _CONFIGURATIONS:
             return
-        if not _is_worth_a_line(difference):
+        if not is_worth_a_line(difference):
             continue
         moved = _moved(sources, configuration)
         if moved or _has_no_figure(sources):
@@ -91,12 +82,33 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
             yield _configuration(sources, configuration, difference, moved)
 
 
+def untried_neighbours(
+    champion: Configuration, space: SearchSpace, table: TrialTable
+) -> list[Configuration]:
+    """Of the champion and of the best trials, without values with which every trial failed."""
+    tried = {trial.configuration for trial in table.trials}
+    failing = _failing(table)
+    ranked = sorted(range(len(table.valid)), key=lambda at: -table.fitness[at])[:_ELITES]
+    elites = [champion, *(table.valid[at].configuration for at in ranked)]
+    found = [
+        configuration
+        for elite in dict.fromkeys(elites)
+        for configuration in space.neighbours(elite)
+        if configuration not in tried and failing.isdisjoint(configuration.items())
+    ]
+    return list(dict.fromkeys(found))
+
+
 def _measured_already(sources: Sources) -> Iterator[Suggestion]:
-    """Single changes of the explained trial that were measured in turn with it, and won."""
+    """Single changes of the explained trial that were measured in turn with it, and won. Of some
+    fifty changes the 95% interval of one leaves out 1 by chance, so a gain must be greater."""
     for effect in sources.effects:
         if effect.basis != "paired" or effect.same_code or not effect.worth or not effect.low:
             continue
-        if effect.high is not None and effect.high < 1:
+        if effect.high is None:
+            continue
+        half_interval = math.log(effect.high / effect.low) / 2
+        if -math.log(effect.worth) > _BEST_OF_MANY * half_interval:
             changed = {effect.parameter: effect.source, **effect.also}
             yield Suggestion(
                 kind="configuration",
@@ -109,14 +121,10 @@ def _measured_already(sources: Sources) -> Iterator[Suggestion]:
             )
 
 
-def _is_worth_a_line(difference: Difference) -> bool:
-    """Whether a predicted gain is large enough, and no mere noise of the model."""
-    certain = difference.mean >= _LEAST_CERTAINTY * difference.deviation
-    return certain and difference.mean >= math.log(_LEAST)
-
-
-def _unsure(difference: Difference) -> str:
-    return ", but is not sure: the interval holds 1" if difference.low <= 0 else ""
+def is_worth_a_line(difference: Difference) -> bool:
+    """Whether a predicted gain is large enough, and its 95% interval leaves out 1. With less most
+    suggestions are wrong: a search has tried what its model expects to be faster."""
+    return difference.low > 0 and difference.mean >= math.log(_LEAST)
 
 
 def _failing(table: TrialTable) -> set[tuple[str, Value]]:
@@ -136,7 +144,7 @@ def _configuration(
     return Suggestion(
         kind="configuration",
         text=configuration_text(changed),
-        rule=rule + _unsure(difference),
+        rule=rule,
         estimate=math.exp(difference.mean),
         low=math.exp(difference.low),
         high=math.exp(difference.high),
@@ -259,14 +267,14 @@ def _constraints(sources: Sources) -> Iterator[Suggestion]:
                 broken = space.violations(changed)
                 if len(broken) == 1:
                     wanted.append((parameter.name, value, broken[0]))
-    changes = predictor.changes(own, [{**own, name: value} for name, value, _ in wanted])
-    for (name, value, constraint), difference in zip(wanted, changes, strict=True):
-        if difference is not None and _is_worth_a_line(difference):
+    gains = predictor.gains(sources.champion, [{**own, name: value} for name, value, _ in wanted])
+    for (name, value, constraint), difference in zip(wanted, gains, strict=True):
+        if difference is not None and is_worth_a_line(difference):
             yield Suggestion(
                 kind="constraint",
                 text=configuration_text({name: value}),
                 rule=f"only the constraint `{constraint}` forbids it, and the search's model "
-                "expects it to be faster" + _unsure(difference),
+                "expects it to be faster",
                 estimate=math.exp(difference.mean),
                 low=math.exp(difference.low),
                 high=math.exp(difference.high),

@@ -76,3 +76,21 @@ class Predictor:
             self.model.changes(table.varied(start), [table.varied(one) for one in usable], figures)
         )
         return [next(found) if self.model.knows(table.varied(one)) else None for one in changed]
+
+    def gains(
+        self, start: Trial, changed: Sequence[Mapping[str, Value]]
+    ) -> list[Difference | None]:
+        """As `changes`, where `start` and the changes are picked as the best of many. The gain
+        counts from the measured fitness of `start` if that is greater than the model's, and the
+        deviation holds that of one measurement."""
+        own = start.configuration
+        figures = self._figures(own) if self._known else ()
+        expected = self.model.expected(self._table.varied(own), figures)
+        fitness = start.outcome.fitness
+        ahead = max(0.0, fitness - expected) if fitness is not None else 0.0
+        return [
+            Difference(found.mean - ahead, math.hypot(found.deviation, self.model.noise))
+            if found is not None
+            else None
+            for found in self.changes(own, changed)
+        ]

@@ -119,6 +119,15 @@ class TrialModel:
             return False
         return True
 
+    def expected(self, configuration: Mapping[str, Value], figures: Sequence[float] = ()) -> float:
+        """The predicted fitness. Of a configuration that was measured it is nearer to its
+        neighbours' than the measurement is."""
+        rows = self._rows([configuration])
+        linear = self._figures.of([figures], 1)
+        with _THREADS.limit(limits=1, user_api="blas"):
+            between = self._covariance(self._known, self._linear, rows, linear)
+            return self._centre + float((self._white @ (self._whiten @ between))[0])
+
     def contrasts(
         self,
         configurations: Sequence[Mapping[str, Value]],

@@ -95,6 +95,30 @@ def _part(run: RunFolder) -> Any:
         return store.meta("ablation_part")
 
 
+def test_all_changes_are_compiled_before_the_first_is_timed(
+    ablate: Ablate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    compile_all, measure = ablation_module.build_jobs, ablation_module.outcome_of
+
+    def build_jobs(jobs: list[Any], timeout_s: float) -> Any:
+        found = compile_all(jobs, timeout_s)
+        events.append(set(found))
+        return found
+
+    def outcome_of(executor: Any, proposal: Any) -> Outcome:
+        events.append(set(proposal.compile_jobs))
+        return measure(executor, proposal)
+
+    monkeypatch.setattr(ablation_module, "build_jobs", build_jobs)
+    monkeypatch.setattr(ablation_module, "outcome_of", outcome_of)
+    with brief_confirmations(processes=2):
+        assert ablate().exit_code == 0
+    compiled, *timed = events
+    assert len(timed) >= 5
+    assert compiled == set().union(*timed)
+
+
 def test_an_interrupted_ablation_goes_on_where_it_ended(
     ablate: Ablate, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

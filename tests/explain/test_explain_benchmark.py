@@ -45,7 +45,7 @@ def test_a_later_call_goes_on_with_the_items_that_are_left(
     now += 2.0
     assert not later.wants("d")  # the item "a" of the call before took 25 s
     later.add({"name": "c"})
-    later.add({"name": "all", "changes": 2}, timed=False)
+    later.add_summary(lambda records: {"name": "all", "changes": 2})
     again = module.Records(file, None, 10.0, clock)
     assert [(item["name"], item.get("item_s")) for item in again.items] == [
         ("a", 25.0),
@@ -53,6 +53,39 @@ def test_a_later_call_goes_on_with_the_items_that_are_left(
         ("c", 2.0),
         ("all", None),
     ]
+
+
+def test_two_processes_measure_items_of_one_file(
+    benchmark_module: BenchmarkModule, tmp_path: Path
+) -> None:
+    """As with a GPU each: neither loses what the other one wrote."""
+    module, trials = benchmark_module("explain_records"), benchmark_module("explain_trials")
+    file = tmp_path / "records.json"
+    one, other = (module.Records(file, None, 1.0) for _ in range(2))
+    kept = {"suggestions": [], "confirmed": True}
+    assert one.wants("a")
+    assert other.wants("b")
+    one.add({"name": "a", **kept, "tried": 2, "right": 1})
+    other.add({"name": "b", **kept, "confirmed": False, "tried": 1, "right": 1})
+    one.add_summary(trials.confirmed_and_right)
+    items = {item["name"]: item for item in json.loads(file.read_text())["items"]}
+    assert list(items) == ["a", "b", "all"]
+    counts = {"champions": 2, "confirmed": 1, "tried": 3, "right": 2}
+    assert items["all"] == {"name": "all", **counts}
+
+
+def test_a_suggestion_is_right_if_it_was_measured_to_be_faster(
+    benchmark_module: BenchmarkModule,
+) -> None:
+    module = benchmark_module("explain_trials")
+    suggestions = [
+        {"configuration": {"A": 1}, "measured": 1.02},
+        {"configuration": {"A": 2}, "measured": 0.98},
+        {"configuration": {"A": 3}, "measured": None},  # it failed
+        {"configuration": None, "measured": None},
+    ]
+    found = module.tries_of(suggestions)
+    assert found == {"suggestions": suggestions, "tried": 3, "right": 1}
 
 
 def options_of(**changes: Any) -> argparse.Namespace:
