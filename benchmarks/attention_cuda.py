@@ -41,11 +41,13 @@ import torch
 from tuning import champion, derive, environment, told, tune
 
 from evotune.backends.cuda import CudaBackend
+from evotune.engine.baseline_choice import chosen_baseline
 from evotune.engine.confirming import outcome_of, repeated
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.setup import load_kernel_setup
 from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.problems.attention import Attention
+from evotune.problems.libraries.library_catalog import asked
 from evotune.problems.problem import Case
 from evotune.trial import Configuration
 
@@ -186,11 +188,9 @@ def confirm(
         try:
             executor.open_devices()
             cases = [case for group in setup.cases.values() for case in group]
-            timings = [t for t in executor.time_baselines(cases).timings if t.passed]
+            timings = executor.time_baselines(cases, asked(setup.document.baseline)).timings
             executor.baselines = {
-                case.label: min(
-                    (t for t in timings if t.case == case.label), key=lambda t: t.time_us
-                ).name
+                case.label: chosen_baseline(setup.document, case, timings)
                 for case in setup.cases[TIMED] + setup.cases[HELD_OUT]
             }
             run = functools.partial(outcome_of, executor)

@@ -6,20 +6,72 @@ import argparse
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from evotune.engine.setup import load_kernel_setup
+from evotune.execute.executor import BaselineReport, BaselineTiming
+from evotune.problems.problem import Case
+from evotune.trial import Outcome, OutcomeKind
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_a_second_call_keeps_what_the_file_says_of_the_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Timer:
+    """Stands for the executor: it times SDPA, and the libraries that it is asked for."""
+
+    def __init__(self) -> None:
+        self.baselines: dict[str, str] = {}
+
+    def open_devices(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def time_baselines(self, cases: Sequence[Case], libraries: Sequence[str]) -> BaselineReport:
+        times = {"sdpa:cudnn": 1.0, **dict.fromkeys(libraries, 2.0)}
+        timings = (
+            BaselineTiming(case.label, name, time_us, passed=True)
+            for case in cases
+            for name, time_us in times.items()
+        )
+        return BaselineReport(tuple(timings), 0.0)
+
+
+@pytest.mark.parametrize(("baseline", "chosen"), [("", "sdpa:cudnn"), ("fa4", "fa4")])
+def test_a_champion_is_confirmed_against_the_baseline_that_is_asked_for(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, baseline: str, chosen: str
 ) -> None:
+    timer = Timer()
+    monkeypatch.setattr(
+        benchmark,
+        "load_kernel_setup",
+        lambda path, device: load_kernel_setup(path, "h200", compile_only=True),
+    )
+    monkeypatch.setattr(benchmark, "open_kernel_executor", lambda setup, folder: timer)
+    monkeypatch.setattr(benchmark, "outcome_of", lambda *_: Outcome(OutcomeKind.OK, fitness=0.0))
+    monkeypatch.setattr(benchmark, "repeated", lambda run, proposal, outcome, **_: outcome)
+    record = {"configuration": {}, "trial": 3, "measurements": []}
+    benchmark.confirm(benchmark.JOBS_BY_NAME["mission full"], record, baseline, "blhd")
+    assert set(timer.baselines.values()) == {chosen}
+    assert "(1,8,512,64,blhd) full" in timer.baselines
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.delitem(sys.modules, "attention_cuda", raising=False)
-    benchmark = importlib.import_module("attention_cuda")
+    return importlib.import_module("attention_cuda")
+
+
+def test_a_second_call_keeps_what_the_file_says_of_the_first(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     row = {"outcome": "ok", "reason": "", "seconds": 1.0, "device": None, "measurements": []}
     asked: list[tuple[str, ...]] = []
 
