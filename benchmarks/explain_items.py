@@ -14,8 +14,8 @@ leaves tiles too little work between two barriers, or where a multiprocessor has
 only, so that twice the batch means two waves. Such a time says nothing about the limiter.
 
 Three rules keep the search from choosing the answer. Every item gets it, whether or not the first
-time agrees with the limiter. It is shorter than the champion's own search, and the configuration
-that it finds is timed again alone, as the champion's is, so that it gains nothing by noise. And the
+time agrees with the limiter. It is shorter than the champion's own search and begins with the
+champion's configuration, and the configuration that it finds is timed again alone, as the champion's is, so that it gains nothing by noise. And the
 bounds hold on both sides: a shorter time helps `latency` at twice the batch and a unit at half the
 head size, but it speaks against a unit at twice the batch. Both times are kept in the data.
 """
@@ -220,11 +220,13 @@ def time_other_shape(
     trials: int,
     strategy: str = "evolution",
 ) -> OtherShape:
-    """Times the configuration at other sizes, and the best one of a search there."""
+    """Times the configuration at other sizes, and the best one of a search there, which begins with
+    it where it can run."""
     same_us = time_us(item, configuration, sizes, folder)
     if not trials:
         return OtherShape(same_us)
-    path = derive(item.space, {"problem": item.problem(sizes)}, folder / "other.yaml")
+    start = {} if same_us is None else {"default": dict(configuration)}
+    path = derive(item.space, {"problem": item.problem(sizes), **start}, folder / "other.yaml")
     try:
         report = unconfirmed(path, folder / "other", trials, strategy)
     except EvotuneError:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from evotune.errors import UsageError
 
@@ -183,3 +184,27 @@ def test_a_shape_on_which_nothing_runs_is_not_an_intervention(
     assert record["search_there"]["time_us"] is None
     record = module.intervention(item, "", 100.0, timed)
     assert record == {"intervention": "none fits", "confirmed": False}
+
+
+@pytest.mark.parametrize("runs_there", [True, False])
+def test_the_search_at_the_other_shape_begins_with_the_champion_where_that_runs(
+    benchmark_module: BenchmarkModule,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    runs_there: bool,
+) -> None:
+    module = benchmark_module("explain_items")
+    item = module.CHAMPIONS[1]
+    spaces = []
+
+    def unconfirmed(path: Path, *_: object) -> dict[str, Any]:
+        spaces.append(yaml.safe_load(path.read_text()))
+        trial = {"confirmed": False, "speedup": 1.0, "time_us": 5.0, "configuration": {"WARPS": 2}}
+        return {"trials": [trial]}
+
+    monkeypatch.setattr(module, "time_us", lambda *_: 8.0 if runs_there else None)
+    monkeypatch.setattr(module, "unconfirmed", unconfirmed)
+    champion = {"WARPS": 4, "STAGES": 3}
+    module.time_other_shape(item, champion, item.doubled["batch"], tmp_path, trials=5)
+    assert (spaces[0]["default"] == champion) is runs_there
