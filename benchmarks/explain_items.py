@@ -15,9 +15,10 @@ only, so that twice the batch means two waves. Such a time says nothing about th
 
 Three rules keep the search from choosing the answer. Every item gets it, whether or not the first
 time agrees with the limiter. It is shorter than the champion's own search and begins with the
-champion's configuration, and the configuration that it finds is timed again alone, as the champion's is, so that it gains nothing by noise. And the
-bounds hold on both sides: a shorter time helps `latency` at twice the batch and a unit at half the
-head size, but it speaks against a unit at twice the batch. Both times are kept in the data.
+champion's configuration, and the configuration that it finds is timed again alone, as the
+champion's is, so that it gains nothing by noise. And the bounds hold on both sides: a shorter time
+helps `latency` at twice the batch and a unit at half the head size, but it speaks against a unit at
+twice the batch. Both times are kept in the data.
 """
 
 from __future__ import annotations
