@@ -51,10 +51,10 @@ CAUSAL = {"causal": True}
 MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
-WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "SKIP_MASKED": True}}
+WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "SKIP_MASKED": True, "HALF_BLOCKS": True}}
 BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
-WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True}}
+WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True, "HALF_BLOCKS": True}}
 WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], "BIAS_IN_PRODUCT": True}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},

@@ -45,6 +45,8 @@
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
 //   CLUSTER              1, 2: blocks of a cluster that have tiles side by side. Each loads its part of every block of
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
+//   HALF_BLOCKS          0/1: of a block at either end of the keys only the half that rows of the warpgroup see gets a
+//                        softmax. See wgmma_consumer.cuh.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
@@ -61,6 +63,7 @@
 //              at entry.
 //              SPLIT_KV > 1: PERSISTENT 0, STORE direct, VALUE_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
+//              HALF_BLOCKS: WEIGHT_SETS 1, BLOCK_N a multiple of 32.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
@@ -99,6 +102,9 @@
 #endif
 #ifndef WALK_SNAKE
 #define WALK_SNAKE 0
+#endif
+#ifndef HALF_BLOCKS
+#define HALF_BLOCKS 0
 #endif
 #ifndef STORE_BULK
 #define STORE_BULK 0
@@ -153,6 +159,7 @@ static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns
 static_assert(!SHARE_TAIL || (PERSISTENT && CLUSTER == 1), "only blocks that walk on their own share the last tiles");
 static_assert(VALUE_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
 static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
+static_assert(!HALF_BLOCKS || (WEIGHT_SETS == 1 && BLOCK_N % 32 == 0), "halves are whole products, one by one");
 static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window are masked, one by one");
 static_assert(VALUE_DIM <= HEAD_DIM, "the output goes through Q's shared memory");
 static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");

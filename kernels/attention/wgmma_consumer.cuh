@@ -12,6 +12,11 @@
 // the last warpgroup gives the first one its turn; at the end the first one takes the turn that is left over, so that
 // no barrier ends half full.
 //
+// HALF_BLOCKS: of the first block of a tile's keys, and of the last one in a window, only half gets a softmax where no
+// row of the warpgroup sees the other half. The first block's scores and the last one's weighted values are products of
+// that half, too. (The first one's weighted values are not, and the other half's weights are 0: a copy of `advance` for
+// them made ptxas serialize all products, for want of registers.)
+//
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
 // part of a tile's keys go to global memory, see wgmma_tail.cuh.
 //
@@ -23,6 +28,11 @@
 #include "wgmma_tail.cuh"
 
 namespace {
+
+// The part of a block of keys that rows of the warpgroup see.
+enum Part { kWhole, kFirstHalf, kSecondHalf };
+__device__ __forceinline__ constexpr int keys_of(Part part) { return part == kWhole ? BLOCK_N : BLOCK_N / 2; }
+__device__ __forceinline__ constexpr int first_of(Part part) { return part == kSecondHalf ? BLOCK_N / 2 : 0; }
 
 struct Consumer {
   const Problem& problem;
@@ -72,33 +82,40 @@ struct Consumer {
   __device__ __forceinline__ void wait_keys() const { wait_mbarrier(key_full(key.stage), key.parity); }
   __device__ __forceinline__ void wait_values() const { wait_mbarrier(value_full(value.stage), value.parity); }
 
-  template <int STEP>
-  __device__ __forceinline__ void multiply_columns() {
-    const unsigned long long b = Rows::by_columns(key_at(key.stage), BLOCK_N, STEP);
-    if constexpr (Q_IN_REGS)
-      Product<BLOCK_N>::of_registers<kBfloat16, (STEP > 0), 0>(scores, queries[4 * STEP], queries[4 * STEP + 1],
-                                                               queries[4 * STEP + 2], queries[4 * STEP + 3], b);
-    else
-      Product<BLOCK_N>::of_shared<kBfloat16, (STEP > 0)>(
-          scores, Rows::by_columns(query_at(query.stage, group), 64, STEP), b);
-    if constexpr (STEP + 1 < HEAD_DIM / 16) multiply_columns<STEP + 1>();
+  template <Part PART>
+  __device__ __forceinline__ float (&scores_of())[keys_of(PART) / 2] {
+    return reinterpret_cast<float(&)[keys_of(PART) / 2]>(scores[first_of(PART) / 2]);
   }
 
-  // scores = Q K^T, as a group of its own.
+  template <Part PART, int STEP>
+  __device__ __forceinline__ void multiply_columns() {
+    using QueriesByKeys = Product<keys_of(PART)>;
+    const unsigned long long b = Rows::by_columns(key_at(key.stage), BLOCK_N, STEP);
+    if constexpr (Q_IN_REGS)
+      QueriesByKeys::template of_registers<kBfloat16, (STEP > 0), 0>(
+          scores_of<PART>(), queries[4 * STEP], queries[4 * STEP + 1], queries[4 * STEP + 2], queries[4 * STEP + 3], b);
+    else
+      QueriesByKeys::template of_shared<kBfloat16, (STEP > 0)>(
+          scores_of<PART>(), Rows::by_columns(query_at(query.stage, group), 64, STEP), b);
+    if constexpr (STEP + 1 < HEAD_DIM / 16) multiply_columns<PART, STEP + 1>();
+  }
+
+  // scores = Q K^T, as a group of its own. PART: the whole or the first half.
+  template <Part PART = kWhole>
   __device__ __forceinline__ void issue_scores() {
-    multiply_columns<0>();
+    multiply_columns<PART, 0>();
     if constexpr (kBiasRides)
-      Product<BLOCK_N>::of_registers<kBfloat16, true, 0>(scores, row_bias.pairs[0], row_bias.pairs[1], 0u, 0u,
-                                                         key_bias_operand(shared_at(kBiasAt)));
+      Product<keys_of(PART)>::template of_registers<kBfloat16, true, 0>(
+          scores_of<PART>(), row_bias.pairs[0], row_bias.pairs[1], 0u, 0u, key_bias_operand(shared_at(kBiasAt)));
     close_products();
   }
 
   // output += P V, as a group of its own.
-  template <int SET>
+  template <int SET, Part PART>
   __device__ __forceinline__ void issue_values() {
     const auto& p = weights[SET];
 #pragma unroll
-    for (int step = 0; step < BLOCK_N / 16; ++step)
+    for (int step = first_of(PART) / 16; step < (first_of(PART) + keys_of(PART)) / 16; ++step)
       Product<VALUE_DIM>::of_registers<kBfloat16, true, 1>(output, p[4 * step], p[4 * step + 1], p[4 * step + 2],
                                                            p[4 * step + 3],
                                                            ValueRows::by_rows(value_at(value.stage), BLOCK_N, step));
@@ -149,61 +166,69 @@ struct Consumer {
 #endif
   }
 
-  template <bool MASKED>
+  template <bool MASKED, Part PART>
   __device__ __forceinline__ void weigh(const Place& place, int step) {
+    const int first = place.first_key(step) + first_of(PART);
+    auto& part = scores_of<PART>();
     int seen[2], hidden[2];
     ScoreChange change[2];
     float offset[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      seen[half] = place.keys_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
+      seen[half] = place.keys_seen(place.query_of(group, row_of(half))) - first - lane % 4 * 2;
 #if HAS_WINDOW
-      hidden[half] = place.first_seen(place.query_of(group, row_of(half))) - place.first_key(step) - lane % 4 * 2;
+      hidden[half] = place.first_seen(place.query_of(group, row_of(half))) - first - lane % 4 * 2;
 #endif
       if constexpr (kBiasRides) offset[half] = bias_of(place, half, place.first_key(step)).base;
 #if SCORES_CHANGE
-      change[half] = change_of(place, half, place.query_of(group, row_of(half)), place.first_key(step) + lane % 4 * 2);
+      change[half] = change_of(place, half, place.query_of(group, row_of(half)), first + lane % 4 * 2);
 #endif
     }
 #if HAS_SOFTCAP
     // Rows and keys that do not exist are zeros: tensor maps fill them in.
-    const float largest = largest_of(scores);
+    const float largest = largest_of(part);
 #if CAPS_ALONE
     const SmallCap small = SmallCap::of(problem.features.softcap, problem.softmax_scale);
     if (!MASKED && !__any_sync(~0u, !(largest <= small.largest))) {  // NaN is not small
-      softmax.weigh<false>(scores, seen, hidden, change, offset, problem.exponent_scale(), small);
+      softmax.weigh<false>(part, seen, hidden, change, offset, problem.exponent_scale(), small);
       return;
     }
 #endif
-    SoftCap::of(problem.features.softcap, problem.softmax_scale)(scores, largest);
+    SoftCap::of(problem.features.softcap, problem.softmax_scale)(part, largest);
 #endif
-    softmax.weigh<MASKED>(scores, seen, hidden, change, offset, problem.exponent_scale(), NoCap());
+    softmax.weigh<MASKED>(part, seen, hidden, change, offset, problem.exponent_scale(), NoCap());
   }
 
-  template <int SET>
+  template <int SET, Part PART>
   __device__ __forceinline__ void pack_weights() {
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 4; ++i) weights[SET][i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
+    for (int i = first_of(PART) / 4; i < (first_of(PART) + keys_of(PART)) / 4; ++i)
+      weights[SET][i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // Computes the scores of the first block, and their weights.
+  // Computes the scores of the first block, and their weights. A half is always masked.
+  template <Part PART>
   __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
     wait_keys();
     fence_products();
-    issue_scores();
+    issue_scores<PART>();
     if (kPingPong && !OVERLAP) give_turn();
     wait_products<0>();
     pin(scores);
     give_back_keys();
-    if (masked)
-      weigh<true>(place, step);
+    if (masked || PART != kWhole)
+      weigh<true, PART>(place, step);
     else
-      weigh<false>(place, step);
-    pack_weights<0>();
+      weigh<false, PART>(place, step);
+    pack_weights<0, PART>();
+    if constexpr (PART == kFirstHalf) {
+#pragma unroll
+      for (int i = BLOCK_N / 8; i < BLOCK_N / 4; ++i) weights[0][i] = 0;
+    }
   }
 
   // SET holds the weights of the last block. Its values are added while the weights of block `step` are computed.
-  template <bool MASKED, int SET = 0>
+  template <bool MASKED, int SET = 0, Part PART = kWhole>
   __device__ __forceinline__ void advance(const Place& place, int step) {
     constexpr int kNext = (SET + 1) % WEIGHT_SETS;
     wait_keys();
@@ -213,45 +238,61 @@ struct Consumer {
       issue_scores();
       wait_values();
       fence_products();
-      issue_values<SET>();
+      issue_values<SET, kWhole>();
       give_turn();
       wait_products<1>();
       pin(scores);
       give_back_keys();
-      weigh<MASKED>(place, step);
+      weigh<MASKED, PART>(place, step);
       const float sums = softmax.sum[0] + softmax.sum[1];
       if constexpr (kNext == SET) {
         finish_first(sums);
       } else {
-        pack_weights<kNext>();
+        pack_weights<kNext, PART>();
         finish_first(sums, weights[kNext]);
       }
       wait_products<0>();
       pin(output);
       give_back_values();
     } else {
-      add_values<SET>();
+      add_values<SET, kWhole>();
       fence_products();
       issue_scores();
       give_turn();
       wait_products<0>();
       pin(scores);
       give_back_keys();
-      weigh<MASKED>(place, step);
+      weigh<MASKED, PART>(place, step);
     }
     softmax.rescale(output);
-    if constexpr (kNext == SET) pack_weights<SET>();
+    if constexpr (kNext == SET) pack_weights<SET, PART>();
   }
 
-  template <int SET>
+  template <int SET, Part PART>
   __device__ __forceinline__ void add_values() {
     wait_values();
     if (!OVERLAP) take_turn();
     fence_products();
-    issue_values<SET>();
+    issue_values<SET, PART>();
     wait_products<0>();
     pin(output);
     give_back_values();
+  }
+
+  // Whether no row of the group sees the second half of the block of this step, or the first half.
+  __device__ __forceinline__ bool sees_first_half_alone(const Place& place, int step) const {
+    const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
+    return HALF_BLOCKS && place.keys_seen(last) <= place.first_key(step) + BLOCK_N / 2;
+  }
+  __device__ __forceinline__ bool sees_second_half_alone(const Place& place, int step) const {
+    return HALF_BLOCKS && place.first_seen(place.query_of(group, 0)) >= place.first_key(step) + BLOCK_N / 2;
+  }
+
+  __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
+    if (HALF_BLOCKS && sees_first_half_alone(place, step))
+      begin<kFirstHalf>(place, step, true);
+    else
+      begin<kWhole>(place, step, masked);
   }
 
   // Sums weights and weighted values over this block's share of the keys, which is not empty.
@@ -282,14 +323,22 @@ struct Consumer {
     // From this one on, all keys lie before the window of the group's first row.
     const int before = place.blocks - place.first_seen(place.query_of(group, 0)) / BLOCK_N;
     const int end = SKIP_MASKED ? max(step + 1, min(before, place.end_step)) : place.end_step;
-    begin(place, step, step < masked || step >= left);
-    for (++step; step < end; ++step) {
-      if (step < masked || step >= left)
+    const auto is_masked = [&](int at) { return at < masked || at >= left; };
+    begin(place, step, is_masked(step));
+    ++step;
+    const bool ends_half = step < end && sees_second_half_alone(place, end - 1);
+    for (; step < end - ends_half; ++step) {
+      if (is_masked(step))
         advance<true>(place, step);
       else
         advance<false>(place, step);
     }
-    add_last<0>();
+    if (ends_half) {
+      advance<true, 0, kSecondHalf>(place, step++);
+      add_last<0, kSecondHalf>();
+    } else {
+      add_last<0>();
+    }
     for (; step < place.end_step; ++step) skip();
 #else
     begin(place, step, masked > step);
@@ -333,10 +382,10 @@ struct Consumer {
     advance<MASKED, 1>(place, step + 1);
   }
 
-  template <int SET>
+  template <int SET, Part PART = kWhole>
   __device__ __forceinline__ void add_last() {
     if (!kThroughShared) give_back(query_empty(query.stage));
-    add_values<SET>();
+    add_values<SET, PART>();
     if (!OVERLAP) give_turn();
   }
 

@@ -220,6 +220,34 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variant", "shape", "values"),
+    [
+        ({"causal": True, "window_left": 23}, SHORT, TWO),
+        _later({"causal": True}, SHORT, TWO),
+        _later({"causal": True}, SHORT, {**TWO, "SKIP_MASKED": False}),
+        _later({}, LATE, {**ONE, "OVERLAP": False}),
+        _later({}, {**SHORT, "seq_len": 40}, {**ONE, "Q_IN_REGS": True}),
+        _later({"causal": True, "window_left": 70}, LONG, {**TWO, "BLOCK_N": 160}),
+        _later({**RIGHT, "window_left": 40, "sinks": True}, LATE, SPLIT),
+        _later({**RIGHT, "window_left": 9}, SHORT, {**SPLIT, **TWO_SKIP}),
+        _later({"causal": True, "window_left": 40}, SHORT, CLUSTER),
+        _later({"window_left": 7, "window_right": 3, "lse": True}, SHORT, ONE),
+        _later({"softcap": 30.0, "window_left": 40}, SHORT, {**TWO, "OVERLAP": False}),
+        _later({"softcap": 300.0, "causal": True}, SHORT, {**TWO, "RESCALE_LOG2": 8}),
+        _later({"softcap": 5.0, "lse": True}, SHORT, TAIL),
+        _later({**ALIBI, "window_left": 40}, SHORT, {**TWO, **RIDES}),
+        _later({**ALIBI, **RIGHT, "lse": True}, LATE, {**ONE, **RIDES}),
+        _later({"causal": True, "score_mod": MOD, "window_left": 30}, SHORT, TWO),
+        _later({**RIGHT, "window_left": 20}, SHORT, {**ONE, "PACK_GQA": True}),
+    ],
+)
+def test_half_of_a_block_at_the_ends_is_enough(
+    variant: Values, shape: Values, values: Values, tmp_path: Path
+) -> None:
+    assert not complaints(tmp_path, shape, variant, {**values, "HALF_BLOCKS": True})
+
+
+@pytest.mark.parametrize(
     ("head_dim", "value_dim", "values"),
     [
         (96, 64, ONE),  # panels of 32 columns and of 64
@@ -244,6 +272,9 @@ def test_values_may_be_narrower_than_keys(
         ("bits_before(begin - 32", "bits_before(begin + 1 - 32", {"window_left": 9}),
         ("left = place.blocks - (", "left = 1 + place.blocks - (", {"window_left": 9}),
         ("before = place.blocks -", "before = place.blocks - 1 -", {"window_left": 40}),
+        ("<= place.first_key(step)", "<= 8 + place.first_key(step)", {"window_right": 20}),
+        (">= place.first_key(step)", ">= -8 + place.first_key(step)", {"window_left": 20}),
+        ("i = BLOCK_N / 8; i < BLOCK_N / 4;", "i = 0; i < 0;", {"causal": True}),
         ("sinks[of_head]", "sinks[0]", {"sinks": True}),
         ("batch * problem.heads + of_head", "of_head", {"lse": True}),
         ("6.0f - 1.0f / 3.0f", "6.0f - 0.2f", {"softcap": 30.0}),
@@ -258,4 +289,5 @@ def test_values_may_be_narrower_than_keys(
 )
 def test_a_mistake_shows(right: str, wrong: str, variant: Values, tmp_path: Path) -> None:
     values = {**ONE, "BIAS_IN_PRODUCT": "softcap" not in variant, "SKIP_MASKED": True}
+    values["HALF_BLOCKS"] = True
     assert complaints(tmp_path, SHORT, variant, values, {right: wrong})
