@@ -50,6 +50,11 @@ class Result:
         return "\n".join(lines)
 
 
+def first_sentence(error: Exception) -> str:
+    """PyTorch's messages may be paragraphs."""
+    return str(error).partition("\n")[0].partition(". ")[0]
+
+
 def check_attention(kernels: AttentionKernels, attempt: Callable[[Call], Outputs | None]) -> Result:
     """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
     against float64 may be twice that of SDPA and one rounding. Where the versions here are refused,
@@ -61,7 +66,7 @@ def check_attention(kernels: AttentionKernels, attempt: Callable[[Call], Outputs
         try:
             rows.append(_checked(kernels, None if any_version else attempt, symbols, device))
         except RuntimeError as error:  # no such device, or not enough memory
-            rows.append(Row(words_of(symbols), 0.0, 0.0, str(error).splitlines()[0]))
+            rows.append(Row(words_of(symbols), 0.0, 0.0, first_sentence(error)))
     return Result(tuple(rows))
 
 

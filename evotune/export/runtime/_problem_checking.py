@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._checking import Result, Row
+from ._checking import Result, Row, first_sentence
 from ._named_kernels import NotServed
 from ._problem_package import ProblemKernels
 
@@ -28,7 +28,7 @@ def check_problem(kernels: ProblemKernels) -> Result:
         try:
             rows.append(_checked_problem(kernels, symbols, case, device))
         except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
-            rows.append(Row(case, 0.0, 0.0, str(error).splitlines()[0]))
+            rows.append(Row(case, 0.0, 0.0, first_sentence(error)))
     return Result(tuple(rows))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._checking import Result, Row
+from ._checking import Result, Row, first_sentence
 from ._named_kernels import NotServed
 from ._ragged_package import RaggedKernels
 
@@ -26,7 +26,7 @@ def check_ragged(kernels: RaggedKernels) -> Result:
         try:
             rows.append(_checked(kernels, symbols, case, device))
         except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
-            rows.append(Row(case, 0.0, 0.0, str(error).splitlines()[0]))
+            rows.append(Row(case, 0.0, 0.0, first_sentence(error)))
     return Result(tuple(rows))
 
 

@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 from types import ModuleType
 
+import pytest
+
+from evotune.export.runtime._checking import first_sentence
 from tests.export.runtime.packages import CASE, region
 
 
@@ -37,3 +40,16 @@ def test_facts_are_told_while_another_thread_loads_a_file(
 
     modules[File("first"), 0] = None
     assert "first" in module.info()["loaded"]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Torch not compiled with CUDA enabled", "Torch not compiled with CUDA enabled"),
+        ("Cannot get a generator. PyTorch has two libraries: …", "Cannot get a generator"),
+        ("out of memory\nat some place", "out of memory"),
+        ("", ""),
+    ],
+)
+def test_a_check_tells_the_first_sentence_of_an_error(said: str, told: str) -> None:
+    assert first_sentence(RuntimeError(said)) == told
