@@ -14,7 +14,8 @@ the file. Times are device time by CUDA graph replay, warm unless it says cold.
 - --ablate: the record also has the worth of each choice of the champion, measured in turn with it.
 - --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
   says for each how it ended, in how many seconds, how fast it was, and the device's clock and power
-  after its last sample. A second call continues where the first one ended. --baseline: against this
+  after its last sample. A second call with the same options continues where the first one ended.
+  --baseline: against this
   one, such as fa4, in place of the space's. --layout: also on tensors that lie like this, such as
   blhd, in the same process. --heat: so many seconds of matrix products come before
   each champion, so that the device has reached its power limit.
@@ -49,7 +50,7 @@ from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.problems.attention import Attention
 from evotune.problems.libraries.library_catalog import asked
 from evotune.problems.problem import Case
-from evotune.trial import Configuration
+from evotune.trial import Configuration, Measurement
 
 PROBLEM = Attention("float16")
 Shape = tuple[int, int, int, int, int, int]
@@ -169,21 +170,38 @@ def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
     }
 
 
-def confirm(
-    job: Job, record: dict[str, Any], baseline: str = "", layout: str = ""
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Manner:
+    """How champions are confirmed: the options of --confirm."""
+
+    baseline: str = ""
+    layout: str = ""
+    heat_s: float = 0.0
+
+
+class Unfit(Exception):
+    """A champion cannot run on the cases; the message is the reason."""
+
+
+def confirm(job: Job, record: dict[str, Any], manner: Manner) -> dict[str, Any]:
     """Puts a recorded champion through today's confirmation, as a run confirms its first one."""
     with tempfile.TemporaryDirectory() as folder:
         problem = job.problem()
-        if layout:
-            problem["variants"] += [{**each, "layout": layout} for each in problem["variants"]]
-        changes = {"problem": problem, **({"baseline": baseline} if baseline else {})}
+        if manner.layout:
+            others = [{**each, "layout": manner.layout} for each in problem["variants"]]
+            problem["variants"] += others
+        changes: dict[str, Any] = {"problem": problem}
+        if manner.baseline:
+            changes["baseline"] = manner.baseline
         path = derive(job.space, changes, Path(folder) / "space.yaml")
         setup = load_kernel_setup(path, "cuda:0")
         planner = setup.planner
         defaults = setup.space.default()
         known = record["configuration"]
         values = Configuration({name: known.get(name, defaults[name]) for name in defaults})
+        searched = planner.proposal(record["trial"], values)
+        if searched.rejection:
+            raise Unfit(searched.rejection)
         executor = open_kernel_executor(setup, Path(folder))
         try:
             executor.open_devices()
@@ -194,7 +212,8 @@ def confirm(
                 for case in setup.cases[TIMED] + setup.cases[HELD_OUT]
             }
             run = functools.partial(outcome_of, executor)
-            run(planner.proposal(record["trial"], values))  # a search has compiled its champion
+            run(searched)  # a search has compiled its champion
+            heat(manner.heat_s)
             started_s = time.monotonic()
             proposal = planner.proposal(record["trial"], values, confirm=True)
             outcome = repeated(
@@ -223,16 +242,20 @@ def confirm(
                 "speedup_low": m.speedup_low,
                 "speedup_high": m.speedup_high,
                 "processes": list(m.processes),
-                "before": (measured_before(record, m.case, m.cache) or {}).get("speedup"),
+                "before": speedup_before(record, m),
             }
             for m in outcome.measurements
         ],
     }
 
 
-def measured_before(record: dict[str, Any], case: str, cache: str) -> dict[str, Any] | None:
-    same = (m for m in record["measurements"] if (m["case"], m["cache"]) == (case, cache))
-    return next(same, None)
+def speedup_before(record: dict[str, Any], now: Measurement) -> float | None:
+    """The recorded speedup against the same baseline."""
+    same = (now.case, now.cache, now.baseline)
+    for each in record["measurements"]:
+        if (each["case"], each["cache"], each["baseline"]) == same:
+            return float(each["speedup"])
+    return None
 
 
 def heat(seconds: float) -> None:
@@ -249,22 +272,30 @@ def heat(seconds: float) -> None:
 
 def confirm_all(records: Records, options: argparse.Namespace) -> None:
     only, output = options.only or (), options.output
+    manner = Manner(options.baseline, options.layout, options.heat)
     record: dict[str, Any] = {
         "command": f"python benchmarks/attention_cuda.py {' '.join(sys.argv[1:])}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": metadata.version("torch"),
+        "manner": dataclasses.asdict(manner),
         "confirmed": [],
     }
     if output and output.exists():
-        record |= json.loads(output.read_text())
+        kept = json.loads(output.read_text())
+        if kept.get("manner", dataclasses.asdict(Manner())) != record["manner"]:
+            sys.exit(f"{output} was made with other options: {kept['manner']}")
+        record |= kept
     found: list[dict[str, Any]] = record["confirmed"]
     shown = ("name", "outcome", "reason", "seconds", "device")
     done = {each["name"] for each in found}
     for job in JOBS:
         if job.name not in records or job.name in done or (only and job.name not in only):
             continue
-        heat(options.heat)
-        found.append(confirm(job, records[job.name], options.baseline, options.layout))
+        try:
+            found.append(confirm(job, records[job.name], manner))
+        except Unfit as reason:
+            print(f"{job.name}: {reason}", file=sys.stderr)
+            continue
         about = {name: found[-1][name] for name in shown}
         warm = [m for m in found[-1]["measurements"] if m["cache"] == "warm"]
         speedups = [[round(m["speedup"], 3), m["before"]] for m in warm if not m["held_out"]]

@@ -115,7 +115,7 @@ class Judge:
         caller's, so that another of its kernels, or one at all, computed it; "" for a wrong one."""
         if isinstance(found.value, torch.Tensor) and not found.value.numel():
             return EMPTY if known.error is not None and limits.has_shape(found.value) else ""
-        if limits.verdict(found.value) != SERVED or not limits.hold_gradients(found.gradients):
+        if limits.verdict(found.value) != SERVED or not limits.hold_gradients(known, found):
             return ""
         return OTHER_BITS if known.error is None else INSTEAD
 
@@ -208,8 +208,13 @@ def _gradients_by_math(call: RandomCall, tensors: Sequence[torch.Tensor]) -> tup
     return _gradients(value, call)
 
 
-def _is_as_near(found: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether `found` is at most twice as far from `exact` as `other`, and one rounding."""
+def _is_as_near(
+    found: torch.Tensor | None, other: torch.Tensor | None, exact: torch.Tensor | None
+) -> bool:
+    """Whether `found` is at most twice as far from `exact` as `other`, and one rounding. None is
+    the gradient of a tensor that has no part in the result."""
+    if found is None or other is None or exact is None:
+        return found is other is exact
     rounding = torch.finfo(found.dtype).eps * float(exact.abs().max())
     return _largest(exact, found) <= 2 * _largest(exact, other) + rounding
 
@@ -359,15 +364,22 @@ class Limit:
             self._right.append(out)
         return found
 
-    def hold_gradients(self, found: Sequence[torch.Tensor]) -> bool:
-        """Whether each is as near to the gradient in float64 as that of PyTorch's formula: at most
-        twice as far, and one rounding. True for no gradients."""
-        if not found:
-            return True
+    def hold_gradients(self, known: Result, found: Result) -> bool:
+        """Whether each gradient of `found` is as near to that in float64 as that of PyTorch's
+        formula: at most twice as far, and one rounding. False where one is missing, and where the
+        formula has none."""
         tensors = self._call.tensors
+        wants_none = known.error is None and not known.gradients
+        if wants_none or not any(map(_needs_grad, tensors)):
+            return not found.gradients
         wide = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
-        exact, by_math = (_gradients_by_math(self._call, given) for given in (wide, tensors))
-        return len(found) == len(exact) and all(map(_is_as_near, found, by_math, exact))
+        try:
+            exact, by_math = (_gradients_by_math(self._call, given) for given in (wide, tensors))
+        except RuntimeError:  # such as too little memory
+            return False
+        if not len(found.gradients) == len(exact) == len(by_math):
+            return False
+        return all(map(_is_as_near, found.gradients, by_math, exact))
 
     def has_shape(self, out: torch.Tensor) -> bool:
         """Whether the output has q's shape; vmap puts another dimension before it."""

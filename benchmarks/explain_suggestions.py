@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,12 @@ def main() -> None:
     for words, counts in all_spaces.items():
         print(f"{words}: {counts}")
     if options.output:
-        found = {"repeats": options.repeats, "all": all_spaces, "spaces": spaces}
+        found = {
+            "command": f"python benchmarks/explain_suggestions.py --repeats {options.repeats}",
+            "date": time.strftime("%Y-%m-%d"),
+            "all": all_spaces,
+            "spaces": spaces,
+        }
         options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 

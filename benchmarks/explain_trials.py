@@ -224,6 +224,7 @@ def predicted_and_measured(
         own = reopened.configuration(own)
         unchanged, *changes = changes_of(reopened, own)
         order = [int(at) for at in np.random.default_rng(0).permutation(len(changes))]
+        order = order[: 2 * count]  # all of them are compiled, and some cannot run
         rows = measured_rows(reopened, number, own, [unchanged, *(changes[at] for at in order)])
         valid = (row for row in rows if row.change.parameter and row.ratio)
         picked: list[AblationRow] = list(itertools.islice(valid, count))

@@ -26,7 +26,7 @@ from evotune.trial import Configuration, Trial, Value
 
 _MOST: Final = 5
 _CONFIGURATIONS: Final = 3
-_LEAST: Final = 1.01  # a smaller estimate is not worth a line
+_LEAST: Final = 1.01  # a smaller gain is not worth a line
 _BEST_OF_MANY: Final = 1.5  # half intervals of a measured gain, three deviations
 _ELITES: Final = 5  # whose neighbours are candidates
 
@@ -101,14 +101,16 @@ def untried_neighbours(
 
 def _measured_already(sources: Sources) -> Iterator[Suggestion]:
     """Single changes of the explained trial that were measured in turn with it, and won. Of some
-    fifty changes the 95% interval of one leaves out 1 by chance, so a gain must be greater."""
+    fifty changes the 95% interval of one leaves out 1 by chance, so a gain must be greater; and
+    processes differ by more than an interval of one process tells, so its low end must be 1% up."""
     for effect in sources.effects:
         if effect.basis != "paired" or effect.same_code or not effect.worth or not effect.low:
             continue
         if effect.high is None:
             continue
         half_interval = math.log(effect.high / effect.low) / 2
-        if -math.log(effect.worth) > _BEST_OF_MANY * half_interval:
+        is_best = -math.log(effect.worth) > _BEST_OF_MANY * half_interval
+        if is_best and effect.high * _LEAST <= 1:
             changed = {effect.parameter: effect.source, **effect.also}
             yield Suggestion(
                 kind="configuration",

@@ -12,10 +12,10 @@
 // the last warpgroup gives the first one its turn; at the end the first one takes the turn that is left over, so that
 // no barrier ends half full.
 //
-// HALF_BLOCKS: of the first block of a tile's keys, and of the last one in a window, only half gets a softmax where no
-// row of the warpgroup sees the other half. The first block's scores and the last one's weighted values are products of
-// that half, too. (The first one's weighted values are not, and the other half's weights are 0: a copy of `advance` for
-// them made ptxas serialize all products, for want of registers.)
+// HALF_BLOCKS: of the first block that a warpgroup computes of a tile, and of the last one in a window, only half gets
+// a softmax where no row of the warpgroup sees the other half. The first block's scores and the last one's weighted
+// values are products of that half, too. (The first one's weighted values are not, and the other half's weights are 0:
+// a copy of `advance` for them made ptxas serialize all products, for want of registers.)
 //
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
 // part of a tile's keys go to global memory, see wgmma_tail.cuh.
@@ -170,7 +170,7 @@ struct Consumer {
   __device__ __forceinline__ void weigh(const Place& place, int step) {
     const int first = place.first_key(step) + first_of(PART);
     auto& part = scores_of<PART>();
-    int seen[2], hidden[2];
+    int seen[2], hidden[2] = {};
     ScoreChange change[2];
     float offset[2];
 #pragma unroll
@@ -206,9 +206,9 @@ struct Consumer {
       weights[SET][i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // Computes the scores of the first block, and their weights. A half is always masked.
+  // Computes the scores of the first block, and their weights.
   template <Part PART>
-  __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
+  __device__ __forceinline__ void begin_part(const Place& place, int step, bool masked) {
     wait_keys();
     fence_products();
     issue_scores<PART>();
@@ -216,7 +216,7 @@ struct Consumer {
     wait_products<0>();
     pin(scores);
     give_back_keys();
-    if (masked || PART != kWhole)
+    if (masked)
       weigh<true, PART>(place, step);
     else
       weigh<false, PART>(place, step);
@@ -282,17 +282,17 @@ struct Consumer {
   // Whether no row of the group sees the second half of the block of this step, or the first half.
   __device__ __forceinline__ bool sees_first_half_alone(const Place& place, int step) const {
     const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
-    return HALF_BLOCKS && place.keys_seen(last) <= place.first_key(step) + BLOCK_N / 2;
+    return place.keys_seen(last) <= place.first_key(step) + BLOCK_N / 2;
   }
   __device__ __forceinline__ bool sees_second_half_alone(const Place& place, int step) const {
-    return HALF_BLOCKS && place.first_seen(place.query_of(group, 0)) >= place.first_key(step) + BLOCK_N / 2;
+    return place.first_seen(place.query_of(group, 0)) >= place.first_key(step) + BLOCK_N / 2;
   }
 
   __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
-    if (HALF_BLOCKS && sees_first_half_alone(place, step))
-      begin<kFirstHalf>(place, step, true);
-    else
-      begin<kWhole>(place, step, masked);
+    if constexpr (HALF_BLOCKS) {
+      if (sees_first_half_alone(place, step)) return begin_part<kFirstHalf>(place, step, true);
+    }
+    begin_part<kWhole>(place, step, masked);
   }
 
   // Sums weights and weighted values over this block's share of the keys, which is not empty.
@@ -326,19 +326,20 @@ struct Consumer {
     const auto is_masked = [&](int at) { return at < masked || at >= left; };
     begin(place, step, is_masked(step));
     ++step;
-    const bool ends_half = step < end && sees_second_half_alone(place, end - 1);
+    const bool ends_half = HALF_BLOCKS && step < end && sees_second_half_alone(place, end - 1);
     for (; step < end - ends_half; ++step) {
       if (is_masked(step))
         advance<true>(place, step);
       else
         advance<false>(place, step);
     }
-    if (ends_half) {
-      advance<true, 0, kSecondHalf>(place, step++);
-      add_last<0, kSecondHalf>();
-    } else {
-      add_last<0>();
+    if constexpr (HALF_BLOCKS) {
+      if (ends_half) advance<true, 0, kSecondHalf>(place, step++);
     }
+    if (ends_half)
+      add_last<0, kSecondHalf>();
+    else
+      add_last<0>();
     for (; step < place.end_step; ++step) skip();
 #else
     begin(place, step, masked > step);

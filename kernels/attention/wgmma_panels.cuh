@@ -1,9 +1,10 @@
 // Tiles in shared memory as TMA writes them and wgmma reads them: swizzled panels.
 //
-// A tile of some rows and HEAD_DIM columns lies there as panels of kPanel columns, one after the other. A panel's row
-// is kRowBytes = 2 kPanel bytes, 128 (64 where HEAD_DIM is no multiple of 64); rows follow each other without a gap.
-// The swizzle exchanges the 16-byte chunks of a row: byte address bits 4 to 6 are xor-ed with bits 7 to 9 (of 64-byte
-// rows bits 4 to 5 with 7 to 8). Panels are aligned to the 8 rows (1024 or 512 bytes) after which this repeats.
+// A tile of some rows and HEAD_DIM columns (of V and the output: VALUE_DIM) lies there as panels of kPanel columns,
+// one after the other. A panel's row is kRowBytes = 2 kPanel bytes, 128 (64 where HEAD_DIM is no multiple of 64); rows
+// follow each other without a gap. The swizzle exchanges the 16-byte chunks of a row: byte address bits 4 to 6 are
+// xor-ed with bits 7 to 9 (of 64-byte rows bits 4 to 5 with 7 to 8). Panels are aligned to the 8 rows (1024 or 512
+// bytes) after which this repeats.
 //
 // A matrix descriptor says where a wgmma operand begins, and its two strides:
 //   rows are the operand's rows (Q, K: K-major)      stride offset: from 8 rows to the next 8 rows

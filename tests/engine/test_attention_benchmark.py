@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -57,7 +56,8 @@ def test_a_champion_is_confirmed_against_the_baseline_that_is_asked_for(
     monkeypatch.setattr(benchmark, "outcome_of", lambda *_: Outcome(OutcomeKind.OK, fitness=0.0))
     monkeypatch.setattr(benchmark, "repeated", lambda run, proposal, outcome, **_: outcome)
     record = {"configuration": {}, "trial": 3, "measurements": []}
-    benchmark.confirm(benchmark.JOBS_BY_NAME["mission full"], record, baseline, "blhd")
+    manner = benchmark.Manner(baseline, "blhd")
+    benchmark.confirm(benchmark.JOBS_BY_NAME["mission full"], record, manner)
     assert set(timer.baselines.values()) == {chosen}
     assert "(1,8,512,64,blhd) full" in timer.baselines
 
@@ -69,17 +69,25 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("attention_cuda")
 
 
+def test_a_champion_that_takes_contiguous_tensors_alone_is_left_out(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        benchmark,
+        "load_kernel_setup",
+        lambda path, device: load_kernel_setup(path, "h200", compile_only=True),
+    )
+    records = {"scalar": {"configuration": {}, "trial": 3, "measurements": []}}
+    options = argparse.Namespace(only=[], output=None, baseline="", layout="blhd", heat=0.0)
+    benchmark.confirm_all(records, options)
+    assert "takes contiguous tensors only" in capsys.readouterr().err
+
+
 def test_a_second_call_keeps_what_the_file_says_of_the_first(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     row = {"outcome": "ok", "reason": "", "seconds": 1.0, "device": None, "measurements": []}
-    asked: list[tuple[str, ...]] = []
-
-    def confirm(job: Any, record: object, *options: str) -> dict[str, Any]:
-        asked.append(options)
-        return {"name": job.name, **row}
-
-    monkeypatch.setattr(benchmark, "confirm", confirm)
+    monkeypatch.setattr(benchmark, "confirm", lambda job, *_: {"name": job.name, **row})
     output = tmp_path / "confirmed.json"
     records: dict[str, dict[str, object]] = {"mission full": {}, "large": {}}
     options = argparse.Namespace(
@@ -87,11 +95,13 @@ def test_a_second_call_keeps_what_the_file_says_of_the_first(
     )
     benchmark.confirm_all(records, options)
     first = json.loads(output.read_text())
-    assert {"command", "date", "torch"} <= first.keys()
+    assert {"command", "date", "torch", "manner"} <= first.keys()
     output.write_text(json.dumps({**first, "date": "then", "note": "8 cores"}))
-    options.only, options.baseline, options.layout = [], "", ""
+    options.only = []
     benchmark.confirm_all(records, options)
     second = json.loads(output.read_text())
     assert (second["date"], second["note"]) == ("then", "8 cores")
     assert [each["name"] for each in second["confirmed"]] == ["large", "mission full"]
-    assert asked == [("fa4", "blhd"), ("", "")]
+    options.baseline = ""
+    with pytest.raises(SystemExit, match="made with other options"):
+        benchmark.confirm_all(records, options)

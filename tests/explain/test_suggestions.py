@@ -118,7 +118,7 @@ def test_a_constraint_that_keeps_a_better_value_out_is_named(
     assert CASE in str(found)
 
 
-def test_only_a_sure_gainis_worth_a_line() -> None:
+def test_only_a_sure_gain_is_worth_a_line() -> None:
     assert is_worth_a_line(Difference(0.05, 0.025))
     assert not is_worth_a_line(Difference(0.05, 0.03))  # the 95% interval holds 0
     assert not is_worth_a_line(Difference(0.001, 0.0001))
@@ -279,6 +279,7 @@ def test_a_change_that_was_measured_to_win_is_suggested_first() -> None:
         effect(32, 0.9, also={"STAGES": 2}),
         effect(128, 0.995),  # its interval holds 1
         effect(16, 0.985, high=0.999),  # of many changes some have such an interval by chance
+        effect(8, 0.97, low=0.96, high=0.995),  # processes differ by as much
         effect(256, 0.9, same_code=True),
         effect(512, 0.9, basis="model"),
     ]

@@ -113,12 +113,30 @@ def test_gradients_that_sdpa_does_not_give_are_held_to_those_in_float64(
     right = torch.autograd.grad(value.sum(), tensors)
     value = value[None] if context == "vmap" else value
 
-    def verdict(*gradients: torch.Tensor) -> str:
-        known, found = script.Result(error=RuntimeError()), script.Result(value, gradients)
+    def verdict(*gradients: torch.Tensor | None, error: Exception | None = None) -> str:
+        known = script.Result(None if error else value, () if error else right, error)
+        found = script.Result(value, gradients)
         return str(script.Judge._by_the_reference(known, found, limits))
 
-    assert verdict(*right) == script.INSTEAD
-    assert verdict(*right[:2], 1.01 * right[2]) == verdict(*right[:2]) == ""
+    assert verdict(*right) == script.OTHER_BITS
+    assert verdict(*right, error=RuntimeError()) == script.INSTEAD
+    wrong = [(*right[:2], 1.01 * right[2]), (*right[:2], None), right[:2], ()]
+    assert [verdict(*each) for each in wrong] == [""] * 4
+    assert [verdict(*each, error=RuntimeError()) for each in wrong] == [""] * 4
+
+
+def test_a_call_that_the_formula_refuses_is_no_crash_of_the_judge(
+    benchmark_module: Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = benchmark_module("call_verdicts")
+    tensors = [tensor.requires_grad_() for tensor in given(8)]
+    limits = script.Limit(script.RandomCall({}, tensors, {}, "plain"))
+
+    def refusing(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("8 GiB")
+
+    monkeypatch.setattr(script, "_math", refusing)
+    assert not limits.hold_gradients(script.Result(error=RuntimeError()), script.Result())
 
 
 def test_bits_are_compared_some_elements_at_a_time(

@@ -31,8 +31,11 @@ def _a_hopper_gpu() -> None:
         pytest.skip("wgmma needs a GPU of compute capability 9.0")
 
 
-def _space(variants: list[dict[str, Any]], dtype: str = "float16", head_dim: int = 64) -> Any:
-    shapes = [{**shape, "head_dim": head_dim} for shape in ODD[:3]]
+def _space(
+    variants: list[dict[str, Any]], dtype: str = "float16", head_dim: int = 64, value_dim: int = 0
+) -> Any:
+    sizes = {"head_dim": head_dim, "value_dim": value_dim or head_dim}
+    shapes = [{**shape, **sizes} for shape in ODD[:3]]
     problem = {"dtype": dtype, "shapes": shapes, "held_out": [], "variants": variants}
     timeouts = {"compile_s": 60.0, "trial_s": 20.0}
     return {**SPACE, "problem": {**SPACE["problem"], **problem}, "timeouts": timeouts}
@@ -51,6 +54,16 @@ def test_one_part_after_the_other_passes_the_gate(tmp_path: Path) -> None:
     trials = listed_trials(_space(_VARIANTS), tmp_path, parts)
     assert len(trials) == len(parts)
     assert not failures(trials)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (96, 64)])
+def test_values_narrower_than_keys_pass_the_gate(
+    head_dim: int, value_dim: int, tmp_path: Path
+) -> None:
+    space = _space([*_VARIANTS[:1], {"lse": True}], "float16", head_dim, value_dim)
+    trials = random_trials(space, tmp_path, 8)
+    assert not failures(trials, ("ok", "resource_limit", "compile_limit"))
+    assert sum(t["confirmed"] for t in trials) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

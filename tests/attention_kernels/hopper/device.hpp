@@ -278,6 +278,7 @@ void multiply(Warpgroup& group, const Operation& operation, unsigned long long b
 
 template <int N>
 struct Product {
+  static_assert(N % 16 == 0 && N >= 16 && N <= 256, "the kernel has no other products");
   template <bool BFLOAT16, bool ADD>
   static void of_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b) {
     issue(d, N / 2, ADD, {0, 0, 0, 0}, [=](Warpgroup& group, const Operation& operation) {
