@@ -34,7 +34,7 @@ struct Producer {
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
       load_rows<Rows, 64>(query_at(queries.stage, group), problem.q, full, place.query_of(group, 0), place.head,
-                    place.batch);
+                          place.batch);
     queries.advance();
   }
 
