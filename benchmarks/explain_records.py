@@ -61,7 +61,7 @@ class Records:
         return self._update(summary)
 
     def _update(self, make: Summary) -> Record | None:
-        """Adds the record that `make` makes of those that are kept."""
+        """Adds `make(kept records)` to the file."""
         if self.path is None:
             return self._take(make)
         with _locked(self.path.parent):
@@ -90,7 +90,7 @@ class Records:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time, of those that ask so for this folder."""
+    """One process at a time holds the lock of a folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
