@@ -12,6 +12,7 @@ from typing import Any
 import call_contexts
 import torch
 import torch.nn.functional as F
+from call_differences import difference, largest_difference, other_facts, same_bits
 from exported import calls, device_of
 from random_calls import RandomCall
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,7 +38,6 @@ _DEVICE_LOST = ("CUDA error", "device-side assert", "AcceleratorError")
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _OF_THE_FUNCTION = {"is_causal", "scale", "enable_gqa"}
 _FEW = 64
-_PART = 1 << 26  # elements that are compared at a time
 _REPEATED = 16  # gradients of SDPA on a GPU add up in any order
 
 
@@ -216,7 +216,7 @@ def _is_as_near(
     if found is None or other is None or exact is None:
         return found is other is exact
     rounding = torch.finfo(found.dtype).eps * float(exact.abs().max())
-    return _largest(exact, found) <= 2 * _largest(exact, other) + rounding
+    return largest_difference(exact, found) <= 2 * largest_difference(exact, other) + rounding
 
 
 def _has_no_memory(tensor: Any) -> bool:
@@ -249,7 +249,7 @@ def _judged(known: Result, found: Result, limit: Limit, exact: bool) -> str:
         return limit.verdict(value)
     differs = difference(known.values, found.values)
     if exact and not differs:
-        differs = _other_facts(known.value, found.value)
+        differs = other_facts(known.value, found.value)
     return differs or SAME_BITS
 
 
@@ -266,73 +266,6 @@ def _judged_error(known: Exception, found: Result, limit: Limit, exact: bool) ->
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def difference(known: Sequence[Any], found: Sequence[Any]) -> str:
-    """Why they are not the same values; "" where they are."""
-    if len(known) != len(found):
-        return f"{len(found)} values in place of {len(known)}"
-    pairs = zip(known, found, strict=True)
-    return next(filter(None, (_difference(wanted, value) for wanted, value in pairs)), "")
-
-
-def _difference(wanted: Any, value: Any) -> str:
-    if type(wanted) is not type(value):
-        return f"{type(value).__name__} in place of {type(wanted).__name__}"
-    if isinstance(wanted, tuple):
-        return difference(wanted, value)
-    if isinstance(wanted, torch.Tensor):
-        return _difference_of_tensors(wanted, value)
-    return "" if wanted is value else f"{value!r} in place of {wanted!r}"
-
-
-def _difference_of_tensors(wanted: torch.Tensor, value: torch.Tensor) -> str:
-    for fact in ("is_nested", "dtype", "device"):
-        if getattr(wanted, fact) != getattr(value, fact):
-            return f"{fact} {getattr(value, fact)} in place of {getattr(wanted, fact)}"
-    if wanted.is_nested:
-        return difference(wanted.unbind(), value.unbind())
-    if value.shape != wanted.shape:
-        return f"shape {tuple(value.shape)} in place of {tuple(wanted.shape)}"
-    same = same_bits(wanted, value)
-    return "" if same else f"off by up to {_largest(wanted, value):.3g}, and not served"
-
-
-def _other_facts(known: Any, found: Any) -> str:
-    """Why values with the same bits are not the same otherwise."""
-    if not isinstance(known, torch.Tensor) or known.is_nested:
-        return ""
-    for fact in ("stride", "is_inference"):
-        if getattr(known, fact)() != getattr(found, fact)():
-            return f"{fact} {getattr(found, fact)()} in place of {getattr(known, fact)()}"
-    if known.requires_grad != found.requires_grad or type(known) is not type(found):
-        return "another requires_grad or type"
-    return ""
-
-
-def same_bits(known: torch.Tensor, found: torch.Tensor) -> bool:
-    """Compares some elements at a time: a comparison takes memory, and a call's own may be huge."""
-    if known.device.type == "meta" or type(known) not in (torch.Tensor, torch.nn.Parameter):
-        return True
-    known, found = known.detach(), found.detach()
-    if known.is_complex():
-        known, found = torch.view_as_real(known), torch.view_as_real(found)
-    if known.shape != found.shape or not (known.is_contiguous() and found.is_contiguous()):
-        return _same_part(known, found)
-    parts = (tensor.flatten().split(_PART) for tensor in (known, found))
-    return all(_same_part(*pair) for pair in zip(*parts, strict=True))
-
-
-def _same_part(known: torch.Tensor, found: torch.Tensor) -> bool:
-    return bool(torch.equal(known, found)) or (
-        known.dtype.is_floating_point
-        and bool(torch.equal(known.isnan(), found.isnan()))
-        and bool(torch.equal(known.nan_to_num(), found.nan_to_num()))
-    )
-
-
-def _largest(known: torch.Tensor, found: torch.Tensor) -> float:
-    return float((known.detach().double() - found.detach().double()).abs().max())
 
 
 class Limit:

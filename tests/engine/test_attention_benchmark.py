@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_champion_is_confirmed_against_the_baseline_that_is_asked_for(
     monkeypatch.setattr(benchmark, "repeated", lambda run, proposal, outcome, **_: outcome)
     record = {"configuration": {}, "trial": 3, "measurements": []}
     manner = benchmark.Manner(baseline, "blhd")
-    benchmark.confirm(benchmark.JOBS_BY_NAME["mission full"], record, manner)
+    benchmark.confirm(*jobs("mission full"), record, manner)
     assert set(timer.baselines.values()) == {chosen}
     assert "(1,8,512,64,blhd) full" in timer.baselines
 
@@ -65,8 +66,14 @@ def test_a_champion_is_confirmed_against_the_baseline_that_is_asked_for(
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "attention_cuda", raising=False)
-    return importlib.import_module("attention_cuda")
+    for name in ("attention_cuda", "attention_confirmations"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("attention_confirmations")
+
+
+def jobs(*names: str) -> list[Any]:
+    by_name = importlib.import_module("attention_cuda").JOBS_BY_NAME
+    return [by_name[name] for name in names]
 
 
 def test_a_champion_that_takes_contiguous_tensors_alone_is_left_out(
@@ -79,7 +86,7 @@ def test_a_champion_that_takes_contiguous_tensors_alone_is_left_out(
     )
     records = {"scalar": {"configuration": {}, "trial": 3, "measurements": []}}
     options = argparse.Namespace(only=[], output=None, baseline="", layout="blhd", heat=0.0)
-    benchmark.confirm_all(records, options)
+    benchmark.confirm_all(jobs("scalar"), records, options)
     assert "takes contiguous tensors only" in capsys.readouterr().err
 
 
@@ -93,15 +100,15 @@ def test_a_second_call_keeps_what_the_file_says_of_the_first(
     options = argparse.Namespace(
         only=["large"], output=output, baseline="fa4", layout="blhd", heat=0.0
     )
-    benchmark.confirm_all(records, options)
+    benchmark.confirm_all(jobs("large", "mission full"), records, options)
     first = json.loads(output.read_text())
     assert {"command", "date", "torch", "manner"} <= first.keys()
     output.write_text(json.dumps({**first, "date": "then", "note": "8 cores"}))
     options.only = []
-    benchmark.confirm_all(records, options)
+    benchmark.confirm_all(jobs("large", "mission full"), records, options)
     second = json.loads(output.read_text())
     assert (second["date"], second["note"]) == ("then", "8 cores")
     assert [each["name"] for each in second["confirmed"]] == ["large", "mission full"]
     options.baseline = ""
     with pytest.raises(SystemExit, match="made with other options"):
-        benchmark.confirm_all(records, options)
+        benchmark.confirm_all(jobs("large", "mission full"), records, options)

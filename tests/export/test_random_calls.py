@@ -142,7 +142,7 @@ def test_a_call_that_the_formula_refuses_is_no_crash_of_the_judge(
 def test_bits_are_compared_some_elements_at_a_time(
     benchmark_module: Benchmarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = benchmark_module("call_verdicts")
+    script = benchmark_module("call_differences")
     monkeypatch.setattr(script, "_PART", 4)
     known = torch.arange(11.0)
     known[3] = math.nan
