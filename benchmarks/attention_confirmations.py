@@ -146,8 +146,8 @@ def confirm_all(
         "confirmed": [],
     }
     if output and output.exists():
-        kept = json.loads(output.read_text())
-        if kept.get("manner", dataclasses.asdict(Manner())) != record["manner"]:
+        kept = {"manner": dataclasses.asdict(Manner()), **json.loads(output.read_text())}
+        if kept["manner"] != record["manner"]:
             sys.exit(f"{output} was made with other options: {kept['manner']}")
         record |= kept
     found: list[dict[str, Any]] = record["confirmed"]

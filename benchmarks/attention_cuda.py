@@ -15,10 +15,9 @@ the file. Times are device time by CUDA graph replay, warm unless it says cold.
 - --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
   says for each how it ended, in how many seconds, how fast it was, and the device's clock and power
   after its last sample. A second call with the same options continues where the first one ended.
-  --baseline: against this
-  one, such as fa4, in place of the space's. --layout: also on tensors that lie like this, such as
-  blhd, in the same process. --heat: so many seconds of matrix products come before
-  each champion, so that the device has reached its power limit.
+  --baseline: against this one, such as fa4, in place of the space's. --layout: also on tensors that
+  lie like this, such as blhd, in the same process. --heat: so many seconds of matrix products come
+  before each champion, so that the device has reached its power limit.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@
 namespace {
 
 using Element = unsigned short;  // the bits: only conversions and products look inside
-using Rows = Panels<HEAD_DIM>;  // of Q and K
+using Rows = Panels<HEAD_DIM>;        // of Q and K
 using ValueRows = Panels<VALUE_DIM>;  // of V and the output
 
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;

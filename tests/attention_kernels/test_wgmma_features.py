@@ -34,6 +34,9 @@ RIGHT: Values = {"alignment": "bottom_right", "causal": True}
 ALL: Values = {
     **{**RIGHT, "window_left": 20, "softcap": 8.0, "alibi": True, "sinks": True, "lse": True},
 }
+FEATURED: Values = {
+    **{**RIGHT, "window_left": 60, "softcap": 30.0, "sinks": True, "lse": True},
+}
 MOD = "score - 0.1 * abs(row - column) if head % 2 == 0 else score / 2"
 ONE: Values = {
     **{"CONSUMER_WARPGROUPS": 1, "BLOCK_N": 32, "STAGES": 2, "QUERY_STAGES": 1, "MIN_CTAS": 1},
@@ -249,21 +252,21 @@ def test_half_of_a_block_at_the_ends_is_enough(
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "value_dim", "values"),
+    ("head_dim", "value_dim", "variant", "values"),
     [
-        (96, 64, ONE),  # panels of 32 columns and of 64
-        _later(192, 128, {**TWO, "QUERY_STAGES": 1, "STAGES": 1}),
-        _later(64, 32, CLUSTER),
-        _later(64, 32, {**SPLIT, "PACK_GQA": False}),
-        _later(64, 32, {**ONE, "PACK_GQA": True}),
-        _later(128, 32, {**ONE, "Q_IN_REGS": True, "STORE": "bulk"}),
+        (96, 64, FEATURED, ONE),  # panels of 32 columns and of 64
+        _later(192, 128, FEATURED, {**TWO, "QUERY_STAGES": 1, "STAGES": 1}),
+        _later(64, 32, FEATURED, CLUSTER),
+        _later(64, 32, FEATURED, {**SPLIT, "PACK_GQA": False}),
+        _later(64, 32, FEATURED, {**ONE, "PACK_GQA": True}),
+        _later(64, 32, {"sinks": True, "lse": True}, TAIL),  # which windows do not share
+        _later(128, 32, FEATURED, {**ONE, "Q_IN_REGS": True, "STORE": "bulk"}),
     ],
 )
 def test_values_may_be_narrower_than_keys(
-    head_dim: int, value_dim: int, values: Values, tmp_path: Path
+    head_dim: int, value_dim: int, variant: Values, values: Values, tmp_path: Path
 ) -> None:
     shape = {**SHORT, "head_dim": head_dim, "value_dim": value_dim}
-    variant = {**RIGHT, "window_left": 60, "softcap": 30.0, "sinks": True, "lse": True}
     assert not complaints(tmp_path, shape, variant, values)
 
 

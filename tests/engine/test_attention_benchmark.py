@@ -109,6 +109,8 @@ def test_a_second_call_keeps_what_the_file_says_of_the_first(
     second = json.loads(output.read_text())
     assert (second["date"], second["note"]) == ("then", "8 cores")
     assert [each["name"] for each in second["confirmed"]] == ["large", "mission full"]
-    options.baseline = ""
-    with pytest.raises(SystemExit, match="made with other options"):
-        benchmark.confirm_all(jobs("large", "mission full"), records, options)
+    for other in (second, {"confirmed": []}):  # a file of before these options has none
+        output.write_text(json.dumps(other))
+        options.baseline = "flex"
+        with pytest.raises(SystemExit, match="made with other options"):
+            benchmark.confirm_all(jobs("large", "mission full"), records, options)

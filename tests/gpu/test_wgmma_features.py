@@ -46,7 +46,8 @@ def test_the_smallest_configuration_and_windows(tmp_path: Path) -> None:
 
 
 def one_part_after_the_other() -> list[dict[str, Any]]:
-    return [{**SMALLEST, **values} for values in _PARTS]
+    own = [{"BIAS_IN_PRODUCT": True}, {"HALF_BLOCKS": True}]
+    return [{**SMALLEST, **values} for values in [*_PARTS, *own]]
 
 
 def test_one_part_after_the_other_passes_the_gate(tmp_path: Path) -> None:
