@@ -1,15 +1,16 @@
 """Tunes attention for the models of export_models.py, and exports a package for each dtype.
 
     python benchmarks/model_packages.py FOLDER [--dtypes float16 bfloat16] [--trials 60]
-        [--minutes M] [--devices cuda:0 ...] [--tiny] [-o FILE]
+        [--only RUN ...] [--minutes M] [--devices cuda:0 ...] [--tiny] [-o FILE]
 
 Each case of benchmarks/cases/models.yaml has a run of its own, and so a champion of its own, in the
-spaces that suit it: attention-wgmma for long sequences, attention-mma for short ones,
-attention-mma-decode for one query. A run begins with a configuration that was good at a case like
-its own (attention_cuda.py), or with the best ones of the other dtype's run. A GPU measures one run
-at a time; several devices share the runs. Nothing new begins when `--minutes` are over, and the
-runs in progress are stopped; then the packages have the kernels of the finished runs. A run of
-FOLDER that is finished is kept, so the same command goes on where it was stopped.
+spaces that suit it: attention-wgmma for long sequences, attention-mma for short ones, attention-
+mma-decode for one query. A run begins with a configuration that was good at a case like its own
+(attention_cuda.py), or with the best ones of the other dtype's run. A GPU measures one run at a
+time; several devices share the runs. Nothing new begins when `--minutes` are over, and the runs in
+progress are stopped; then the packages have the kernels of the finished runs. A run of FOLDER that
+is finished is kept, so the same command goes on where it was stopped. `--only` names the runs to
+make, such as 32x1x4096x128_attention_mma_decode.
 
 The packages are FOLDER/DTYPE/model_attention_DTYPE. Prints one JSON record: for each run its
 seconds and its best speedup, the cases that are `left`, and the command that measures the models.
@@ -42,6 +43,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +131,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtypes", nargs="+", default=["float16", "bfloat16"])
     parser.add_argument("--trials", type=int, default=60, help="of each run")
+    parser.add_argument("--only", nargs="+", metavar="RUN", help="make only these runs")
     parser.add_argument("--devices", nargs="+", default=["cuda:0"])
     parser.add_argument("--minutes", type=float, default=math.inf, help="then it ends")
     parser.add_argument("--tiny", action="store_true", help="a package for the CPU, not measured")
@@ -162,7 +165,7 @@ def made(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
 
     runs: list[dict[str, Any]] = []
     packages: dict[str, str] = {}
-    searches = _tiny() if options.tiny else tuple(searches_of(_CASES))
+    searches = chosen(_tiny() if options.tiny else tuple(searches_of(_CASES)), options.only)
     for dtype in options.dtypes:
         with ThreadPoolExecutor(len(options.devices)) as pool:
             found = list(pool.map(lambda search, dtype=dtype: run(search, dtype), searches))
@@ -200,6 +203,14 @@ def searches_of(path: Path) -> list[Search]:
         name = f"{shape['heads']}x{shape['seq_len_q']}x{keys}x{head_dim}"
         found += [Search(f"{name}_{space}", space, shape, causal, start) for space, start in spaces]
     return found
+
+
+def chosen(searches: tuple[Search, ...], names: Sequence[str] | None) -> tuple[Search, ...]:
+    """The searches of these names, all without names; ends the program where a name is unknown."""
+    known = [search.name for search in searches]
+    if unknown := sorted(set(names or ()) - set(known)):
+        sys.exit(f"--only: no run {', '.join(unknown)}; there are: {', '.join(known)}")
+    return tuple(search for search in searches if not names or search.name in names)
 
 
 def _tiny() -> tuple[Search, ...]:

@@ -21,7 +21,8 @@ from tests.export.runtime.packages import imported
 Benchmarks = Callable[[str], ModuleType]
 CELL = {"model": "bert-base", "dtype": "float16", "way": "graph", "agrees": True, "served": 12}
 SERVED = {
-    **{"bert-base": 2, "bert-large": 2, "gpt2": 2, "vit-large": 2, "whisper-large": 2},
+    **{"bert-base": 2, "bert-large": 2, "gpt2": 2, "vit-large": 2},
+    "whisper-large": 0,  # scales q itself: 1.0 is greater than any scale that was checked here
     **{"llama-2048": 2, "llama-8192": 2, "llama-decode": 0},
 }
 
@@ -77,6 +78,15 @@ def test_a_finished_run_of_the_packages_is_kept(
     assert Attention("float32").case(search.shape, {"causal": False})
     over = script.Commands(minutes=0)
     assert script.searched(options, script._tiny()[1], "float32", "cpu", over)["run"] == ""
+
+
+def test_only_the_named_runs_are_made(benchmark_module: Benchmarks) -> None:
+    script = benchmark_module("model_packages")
+    searches = script._tiny()
+    assert script.chosen(searches, None) == searches
+    assert script.chosen(searches, [searches[1].name]) == searches[1:2]
+    with pytest.raises(SystemExit, match=f"no run other; there are: {searches[0].name}, "):
+        script.chosen(searches, ["other", searches[0].name])
 
 
 def test_commands_end_when_their_time_is_over(benchmark_module: Benchmarks) -> None:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._asked_features import NONE, Asked, asked_of, same_cases
+from ._asked_features import NONE, Asked, same_cases
+from ._attention_cases import in_words, listed_shape
 from ._certificate import Contents
 from ._dispatch import CONTIGUOUS, LAYOUT, OUTSIDE, STRIDED, Choice, Dispatch
 from ._loaded_kernels import DEVICE, LoadedKernels, Refused
@@ -31,7 +32,6 @@ BEFORE, PYTORCH = "scaled_dot_product_attention", "PyTorch"
 ALIGNMENT = 16
 FEATURES = "features"
 _NAMES = ("q", "k", "v", "out")
-_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
 _STRIDES = ("batch", "head", "row")
 _MOST_DECISIONS = 4096
 _FAR_ROWS = 1 << 30
@@ -269,7 +269,7 @@ class AttentionKernels:
             kind = kind or choice
         if not kind:
             return Refused(FEATURES, f"no kernel of the package has {call.asked.words()}")
-        return Refused(kind, _in_words(symbols, kind))
+        return Refused(kind, in_words(symbols) + (", not contiguous" if kind == LAYOUT else ""))
 
     def _wrong_dtype(self, call: Call) -> Refused | None:
         dtypes = {tensor.dtype for tensor in call[:3]}
@@ -318,12 +318,7 @@ class AttentionKernels:
         symbols = self._symbols(call, True)
         if symbols is None:
             return None
-        shape: dict[str, Any] = {name: symbols[name] for name in _SIZES}
-        if symbols["value_dim"] != symbols["head_dim"]:
-            shape["value_dim"] = symbols["value_dim"]
-        shape |= call.asked.told()
-        if symbols["softmax_scale"] != 1.0 / math.sqrt(symbols["head_dim"]):
-            shape["scale"] = symbols["softmax_scale"]
+        shape = listed_shape(symbols, call.asked.told())
         dtype = str(call.q.dtype).removeprefix("torch.")
         return {"shape": shape, "variant": {"causal": symbols["causal"]}, "dtype": dtype}
 
@@ -387,12 +382,3 @@ def _rows_are_aligned(tensor: torch.Tensor) -> bool:
     """Whether every row begins at a multiple of `ALIGNMENT` bytes if the tensor does."""
     strides = [tensor.stride(i) for i in range(3) if tensor.shape[i] > 1]
     return not any(stride * tensor.element_size() % ALIGNMENT for stride in strides)
-
-
-def _in_words(symbols: Mapping[str, Any], kind: str) -> str:
-    case = ", ".join(f"{name} {symbols[name]}" for name in (*_SIZES, "causal"))
-    if symbols["value_dim"] != symbols["head_dim"]:
-        case += f", value_dim {symbols['value_dim']}"
-    if words := asked_of(symbols).words():
-        case += f", {words}"
-    return f"{case}, not contiguous" if kind == LAYOUT else case

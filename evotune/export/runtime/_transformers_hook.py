@@ -194,8 +194,20 @@ def _says_nothing(arguments: dict[str, Any]) -> bool:
         return False
     if arguments.get("allow_is_bidirectional_skip", False):
         return True
-    aligned: bool = (
-        arguments.get("q_offset", 0) == arguments.get("kv_offset", 0)
-        and arguments["q_length"] == arguments["kv_length"]
-    )
-    return bool(arguments.get("allow_is_causal_skip", True)) and aligned
+    return bool(arguments.get("allow_is_causal_skip", True)) and _is_plain_causal(arguments)
+
+
+def _is_plain_causal(sizes: Mapping[str, Any]) -> bool:
+    """Whether a causal mask of these sizes is SDPA's own one, or hides nothing.
+
+    A single row sees all keys where the last one is its own. That is asked only where a compiler
+    traces: elsewhere a note on the mask says it, and also that the mask is causal, which some
+    kernels want. Where a cache has places for later tokens, a tensor tells how many it holds.
+    """
+    rows, keys = sizes["q_length"], sizes["kv_length"]
+    first_row, first_key = sizes.get("q_offset", 0), sizes.get("kv_offset", 0)
+    if rows == keys:
+        return bool(first_row == first_key)
+    if rows != 1 or not torch.compiler.is_compiling() or isinstance(first_row, torch.Tensor):
+        return False
+    return bool(first_row + 1 == first_key + keys)

@@ -59,6 +59,12 @@ def sdpa(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     return torch._C._nn.scaled_dot_product_attention(*tensors, **options)
 
 
+def test_the_words_of_a_miss_tell_a_scale_of_its_own(opened: Open) -> None:
+    module = opened(served=[region(**CASE, softmax_scale=[0.2, 0.26])])
+    with pytest.warns(UserWarning, match=r"head_dim \d+, causal False, scale 0\.3;"):
+        module.attention(*inputs(), **GROUPED, scale=0.3)
+
+
 def none_without_elements(*tensors: torch.Tensor, **options: Any) -> torch.Tensor | None:
     """SDPA as it is where cuDNN's kernels serve it."""
     return None if any(t.numel() == 0 for t in tensors[:3]) else sdpa(*tensors, **options)

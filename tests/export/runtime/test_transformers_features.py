@@ -157,6 +157,25 @@ def test_a_mask_that_may_say_more_is_used(registry: Registry, named: dict[str, A
     assert not vars(mask)
 
 
+def test_a_compiler_sees_that_a_last_row_needs_no_mask(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers makes one where a compiler traces, and no kernel serves a mask there."""
+    assert masked(registry, 1, 30) is not None
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert masked(registry, 1, 30) is None
+    assert masked(registry, 1, 30, kv_offset=3, q_offset=32) is None
+    for named in (
+        {"kv_length": 40},  # a cache with places that are not filled yet
+        {"q_offset": torch.tensor(29)},
+        {"local_size": WINDOW},
+        {"allow_is_causal_skip": False},
+        {"attention_mask": torch.ones(1, 30, dtype=torch.bool)},
+    ):
+        assert masked(registry, 1, 30, **named) is not None
+    assert masked(registry, 2, 30) is not None
+
+
 def test_autocast_reaches_windows(registry: Registry, served: Callable[[], int]) -> None:
     mask = masked(registry, 30, 30, local_size=WINDOW)
     with torch.autocast("cpu", dtype=torch.bfloat16):
