@@ -3,8 +3,8 @@
 // A tile's level is the number of blocks of BLOCK_N keys that its last row sees, at least 1. Tiles are numbered by
 // their levels, the highest first, then by their sequences: so the tiles that start last are short ones, with and
 // without a causal mask. Under the mask a sequence's tiles of one level lie one after the other, and a division tells
-// how many there are. A warp counts them in 32 sequences at a time. It goes on from where it found its last tile:
-// all tiles of a block together cost it one pass over each level, at 32 sequences a few hundred instructions a tile.
+// how many there are. A warp counts them in 32 sequences at a time, and goes on from where it found its last tile: all
+// tiles of a block together cost it one pass over the table for each level that tiles have.
 //
 //   Heads  are divided into sections of HEAD_SECTION. All tiles of a section come before the next section, so that the
 //          section's K and V stay in the L2 cache. Within a section the heads of a tile are neighbours.
@@ -46,6 +46,7 @@ struct PackedWalk {
   int levels = 1;
   // Where the last tile was found: among the 32 sequences from `first` on, at this level, `before` tiles come earlier.
   int level, first, before;
+  int below;  // the next level, as far as this lane has seen the table
 
   __device__ __forceinline__ PackedWalk(const int* cu_seqlens_q, const int* cu_seqlens_k, int sequences,
                                         int tile_heads, TileShape shape, int* counter)
@@ -60,12 +61,10 @@ struct PackedWalk {
       int from[2], length[2];
       look(from, length);
       tiles += tiles_of(length[0]);
-      levels = max(levels, length[0] > 0 ? (length[1] + BLOCK_N - 1) / BLOCK_N : 0);
+      if (length[0] > 0) levels = max(levels, highest_of(length[1]));
     }
     tiles = static_cast<int>(sum_of_warp(tiles));
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-      levels = max(levels, static_cast<int>(__shfl_xor_sync(~0u, static_cast<unsigned>(levels), lanes)));
+    levels = most_of_warp(levels);
     begin_again();
   }
 
@@ -99,6 +98,7 @@ struct PackedWalk {
       int from[2], length[2];
       look(from, length);
       const int begin = shorter(length[0], length[1], level), count = shorter(length[0], length[1], level + 1) - begin;
+      if (begin > 0) below = max(below, min(highest_of(length[1]), level - 1));
       int upto = count;  // the tiles of this lane's sequence and of those before it
 #pragma unroll
       for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -117,7 +117,8 @@ struct PackedWalk {
       first += 32;
       if (first >= sequences) {
         first = 0;
-        --level;
+        level = most_of_warp(below);
+        below = 0;
       }
     }
   }
@@ -129,7 +130,14 @@ struct PackedWalk {
 
   __device__ __forceinline__ void begin_again() {
     level = levels;
-    first = before = 0;
+    first = before = below = 0;
+  }
+
+  static __device__ __forceinline__ int most_of_warp(int value) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+      value = max(value, static_cast<int>(__shfl_xor_sync(~0u, static_cast<unsigned>(value), lanes)));
+    return value;
   }
 
   // Where the sequence of this lane begins, and how long it is: in q and in k.
@@ -141,6 +149,9 @@ struct PackedWalk {
       from[1] = cu_seqlens_k[sequence], length[1] = cu_seqlens_k[sequence + 1] - from[1];
     }
   }
+
+  // The level of a sequence's last tile.
+  static __device__ __forceinline__ int highest_of(int keys) { return max((keys + BLOCK_N - 1) / BLOCK_N, 1); }
 
   __device__ __forceinline__ int tiles_of(int rows) const { return rows > 0 ? shape.tile_of(rows - 1) + 1 : 0; }
 
