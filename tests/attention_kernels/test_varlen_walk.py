@@ -7,7 +7,6 @@ import itertools
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,14 +22,14 @@ BLOCK_M = 64 * GROUPS
 LISTING = """
 #include "varlen_walk.cuh"
 
-extern "C" void list_tiles(const int* q, const int* k, int sequences, int heads, int heads_log2, int* counter,
-                           int* found, int* count) {
+extern "C" void list_tiles(const int* q, const int* k, int sequences, int heads, int heads_log2,
+                           int* counter, int* found, int* count) {
   PackedWalk walk(q, k, sequences, heads, {heads_log2}, counter);
   for (; walk.has(); walk.next()) {
     const PackedTile tile = walk.find();
     if (threadIdx.x) continue;
-    const int words[8] = {int(blockIdx.x), tile.first_q, tile.rows, tile.first_k, tile.keys, tile.head,
-                          tile.first_query, walk.number};
+    const int words[8] = {int(blockIdx.x), tile.first_q, tile.rows,        tile.first_k,
+                          tile.keys,       tile.head,    tile.first_query, walk.number};
     for (int i = 0; i < 8; ++i) found[8 * *count + i] = words[i];
     ++*count;
   }
@@ -106,7 +105,9 @@ def test_every_tile_comes_once_and_long_ones_first(
     library = libraries[causal, walk]
     rng = random.Random(0)
     for sequences, blocks, heads_log2 in ((1, 1, 6), (32, 3, 0), (40, 1, 0)):
-        few = [(rng.randrange(2) * rng.randrange(400), rng.randrange(500)) for _ in range(sequences)]
+        few = [
+            (rng.randrange(2) * rng.randrange(400), rng.randrange(500)) for _ in range(sequences)
+        ]
         check(library, few, causal, blocks, heads_log2)
 
 

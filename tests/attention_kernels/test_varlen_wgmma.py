@@ -152,7 +152,7 @@ def test_more_sequences_than_a_warp_has_lanes(tmp_path: Path) -> None:
         _later("tile.first_k + row", "tile.first_q + row", "error"),
         _later("tile.keys - tile.rows + 1 + query", "1 + query", "error"),
         _later("tile.first_k + row", "tile.first_k + row + 1", "error"),
-        # A tile is left out; the counter is not given back; a group that has no rows has a turn more.
+        # A wrong tile; the counter is not given back; a group without rows has a turn more.
         _later("begin + left - (upto - count)", "begin", "error"),
         _later("tile_heads - 1) *counter = 0", "tile_heads - 1) *counter = 1", "not 0"),
         _later("    skip<false>();", "    skip();", "found a mistake"),
