@@ -243,6 +243,11 @@ struct Place {
     load_box(to, map, full, column, row, kv_head, batch);
   }
 
+  // Stores a panel of a warpgroup's output.
+  __device__ __forceinline__ void store(unsigned from, int column, int group) const {
+    store_box(problem.out_map, from, column, query_of(group, 0), head, batch);
+  }
+
   // This block's number among the blocks whose tiles are side by side.
   static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 

@@ -13,7 +13,8 @@
 // the tiles, those with the most keys first (varlen_walk.cuh). Only the producer warp looks for tiles: it writes where a
 // tile lies beside the tile's Q in shared memory, and the consumers learn it when Q is there.
 // Maps know no sequences, so a tile's last rows, and its last keys, may be those of the next sequence:
-//   rows    are computed, and not stored. A warpgroup none of whose rows exist leaves all products out.
+//   rows    are computed, and not stored: a warpgroup not all of whose 64 rows exist stores from registers, row by row.
+//           One that has no row leaves all products out.
 //   keys    are masked. Their weights are 0, but 0 times an infinite value or NaN is NaN: so each warpgroup writes
 //           zeros over these values, in the sequence's last block, before its product reads them.
 //
@@ -21,6 +22,7 @@
 //   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, PING_PONG, Q_IN_REGS, EXP2_FMA_SHARE,
 //   RESCALE_LOG2, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
 //   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.
+//   STORE         bulk: through Q's shared memory and by TMA; direct: from registers, 4 bytes a lane.
 //   WALK          snake, queue; HEAD_SECTION: see varlen_walk.cuh.
 //   MIN_CTAS      blocks a multiprocessor (1..3).
 //
@@ -29,15 +31,18 @@
 //              grid  (min(MIN_CTAS * multiprocessors, tiles)); (tokens_q * pack / (64 * CONSUMER_WARPGROUPS) +
 //                    sequences) * heads / pack are no fewer than the tiles. Any grid is right.
 //              block (128 * CONSUMER_WARPGROUPS + 128)
-// Arguments    q_map, k_map, v_map by value: maps of the three tensors, with boxes (64 / pack, pack, panel) for q and
-//              (BLOCK_N, 1, panel) for k and v. A panel is 64 columns, 32 where HEAD_DIM is no multiple of 64. Swizzled
-//              by the bytes of a panel's row, 128 or 64.
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors, with boxes (64 / pack, pack, panel) for
+//              q and out, and (BLOCK_N, 1, panel) for k and v. A panel is 64 columns, 32 where HEAD_DIM is no multiple
+//              of 64. Swizzled by the bytes of a panel's row, 128 or 64.
 // Workspace    counter int[1], 0 before a launch and after it.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * 64 * CONSUMER_WARPGROUPS + 2 * STAGES * BLOCK_N)
 //              + 16 * (QUERY_STAGES + 2 * STAGES) + 32 * QUERY_STAGES
 // Archs        sm_90a: for others attention_varlen.cu.
 // Adds to 5_wgmma.cu: a walk over tiles of unequal lengths that only the producer makes, and values that are cleared.
 // References   FlashAttention-3, Shah et al. 2024 (varlen); PTX ISA: see the helpers.
+#ifndef STORE_BULK
+#define STORE_BULK 0
+#endif
 #ifndef WALK_QUEUE
 #define WALK_QUEUE 0
 #endif
@@ -49,8 +54,6 @@
 #define CLUSTER 1
 #define SPLIT_KV 1
 #define SHARES_TAIL 0
-#define STORE_BULK 1
-#define STORE 0
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
 
 #include "cluster_multicast.cuh"
@@ -77,7 +80,7 @@ struct Tiles {};
 struct Tail {};
 
 struct Problem {
-  const TensorMap &q, &k, &v;
+  const TensorMap &q, &k, &v, &out_map;
   Element* out;
   const float scale_log2, softmax_scale;
   const int heads, group;  // group: query heads per kv head
@@ -162,6 +165,9 @@ struct Place {
                                             int row) const {
     load_packed_box(to, map, full, column, tile.head / problem.group, tile.first_k + row);
   }
+  __device__ __forceinline__ void store(unsigned from, int column, int group) const {
+    store_packed_box(problem.out_map, from, column, tile.head, tile.first_q + query_of(group, 0));
+  }
   __device__ __forceinline__ Element* out_row(int of_head, int query) const {
     return problem.out + (static_cast<long long>(tile.first_q + query) * problem.heads + of_head) * HEAD_DIM;
   }
@@ -191,12 +197,13 @@ __device__ __forceinline__ void produce(const Problem& problem, PackedWalk walk)
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
     attention_varlen(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-                     const __grid_constant__ TensorMap v_map, const int* cu_seqlens_q, const int* cu_seqlens_k,
-                     Element* out, float softmax_scale, int sequences, int heads, int kv_heads, int* counter) {
+                     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map,
+                     const int* cu_seqlens_q, const int* cu_seqlens_k, Element* out, float softmax_scale, int sequences,
+                     int heads, int kv_heads, int* counter) {
   const int group = heads == kv_heads ? 1 : heads / kv_heads;
   const TileShape shape{PACK_GQA ? min(__ffs(group) - 1, 6) : 0};
-  const Problem problem{
-      q_map, k_map, v_map, out, softmax_scale * 1.44269504088896341f, softmax_scale, heads, group, shape, {}, {}};
+  const float scale_log2 = softmax_scale * 1.44269504088896341f;
+  const Problem problem{q_map, k_map, v_map, out_map, out, scale_log2, softmax_scale, heads, group, shape, {}, {}};
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
   if (threadIdx.x == 0) start_rings();

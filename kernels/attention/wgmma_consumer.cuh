@@ -297,9 +297,6 @@ struct Consumer {
 
   // Sums weights and weighted values over this block's share of the keys, which is not empty.
   __device__ __forceinline__ void sum_share(const Place& place) {
-#if PACKED
-    if (place.query_of(group, 0) >= place.seq_len_q()) return stand_aside(place);
-#endif
     const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
     wait_mbarrier(query_full(query.stage), query.parity);
     read_queries();
@@ -387,10 +384,20 @@ struct Consumer {
   }
 
 #if PACKED
+  // Gives Q's stage back where nothing is stored there, when all threads of the group are done with it.
+  __device__ __forceinline__ void leave_queries() const {
+    if constexpr (kThroughShared) {
+      sync_named(kFirstStore + group, 128);
+      if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
+    } else {
+      __syncwarp();
+      give_back(query_empty(query.stage));
+    }
+  }
+
   // Takes the part in a tile of a group none of whose rows exist. With OVERLAP a tile has a turn a block but one.
   __device__ __forceinline__ void stand_aside(const Place& place) {
-    __syncwarp();  // all lanes know the tile
-    give_back(query_empty(query.stage));
+    leave_queries();
     for (int step = 1; step < place.end_step; ++step) skip();
     skip<false>();
   }
@@ -428,6 +435,12 @@ struct Consumer {
     softmax.begin();
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) output[i] = 0.0f;
+#if PACKED
+    if (place.query_of(group, 0) >= place.seq_len_q()) {
+      stand_aside(place);
+      return query.advance();
+    }
+#endif
     if (!place.is_empty()) sum_share(place);
 #if SPLIT_KV > 1
     wait_for_open_inboxes();
@@ -477,6 +490,12 @@ struct Consumer {
 
 #if STORE == STORE_BULK
   __device__ __forceinline__ void store_tile(const Place& place) {
+#if PACKED
+    if (place.query_of(group, 63) >= place.seq_len_q()) {  // the box has rows of the next sequence
+      leave_queries();
+      return store_rows(place, output, 0);
+    }
+#endif
     const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
     const unsigned to = query_at(query.stage, group);
     sync_named(kFirstStore + group, 128);  // all have read the group's Q
@@ -491,8 +510,7 @@ struct Consumer {
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
       for (int panel = 0; panel < ValueRows::kCount; ++panel)
-        store_box(problem.out_map, to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel,
-                  place.query_of(group, 0), place.head, place.batch);
+        place.store(to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel, group);
       wait_stores_read();
       arrive_at_mbarrier(query_empty(query.stage));
     }

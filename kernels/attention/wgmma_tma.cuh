@@ -58,6 +58,13 @@ __device__ __forceinline__ void store_box(const TensorMap& map, unsigned shared,
                : "memory");
 }
 
+__device__ __forceinline__ void store_packed_box(const TensorMap& map, unsigned shared, int column, int head, int row) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(
+                   address_of(map)),
+               "r"(shared), "r"(column), "r"(head), "r"(row)
+               : "memory");
+}
+
 // Waits until this thread's stores have been read from shared memory, which may then be used again.
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n" ::: "memory");

@@ -122,7 +122,7 @@ RUNGS = [
         registers="kMoveRegisters ? kConsumerRegisters : kEntryRegisters",
         registers_in_space="consumer_registers",
         defaults="constexpr int VALUE_DIM = HEAD_DIM, BIAS_IN_PRODUCT = 0, PRODUCER_WARPS = 4, "
-        "CLUSTER = 1, SPLIT_KV = 1, STORE = 0, STORE_BULK = 1;",
+        "CLUSTER = 1, SPLIT_KV = 1;",
         shape=PACKED,
         sizes=SIZES,
     ),

@@ -30,10 +30,11 @@ LONG = {"sequences": 5, "tokens_q": 9000, "tokens_k": 9000, "longest_q": 4096, "
 SMALLEST: dict[str, Any] = {
     **{"CONSUMER_WARPGROUPS": 1, "BLOCK_N": 64, "STAGES": 1, "QUERY_STAGES": 1},
     **{"PING_PONG": False, "Q_IN_REGS": False, "RESCALE_LOG2": 0, "SKIP_MASKED": False},
-    **{"PACK_GQA": False, "WALK": "snake", "HEAD_SECTION": 1},
+    **{"PACK_GQA": False, "STORE": "direct", "WALK": "snake", "HEAD_SECTION": 1},
 }
 PARTS: list[dict[str, Any]] = [
     {"WALK": "queue"},
+    {"STORE": "bulk"},
     {"STAGES": 3},
     {"QUERY_STAGES": 2},
     {"SKIP_MASKED": True},

@@ -203,6 +203,9 @@ inline void load_packed_box(unsigned shared, const TensorMap& map, unsigned full
   load_box_at(rank, shared, map, full, column, head, row, 0);
 }
 void store_box(const TensorMap& map, unsigned shared, int column, int row, int head, int batch);
+inline void store_packed_box(const TensorMap& map, unsigned shared, int column, int head, int row) {
+  store_box(map, shared, column, head, row, 0);
+}
 void wait_stores_read();
 inline void share_with_engines() {}
 inline void store_word(unsigned shared, unsigned word) { shared_word<unsigned>(shared) = word; }
