@@ -20,6 +20,9 @@
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
 // part of a tile's keys go to global memory, see wgmma_tail.cuh.
 //
+// PACKED (attention_varlen_wgmma.cu): a tile's last rows may be another sequence's, as may be its last keys. A group
+// without rows of its own only gives stages and turns back; values of keys that are not the sequence's are cleared.
+//
 // Archs      sm_90a.
 // References FlashAttention-3, Shah et al. 2024 (overlap, turns).
 #pragma once

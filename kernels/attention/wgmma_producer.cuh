@@ -6,6 +6,8 @@
 // CLUSTER, a stage is loaded in all blocks, so the consumers of all blocks must give it back. Its bytes may arrive in a
 // block before that block's own thread has announced them.
 //
+// PACKED (attention_varlen_wgmma.cu): the kernel's own loop looks for tiles, and calls load_tile() for each.
+//
 // Archs      sm_90 and later.
 // References PTX ISA: "mbarrier", "cp.async.bulk.tensor".
 #pragma once
