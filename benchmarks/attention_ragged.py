@@ -12,7 +12,8 @@ process. FILE is written after each run, and jobs whose records it has are not r
 libraries that a record lacks), so a campaign can be run in parts: no run begins after `--minutes`,
 and a search ends after `--job-minutes`. `--again` runs all jobs anew. `--list` names the jobs that
 are left; it needs no GPU. Times are device time by CUDA graph replay, warm unless it says cold.
-SDPA's keys are gathered, or its batch is padded, before its time begins.
+SDPA's keys are gathered, or its batch is padded, before its time begins. The jobs with `wgmma` in
+their names need a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class Job:
     causal: bool
     trials: int = 100
 
+    @property
+    def problem(self) -> str:
+        return self.space.removesuffix("_wgmma")
+
 
 def paged(
     sequences: int, longest: int, page_size: int, *, queries: int = 1, even: bool = True
@@ -67,7 +72,13 @@ def packed(head_dim: int) -> Any:
     return {**shape, "longest_q": longest, "longest_k": longest, "head_dim": head_dim}
 
 
-PAGED, VARLEN = "attention_paged", "attention_varlen"
+def even_packed(head_dim: int) -> Any:
+    """8 sequences of 4,096 rows."""
+    sizes = {"sequences": 8, "tokens_q": 32768, "tokens_k": 32768, "lengths": "even"}
+    return {**packed(head_dim), **sizes}
+
+
+PAGED, VARLEN, VARLEN_WGMMA = "attention_paged", "attention_varlen", "attention_varlen_wgmma"
 JOBS = (
     Job("decode 8x4096 pages 16", PAGED, paged(8, 4096, 16), True),
     Job("decode 8x4096 pages 64", PAGED, paged(8, 4096, 64), True),
@@ -78,6 +89,11 @@ JOBS = (
     Job("decode 8x4096 pages 256", PAGED, paged(8, 4096, 256), True, 60),
     Job("packed 64", VARLEN, packed(64), True),
     Job("packed 128", VARLEN, packed(128), True),
+    Job("packed 64 wgmma", VARLEN_WGMMA, packed(64), True),
+    Job("packed 128 wgmma", VARLEN_WGMMA, packed(128), True),
+    Job("packed 128 full wgmma", VARLEN_WGMMA, packed(128), False),
+    Job("packed 8x4096 128 wgmma", VARLEN_WGMMA, even_packed(128), True),
+    Job("packed 8x4096 128 full wgmma", VARLEN_WGMMA, even_packed(128), False),
 )
 
 
@@ -190,7 +206,7 @@ def table(records: list[Record]) -> list[str]:
     jobs = {job.name: job for job in JOBS}
     for record in records:
         job = jobs[record["name"]]
-        problem = create_problem(job.space, record["dtype"], ROOT)
+        problem = create_problem(job.problem, record["dtype"], ROOT)
         case = problem.case(job.shape, {"causal": job.causal})
         copied = record["baselines"]["copy_gbps"]
         libraries = record.get("libraries", {})

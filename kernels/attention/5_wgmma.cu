@@ -109,6 +109,7 @@
 #ifndef STORE_BULK
 #define STORE_BULK 0
 #endif
+#define PACKED 0
 #define SHARES_TAIL (SHARE_TAIL && !CAUSAL && !HAS_WINDOW)
 
 #define HIDES_BLOCKS (HAS_WINDOW || BOTTOM_RIGHT)
@@ -120,89 +121,20 @@
 #define CLUSTER_DIMS
 #endif
 
+#include "wgmma_rings.cuh"
+
 namespace {
 
-using Element = unsigned short;  // the bits: only conversions and products look inside
-using Rows = Panels<HEAD_DIM>;        // of Q and K
-using ValueRows = Panels<VALUE_DIM>;  // of V and the output
-
-constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
-constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
-constexpr bool kSkipMasked = CAUSAL && SKIP_MASKED;
-constexpr bool kThroughShared = STORE == STORE_BULK;
 constexpr bool kShareTail = SHARES_TAIL;
-constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
 constexpr int kMergeThreads = 1024;  // of attention_merge
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
-// Registers of a thread: at entry, and of a consumer after the producer warpgroup has given registers away.
-constexpr int kAllowed = 65536 / (kThreads * MIN_CTAS) / 8 * 8;
-constexpr int kEntryRegisters = kAllowed < 256 ? kAllowed : 256;
-constexpr int kShare = (kEntryRegisters * (CONSUMER_WARPGROUPS + 1) - PRODUCER_REGISTERS) / CONSUMER_WARPGROUPS / 8 * 8;
-constexpr int kConsumerRegisters = kShare < 240 ? kShare : 240;
-constexpr bool kMoveRegisters =
-    PRODUCER_WARPS == 4 && kConsumerRegisters > kEntryRegisters && PRODUCER_REGISTERS < kEntryRegisters;
-
-// Named barriers; 0 is __syncthreads().
-constexpr int kFirstTurn = 1;
-constexpr int kFirstStore = kFirstTurn + CONSUMER_WARPGROUPS;
-
-static_assert(CONSUMER_WARPGROUPS >= 1 && CONSUMER_WARPGROUPS <= 3, "warpgroups of 64 rows");
-static_assert(PRODUCER_WARPS == 1 || PRODUCER_WARPS == 4, "a warp or a warpgroup loads");
-static_assert(PRODUCER_REGISTERS % 8 == 0 && PRODUCER_REGISTERS >= 24, "setmaxnreg takes multiples of 8");
-static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "a product has up to 256 columns");
 static_assert(SPLIT_KV == 1 || SPLIT_KV == 2 || SPLIT_KV == 4 || SPLIT_KV == 8, "clusters have up to eight blocks");
 static_assert(CLUSTER == 1 || SPLIT_KV == 1, "blocks that share keys load different ones");
-static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a cluster has one tile");
 static_assert(SPLIT_KV == 1 || !kThroughShared, "a block has some of the columns, which are no box");
 static_assert(!SHARE_TAIL || (PERSISTENT && CLUSTER == 1), "only blocks that walk on their own share the last tiles");
 static_assert(VALUE_DIM % (8 * SPLIT_KV) == 0, "the blocks of a cluster share the columns");
-static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
-static_assert(!HALF_BLOCKS || (WEIGHT_SETS == 1 && BLOCK_N % 32 == 0), "halves are whole products, one by one");
-static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window are masked, one by one");
-static_assert(VALUE_DIM <= HEAD_DIM, "the output goes through Q's shared memory");
-static_assert(HEAD_SECTION >= 1 && QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
-
-// Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their
-// mbarriers. Every tile begins at a multiple of 1024. With SPLIT_KV, the parts that other blocks send lie before the
-// mbarriers, and the last mbarrier counts their bytes.
-constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
-constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
-constexpr unsigned kKeyBytes = 2 * BLOCK_N * HEAD_DIM, kValueBytes = 2 * BLOCK_N * VALUE_DIM;  // of a block
-constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
-constexpr unsigned kValuesAt = kKeysAt + STAGES * kKeyBytes;
-constexpr unsigned kBiasBytes = BIAS_IN_PRODUCT ? 32 * BLOCK_N : 0;
-constexpr unsigned kBiasAt = kValuesAt + STAGES * kValueBytes;
-constexpr unsigned kPartsAt = kBiasAt + kBiasBytes;
-constexpr int kMergedTiles = VALUE_DIM / 8 / SPLIT_KV;  // tiles of 8 columns that a block merges
-constexpr unsigned kWarpPartBytes = 512 * (1 + kMergedTiles);
-constexpr unsigned kPartBytes = 4 * CONSUMER_WARPGROUPS * kWarpPartBytes;
-constexpr unsigned kBarriersAt = kPartsAt + (SPLIT_KV - 1) * kPartBytes;
-constexpr int kBarriers = 2 * (QUERY_STAGES + 2 * STAGES);
-static_assert(kGroupQueryBytes % 1024 == 0 && kKeyBytes % 1024 == 0 && kValueBytes % 1024 == 0,
-              "the swizzle repeats after 1024 bytes");
-extern __shared__ __align__(1024) unsigned char shared_memory[];
-
-__device__ __forceinline__ unsigned shared_at(unsigned offset) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + offset;
-}
-__device__ __forceinline__ unsigned query_at(int stage, int group) {
-  return shared_at(stage * kQueryBytes + group * kGroupQueryBytes);
-}
-__device__ __forceinline__ unsigned key_at(int stage) { return shared_at(kKeysAt + stage * kKeyBytes); }
-__device__ __forceinline__ unsigned value_at(int stage) { return shared_at(kValuesAt + stage * kValueBytes); }
-
-__device__ __forceinline__ unsigned barrier_at(int number) { return shared_at(kBarriersAt + 8 * number); }
-__device__ __forceinline__ unsigned query_full(int stage) { return barrier_at(stage); }
-__device__ __forceinline__ unsigned key_full(int stage) { return barrier_at(QUERY_STAGES + stage); }
-__device__ __forceinline__ unsigned value_full(int stage) { return barrier_at(QUERY_STAGES + STAGES + stage); }
-constexpr int kFirstEmpty = QUERY_STAGES + 2 * STAGES;
-__device__ __forceinline__ unsigned query_empty(int stage) { return barrier_at(kFirstEmpty + stage); }
-__device__ __forceinline__ unsigned key_empty(int stage) { return barrier_at(kFirstEmpty + QUERY_STAGES + stage); }
-__device__ __forceinline__ unsigned value_empty(int stage) {
-  return barrier_at(kFirstEmpty + QUERY_STAGES + STAGES + stage);
-}
+static_assert(HEAD_SECTION >= 1, "at least one");
 
 }  // namespace
 
@@ -298,6 +230,24 @@ struct Place {
 
   __device__ __forceinline__ bool is_empty() const { return SPLIT_KV > 1 && first_step == end_step; }
 
+  __device__ __forceinline__ int seq_len_q() const { return problem.seq_len_q; }
+
+  static __device__ __forceinline__ void tell(int) {}  // the consumers know their tiles
+
+  // Load a panel of a warpgroup's queries, and of the keys (or values) from `row` on.
+  __device__ __forceinline__ void load_queries(unsigned to, unsigned full, int column, int group) const {
+    load_box(to, problem.q, full, column, query_of(group, 0), head, batch);
+  }
+  __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, unsigned full, int column,
+                                            int row) const {
+    load_box(to, map, full, column, row, kv_head, batch);
+  }
+
+  // Stores a panel of a warpgroup's output.
+  __device__ __forceinline__ void store(unsigned from, int column, int group) const {
+    store_box(problem.out_map, from, column, query_of(group, 0), head, batch);
+  }
+
   // This block's number among the blocks whose tiles are side by side.
   static __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 
@@ -348,6 +298,9 @@ struct Place {
 
 }  // namespace
 
+#include "wgmma_merge.cuh"
+#include "wgmma_tail.cuh"
+
 #include "wgmma_consumer.cuh"
 #include "wgmma_producer.cuh"
 
@@ -362,17 +315,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
                                      kv_heads, seq_len_q, seq_len_k, parts, Features FEATURES_GIVEN);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kBarriers; ++i) {
-      const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
-      // The number of arrivals that end a phase. `full`: 1, the producer. `empty` of K and V: every consumer warp of
-      // all blocks of the cluster. `empty` of Q: every consumer warp, or one thread of each warpgroup if the output
-      // goes through Q's memory: the thread that stored it.
-      const int givers = query ? (kThroughShared ? 1 : 4) : 4 * CLUSTER;
-      start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : 1);
-    }
-    publish_mbarriers();
-  }
+  if (threadIdx.x == 0) start_rings();
   if constexpr (kBiasRides) write_key_bias<kBfloat16>(shared_at(kBiasAt), kThreads);
   if constexpr (SPLIT_KV > 1) open_inbox(barrier_at(kBarriers), inbox_bytes(Place(problem, Walk(problem.tail))));
   if constexpr (CLUSTER > 1)

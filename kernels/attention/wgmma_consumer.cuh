@@ -20,12 +20,15 @@
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
 // part of a tile's keys go to global memory, see wgmma_tail.cuh.
 //
+// PACKED (attention_varlen_wgmma.cu): a tile's last rows may be another sequence's, as may be its last keys. A group
+// without rows of its own only gives stages and turns back; values of keys that are not the sequence's are cleared.
+//
 // Archs      sm_90a.
 // References FlashAttention-3, Shah et al. 2024 (overlap, turns).
 #pragma once
 
-#include "wgmma_merge.cuh"
-#include "wgmma_tail.cuh"
+#include "wgmma_rings.cuh"
+#include "wgmma_softmax.cuh"
 
 namespace {
 
@@ -281,7 +284,7 @@ struct Consumer {
 
   // Whether no row of the group sees the second half of the block of this step, or the first half.
   __device__ __forceinline__ bool sees_first_half_alone(const Place& place, int step) const {
-    const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
+    const int last = min(place.query_of(group, 63), place.seq_len_q() - 1);
     return place.keys_seen(last) <= place.first_key(step) + BLOCK_N / 2;
   }
   __device__ __forceinline__ bool sees_second_half_alone(const Place& place, int step) const {
@@ -311,14 +314,14 @@ struct Consumer {
     }
     int step = place.first_step;
     if constexpr (kSkipMasked) {
-      const int last = min(place.query_of(group, 63), problem.seq_len_q - 1);
+      const int last = min(place.query_of(group, 63), place.seq_len_q() - 1);
       const int unseen = place.blocks - (place.keys_seen(last) + BLOCK_N - 1) / BLOCK_N;
       for (; step < min(unseen, place.end_step - 1); ++step) skip();
     }
     if (!OVERLAP) take_turn();
 #if HAS_WINDOW
     // From this step on, the window of the group's last row begins within the block, or after it.
-    const int last_query = min(place.query_of(group, 63), problem.seq_len_q - 1);
+    const int last_query = min(place.query_of(group, 63), place.seq_len_q() - 1);
     const int left = place.blocks - (place.first_seen(last_query) + BLOCK_N - 1) / BLOCK_N;
     // From this one on, all keys lie before the window of the group's first row.
     const int before = place.blocks - place.first_seen(place.query_of(group, 0)) / BLOCK_N;
@@ -343,6 +346,9 @@ struct Consumer {
     for (; step < place.end_step; ++step) skip();
 #else
     begin(place, step, masked > step);
+#if PACKED
+    if (step == 0 && place.keys_there() < BLOCK_N) clear_values(place.keys_there());
+#endif
     ++step;
     if constexpr (WEIGHT_SETS == 1) {
       for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
@@ -366,16 +372,54 @@ struct Consumer {
   // warp could give a stage back before another warp has given back the stage's last use. All lanes wait: the stage's
   // next use but one has the same parity, so a lane that lags could not tell them apart. The turn is passed on before
   // the wait for the values, because these may not arrive before the next group has had its turn.
+  template <bool TAKES_TURN = true>
   __device__ __forceinline__ void skip() {
     wait_keys();
     __syncwarp();
     give_back_keys();
-    take_turn();
-    give_turn();
+    if constexpr (TAKES_TURN) {
+      take_turn();
+      give_turn();
+    }
     wait_values();
     __syncwarp();
     give_back_values();
   }
+
+#if PACKED
+  // Gives Q's stage back where nothing is stored there, when all threads of the group are done with it.
+  __device__ __forceinline__ void leave_queries() const {
+    if constexpr (kThroughShared) {
+      sync_named(kFirstStore + group, 128);
+      if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
+    } else {
+      __syncwarp();
+      give_back(query_empty(query.stage));
+    }
+  }
+
+  // Takes the part in a tile of a group none of whose rows exist. With OVERLAP a tile has a turn a block but one.
+  __device__ __forceinline__ void stand_aside(const Place& place) {
+    leave_queries();
+    for (int step = 1; step < place.end_step; ++step) skip();
+    skip<false>();
+  }
+
+  // Zeros over the rows of the next block of values that belong to no key of the sequence, from `first` on. Other groups
+  // write the same zeros, each before its own product. TMA and the tensor cores see them.
+  __device__ __forceinline__ void clear_values(int first) const {
+    wait_values();
+#pragma unroll
+    for (int panel = 0; panel < ValueRows::kCount; ++panel) {
+      const unsigned at = value_at(value.stage) + ValueRows::panel_at(BLOCK_N, panel);
+      for (unsigned byte = first * ValueRows::kRowBytes + threadIdx.x % 128 * 16; byte < BLOCK_N * ValueRows::kRowBytes;
+           byte += 128 * 16)
+        store_zeros_16(at + byte);
+    }
+    share_with_engines();
+    sync_named(kFirstStore + group, 128);
+  }
+#endif
 
   template <bool MASKED>
   __device__ __forceinline__ void advance_twice(const Place& place, int step) {
@@ -394,21 +438,28 @@ struct Consumer {
     softmax.begin();
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) output[i] = 0.0f;
-    if (!place.is_empty()) sum_share(place);
-    if constexpr (SPLIT_KV > 1) {
-      wait_for_open_inboxes();
-      if (place.query_of(group, 16 * warp) < problem.seq_len_q) {  // the warp's first row
-        float merged[VALUE_DIM / 2 / SPLIT_KV];
-        merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.exponent_scale());
-        store_rows(place, merged, place.share * 8 * kMergedTiles);
-      }
-    } else if (kShareTail && place.part >= 0) {
-      store_part(place);
-    } else if constexpr (kThroughShared) {
-      store_through_shared(place);
-    } else {
-      store_rows(place, output, 0);
+#if PACKED
+    if (place.query_of(group, 0) >= place.seq_len_q()) {
+      stand_aside(place);
+      return query.advance();
     }
+#endif
+    if (!place.is_empty()) sum_share(place);
+#if SPLIT_KV > 1
+    wait_for_open_inboxes();
+    if (place.query_of(group, 16 * warp) < place.seq_len_q()) {  // the warp's first row
+      float merged[VALUE_DIM / 2 / SPLIT_KV];
+      merge_over_cluster<SPLIT_KV - 1>(softmax, output, merged, problem.exponent_scale());
+      store_rows(place, merged, place.share * 8 * kMergedTiles);
+    }
+#else
+#if SHARES_TAIL
+    if (place.part >= 0)
+      store_part(place);
+    else
+#endif
+      store_tile(place);
+#endif
     query.advance();
   }
 
@@ -417,20 +468,22 @@ struct Consumer {
     float sum = softmax.row_sum(half);
 #if SINKS || LSE
     const int query = place.query_of(group, row_of(half));
-    const bool tells = query < problem.seq_len_q && place.share == 0 && lane % 4 == 0;
+    const bool tells = query < place.seq_len_q() && place.share == 0 && lane % 4 == 0;
     sum = place.total(place.head_of(row_of(half)), query, tells, sum, softmax.maximum[half]);
 #endif
     return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
   }
 
+#if SHARES_TAIL
   __device__ __forceinline__ void store_part(const Place& place) const {
     if constexpr (kThroughShared) {  // nothing is stored there: Q's memory is free as soon as all have read it
       sync_named(kFirstStore + group, 128);
       if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
     }
-    const auto exists = [&](int row) { return place.query_of(group, row % 64) < problem.seq_len_q; };
+    const auto exists = [&](int row) { return place.query_of(group, row % 64) < place.seq_len_q(); };
     store_tail_part(tail_part_at(problem, place.part), 64 * group + 16 * warp, softmax, output, exists);
   }
+#endif
 
   // Columns 8 tile + 2 (lane % 4) and the next of one of this thread's rows, rounded.
   template <int COUNT>
@@ -438,7 +491,14 @@ struct Consumer {
     return pack<kBfloat16>(sums[4 * tile + 2 * half] * scale, sums[4 * tile + 2 * half + 1] * scale);
   }
 
-  __device__ __forceinline__ void store_through_shared(const Place& place) {
+#if STORE == STORE_BULK
+  __device__ __forceinline__ void store_tile(const Place& place) {
+#if PACKED
+    if (place.query_of(group, 63) >= place.seq_len_q()) {  // the box has rows of the next sequence
+      leave_queries();
+      return store_rows(place, output, 0);
+    }
+#endif
     const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
     const unsigned to = query_at(query.stage, group);
     sync_named(kFirstStore + group, 128);  // all have read the group's Q
@@ -453,12 +513,14 @@ struct Consumer {
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
       for (int panel = 0; panel < ValueRows::kCount; ++panel)
-        store_box(problem.out_map, to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel,
-                  place.query_of(group, 0), place.head, place.batch);
+        place.store(to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel, group);
       wait_stores_read();
       arrive_at_mbarrier(query_empty(query.stage));
     }
   }
+#else
+  __device__ __forceinline__ void store_tile(const Place& place) const { store_rows(place, output, 0); }
+#endif
 
   // Stores from registers: `sums` are the columns from `column` on.
   template <int COUNT>
@@ -467,7 +529,7 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int query = place.query_of(group, row_of(half));
-      if (query < problem.seq_len_q) {
+      if (query < place.seq_len_q()) {
         Element* to = place.out_row(place.head_of(row_of(half)), query) + column + lane % 4 * 2;
 #pragma unroll
         for (int tile = 0; tile < COUNT / 4; ++tile)

@@ -26,7 +26,7 @@ __device__ __forceinline__ unsigned inbox_bytes(const Place& place) {
   unsigned warps = 0;
 #pragma unroll
   for (int row = 0; row < BLOCK_M; row += 16)
-    warps += place.query_of(row / 64, row % 64) < place.problem.seq_len_q;
+    warps += place.query_of(row / 64, row % 64) < place.seq_len_q();
   return (SPLIT_KV - 1) * warps * kWarpPartBytes;
 }
 

@@ -6,6 +6,8 @@
 // CLUSTER, a stage is loaded in all blocks, so the consumers of all blocks must give it back. Its bytes may arrive in a
 // block before that block's own thread has announced them.
 //
+// PACKED (attention_varlen_wgmma.cu): the kernel's own loop looks for tiles, and calls load_tile() for each.
+//
 // Archs      sm_90 and later.
 // References PTX ISA: "mbarrier", "cp.async.bulk.tensor".
 #pragma once
@@ -19,22 +21,24 @@ struct Producer {
 
   __device__ Producer(const Problem& of) : problem(of) {}
 
-  template <class Shared, int COUNT>
-  __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, unsigned full, int row, int head,
-                                            int batch) const {
+  // `load` loads a panel of a tile of COUNT rows, to an address, from a column on.
+  template <class Shared, int COUNT, class Load>
+  __device__ __forceinline__ void load_panels(unsigned to, const Load& load) const {
 #pragma unroll
     for (int panel = 0; panel < Shared::kCount; ++panel)
-      load_box(to + Shared::panel_at(COUNT, panel), map, full, panel * Shared::kPanel, row, head, batch);
+      load(to + Shared::panel_at(COUNT, panel), panel * Shared::kPanel);
   }
 
   __device__ __forceinline__ void load_queries(const Place& place) {
     wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
     const unsigned full = query_full(queries.stage);
+    place.tell(queries.stage);
     expect_bytes(full, kQueryBytes);
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
-      load_rows<Rows, 64>(query_at(queries.stage, group), problem.q, full, place.query_of(group, 0), place.head,
-                          place.batch);
+      load_panels<Rows, 64>(query_at(queries.stage, group), [&](unsigned to, int column) {
+        place.load_queries(to, full, column, group);
+      });
     queries.advance();
   }
 
@@ -42,15 +46,16 @@ struct Producer {
   template <class Shared>
   __device__ __forceinline__ void load_block(unsigned to, const TensorMap& map, unsigned full, int row,
                                              const Place& place) const {
-    if constexpr (CLUSTER == 1) {
-      load_rows<Shared, BLOCK_N>(to, map, full, row, place.kv_head, place.batch);
-    } else {
-      const int first = Place::number_in_cluster() * (BLOCK_N / CLUSTER);
+#if CLUSTER == 1
+    load_panels<Shared, BLOCK_N>(
+        to, [&](unsigned panel, int column) { place.load_keys(panel, map, full, column, row); });
+#else
+    const int first = Place::number_in_cluster() * (BLOCK_N / CLUSTER);
 #pragma unroll
-      for (int panel = 0; panel < Shared::kCount; ++panel)
-        load_box_for_all<CLUSTER>(to + Shared::panel_at(BLOCK_N, panel) + first * Shared::kRowBytes, map, full,
-                                  panel * Shared::kPanel, row + first, place.kv_head, place.batch);
-    }
+    for (int panel = 0; panel < Shared::kCount; ++panel)
+      load_box_for_all<CLUSTER>(to + Shared::panel_at(BLOCK_N, panel) + first * Shared::kRowBytes, map, full,
+                                panel * Shared::kPanel, row + first, place.kv_head, place.batch);
+#endif
   }
 
   __device__ __forceinline__ void load_blocks(const Place& place) {
@@ -66,6 +71,25 @@ struct Producer {
     }
   }
 
+#if PACKED
+  __device__ __forceinline__ void prefetch_maps() const {
+    prefetch_map(problem.q);
+    prefetch_map(problem.k);
+    prefetch_map(problem.v);
+  }
+
+  __device__ __forceinline__ void load_tile(const Place& place) {
+    load_queries(place);
+    load_blocks(place);
+  }
+
+  // Tells the consumers that there are no more tiles.
+  __device__ __forceinline__ void end() const {
+    wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
+    Walk::tell(queries.stage, {});
+    arrive_at_mbarrier(query_full(queries.stage));
+  }
+#else
   __device__ __forceinline__ void run() {
     prefetch_map(problem.q);
     prefetch_map(problem.k);
@@ -77,6 +101,7 @@ struct Producer {
       load_blocks(place);
     }
   }
+#endif
 };
 
 }  // namespace

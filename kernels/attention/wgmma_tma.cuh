@@ -40,11 +40,28 @@ __device__ __forceinline__ void load_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
+// Of packed sequences (rows, heads, columns).
+__device__ __forceinline__ void load_packed_box(unsigned shared, const TensorMap& map, unsigned full, int column,
+                                                int head, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];\n" ::"r"(shared),
+      "l"(address_of(map)), "r"(full), "r"(column), "r"(head), "r"(row)
+      : "memory");
+}
+
 __device__ __forceinline__ void store_box(const TensorMap& map, unsigned shared, int column, int row, int head,
                                           int batch) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(
                    address_of(map)),
                "r"(shared), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_packed_box(const TensorMap& map, unsigned shared, int column, int head, int row) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(
+                   address_of(map)),
+               "r"(shared), "r"(column), "r"(head), "r"(row)
                : "memory");
 }
 
@@ -68,6 +85,10 @@ __device__ __forceinline__ void publish_mbarriers() {
 
 __device__ __forceinline__ void store_word(unsigned shared, unsigned word) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ void store_zeros_16(unsigned shared) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(shared), "r"(0) : "memory");
 }
 
 __device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {

@@ -30,7 +30,7 @@ from evotune.trial import Configuration, Json
 
 PATH = Path(__file__).parents[1] / "data" / "attention_cubins.json"
 RUNGS = ["attention-scalar", "attention-wmma", "attention-mma", "attention-wgmma"]
-RUNGS += ["attention-varlen", "attention-paged"]
+RUNGS += ["attention-varlen", "attention-varlen-wgmma", "attention-paged"]
 DEVICES = ["l4", "h200"]  # sm_89, sm_90a
 _OTHERS = 2  # configurations of each rung beside the default
 
@@ -86,7 +86,7 @@ def main() -> None:
         parser.error(f"the other hashes are those of {kept['compiler']}: write all anew")
     builds = [each for each in kept.get("builds", ()) if each["space"] not in again]
     for space in again:
-        for device in DEVICES[space == "attention-wgmma" :]:
+        for device in DEVICES[space.endswith("-wgmma") :]:
             planner = load_setup(find_space(space), device, compile_only=True).planner
             assert planner is not None
             for values in _configurations(planner.bound):

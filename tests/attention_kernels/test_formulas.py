@@ -58,6 +58,7 @@ PACKED = {"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 900, "tokens_k"
 PACKED |= {"longest_q": 400, "longest_k": 400}
 # 24 rows of a kv head: fewer than some tiles have.
 PAGES = {"sequences": 3, "queries": 12, "heads": 4, "kv_heads": 2, "longest": 500, "page_size": 16}
+RINGS = KERNELS / "attention" / "wgmma_rings.cuh"
 WGMMA_REGISTERS = (
     "PRODUCER_WARPS == 4 ? (kMoveRegisters ? kConsumerRegisters : kEntryRegisters) : -1"
 )
@@ -115,6 +116,17 @@ RUNGS = [
         sizes=SIZES,
     ),
     Stated(
+        "attention-varlen-wgmma",
+        "attention/attention_varlen_wgmma.cu",
+        "kTilesAt + QUERY_STAGES * kTileBytes",
+        registers="kMoveRegisters ? kConsumerRegisters : kEntryRegisters",
+        registers_in_space="consumer_registers",
+        defaults="constexpr int VALUE_DIM = HEAD_DIM, BIAS_IN_PRODUCT = 0, PRODUCER_WARPS = 4, "
+        "CLUSTER = 1, SPLIT_KV = 1;",
+        shape=PACKED,
+        sizes=SIZES,
+    ),
+    Stated(
         "attention-paged",
         "attention/attention_paged.cu",
         PAGED_BYTES,
@@ -156,8 +168,10 @@ RUNGS = [
 
 
 def constants_of(stated: Stated) -> str:
-    """The kernel's constants, type names and macros at the top level, in their order."""
+    """The kernel's constants, type names and macros at the top level, in their order, with those of
+    the rings of the wgmma rungs."""
     text = (KERNELS / stated.kernel).read_text()
+    text = text.replace(f'#include "{RINGS.name}"', RINGS.read_text())
     types = "Rows|ValueRows|WarpParts|SplitParts"
     kept = rf"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:{types}) [^;]*;)"
     found = re.findall(kept, text, re.MULTILINE)

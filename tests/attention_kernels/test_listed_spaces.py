@@ -7,13 +7,17 @@ from pathlib import Path
 import yaml
 
 from evotune.engine.setup import load_setup
-from tests.gpu import searching, test_wgmma, test_wgmma_features
+from tests.gpu import searching, test_varlen, test_wgmma, test_wgmma_features
 
 
 def test_listed_configurations_form_a_space_that_loads(tmp_path: Path) -> None:
     spaces = {
         "plain": (test_wgmma.SPACE, [test_wgmma.SMALLEST]),
         "features": (test_wgmma_features.SPACE, test_wgmma_features.one_part_after_the_other()),
+        "packed": (
+            searching.shipped("attention_varlen_wgmma"),
+            test_varlen.one_part_after_the_other(),
+        ),
     }
     for name, (space, configurations) in spaces.items():
         path = tmp_path / f"{name}.yaml"

@@ -28,6 +28,7 @@ from tests.shipped_kernels.emulation import EmulatedKernel
 from . import test_hopper_model as after
 from . import test_paged as paged
 from . import test_varlen as varlen
+from . import test_varlen_wgmma as varlen_wgmma
 from . import test_warp_model as before
 from .hopper import emulation as hopper
 from .warps import emulation as warps
@@ -100,6 +101,7 @@ def test_a_gpu_rung_loses_none(
     ("space", "values", "shape"),
     [
         ("attention_varlen", varlen.LEVELS, varlen.SHORT),
+        ("attention_varlen_wgmma", varlen_wgmma.ONE, {**varlen.SHORT, "head_dim": 64}),
         ("attention_paged", paged.SMALL, {**paged.DECODE, "page_size": 16}),
     ],
 )

@@ -109,6 +109,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         ("attention-wgmma", "h200"),
         pytest.param("attention-mma-features", "h200", marks=pytest.mark.soak),
         pytest.param("attention-wgmma-features", "h200", marks=pytest.mark.soak),
+        ("attention-varlen-wgmma", "h200"),
         ("attention-triton", "h200"),
         ("linear-skinny", "h200"),
         ("add-rms-norm", "h200"),

@@ -53,7 +53,7 @@ def listed(
             own = [n for n, each in enumerate(configurations) if each[name] == value]
             here = str(value).lower() if isinstance(value, bool) else value
             constraints.append(f"{name} == {here} or LISTED not in {own}")
-    names = {"parameters": parameters, "default": {}, "after_compile": []}
+    names = {"parameters": parameters, "default": {}, "try_first": [], "after_compile": []}
     reason = {"reason": "another configuration than the listed ones"}
     return {**space, **names, "constraints": [{"expr": e, **reason} for e in constraints]}
 

@@ -24,20 +24,22 @@ from .waiting import nothing_waits
 
 pytestmark = pytest.mark.gpu
 Open = Callable[[str], ModuleType]
-SPACES = ("attention-varlen", "attention-paged")
+SPACES = ("attention-varlen", "attention-varlen-wgmma", "attention-paged")
 SHAPES: dict[str, dict[str, Any]] = {
     "attention-varlen": {"sequences": 32, "heads": 16, "tokens_q": 16549, "tokens_k": 16549,
                          "longest_q": 4096, "longest_k": 4096, "head_dim": 128},
     "attention-paged": {"sequences": 8, "queries": 1, "heads": 32, "kv_heads": 8, "longest": 4096,
                         "page_size": 16, "head_dim": 128, "lengths": "even"},
 }  # fmt: skip
-"""The timed shapes of the spaces."""
+"""The timed shapes of the problems."""
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name in SPACES:
+        if "wgmma" in name and torch.cuda.get_device_capability()[0] != 9:
+            continue
         folder = tmp_path_factory.mktemp(name)
         run = fabricated(shipped_spaces()[name], folder, "cuda:0")
         exported = export_runs([run], folder / "pkg")
@@ -47,18 +49,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def opened(folders: dict[str, Path]) -> Iterator[Open]:
+    def entered(name: str) -> ModuleType:
+        if name not in folders:
+            pytest.skip("wgmma needs a GPU of compute capability 9.0")
+        return stack.enter_context(imported(folders[name]))
+
     with ExitStack() as stack:
-        yield lambda name: stack.enter_context(imported(folders[name]))
+        yield entered
+
+
+def problem_of(space: str) -> str:
+    return space.removesuffix("-wgmma")
 
 
 def made(name: str, kind: str = "normal", seed: int = 0) -> tuple[Any, Case, dict[str, Any]]:
-    problem: Any = create_problem(name.replace("-", "_"), "float16")
-    case = problem.case(SHAPES[name], {"causal": True})
+    problem: Any = create_problem(problem_of(name).replace("-", "_"), "float16")
+    case = problem.case(SHAPES[problem_of(name)], {"causal": True})
     return problem, case, problem.make_inputs(case, kind, seed, "cuda")
 
 
 def called(module: ModuleType, name: str, given: dict[str, Any]) -> torch.Tensor:
-    if name == "attention-varlen":
+    if problem_of(name) == "attention-varlen":
         tables = given["cu_seqlens_q"], given["cu_seqlens_k"], 4096, 4096
         tensors = given["q"], given["k"], given["v"]
         out: torch.Tensor = module.attention_varlen(*tensors, *tables, causal=True)

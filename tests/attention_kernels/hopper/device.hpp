@@ -33,6 +33,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int atomicAdd(int* to, int by) { return (*to += by) - by; }
 template <class T> T __ldcg(const T* from) { return *from; }
 
 inline Index first_block, grid_size;
@@ -198,10 +199,20 @@ void load_box_at(int of, unsigned shared, const TensorMap& map, unsigned full, i
 inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
   load_box_at(rank, shared, map, full, column, row, head, batch);
 }
+inline void load_packed_box(unsigned shared, const TensorMap& map, unsigned full, int column, int head, int row) {
+  load_box_at(rank, shared, map, full, column, head, row, 0);
+}
 void store_box(const TensorMap& map, unsigned shared, int column, int row, int head, int batch);
+inline void store_packed_box(const TensorMap& map, unsigned shared, int column, int head, int row) {
+  store_box(map, shared, column, head, row, 0);
+}
 void wait_stores_read();
 inline void share_with_engines() {}
 inline void store_word(unsigned shared, unsigned word) { shared_word<unsigned>(shared) = word; }
+inline void store_zeros_16(unsigned shared) {
+  if (shared % 16) fail("misaligned in shared memory");
+  for (int i = 0; i < 4; ++i) shared_word<unsigned>(shared + 4 * i) = 0;
+}
 inline void load_words(float (&words)[4], unsigned shared) {
   if (shared % 16) fail("misaligned in shared memory");
   for (int i = 0; i < 4; ++i) words[i] = shared_word<float>(shared + 4 * i);

@@ -36,8 +36,8 @@ REPLACED = (
 )
 
 COMPILED = (
-    *("4_tma.cu", "*wgmma*.cu*", "part_merge.cuh", "split_merge.cuh", "strides.cuh"),
-    *("row_features.h", "key_place.cuh", "score_change.cuh"),
+    *("4_tma.cu", "5_wgmma.cu", "wgmma_*.cuh", "part_merge.cuh", "split_merge.cuh"),
+    *("strides.cuh", "row_features.h", "key_place.cuh", "score_change.cuh"),
 )
 COMPILER = (
     *("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC"),

@@ -1,0 +1,220 @@
+// Attention over packed sequences of different lengths on Hopper: wgmma, TMA, specialised warps.
+//
+//   out = softmax(softmax_scale * q k^T) v, each sequence by itself.
+//
+// Shapes      q, out (tokens_q, heads, HEAD_DIM); k, v (tokens_k, kv_heads, HEAD_DIM), contiguous, 16-byte aligned.
+//             Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1, and the keys likewise. heads is a
+//             multiple of kv_heads. A row without keys is 0. Rows that no sequence has are not written.
+//             CAUSAL: a sequence's last row sees all of its keys, the row before one less, and so on.
+// Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32; tables of int32. softmax_scale > 0.
+// Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
+//
+// How it works. As 5_wgmma.cu, with the same code (wgmma_consumer.cuh, wgmma_producer.cuh). Persistent blocks walk over
+// the tiles, those with the most keys first (varlen_walk.cuh). Only the producer warp looks for tiles: it writes where a
+// tile lies beside the tile's Q in shared memory, and the consumers learn it when Q is there.
+// Maps know no sequences, so a tile's last rows, and its last keys, may be those of the next sequence:
+//   rows    are computed, and not stored: a warpgroup not all of whose 64 rows exist stores from registers, row by row.
+//           One that has no row leaves all products out.
+//   keys    are masked. Their weights are 0, but 0 times an infinite value or NaN is NaN: so each warpgroup writes
+//           zeros over these values, in the sequence's last block, before its product reads them.
+//
+// Tunables; 5_wgmma.cu explains those that it has too
+//   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, PING_PONG, Q_IN_REGS, EXP2_FMA_SHARE,
+//   RESCALE_LOG2, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
+//   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.
+//   STORE         bulk: through Q's shared memory and by TMA; direct: from registers, 4 bytes a lane.
+//   WALK          snake, queue; HEAD_SECTION: see varlen_walk.cuh.
+//   MIN_CTAS      blocks a multiprocessor (1..3).
+//
+// Constraints  as in 5_wgmma.cu, which explains the registers, with OVERLAP 1, WEIGHT_SETS 1, PRODUCER_WARPS 4.
+// Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
+//              grid  (min(MIN_CTAS * multiprocessors, tiles)); (tokens_q * pack / (64 * CONSUMER_WARPGROUPS) +
+//                    sequences) * heads / pack are no fewer than the tiles. Any grid is right.
+//              block (128 * CONSUMER_WARPGROUPS + 128)
+// Arguments    q_map, k_map, v_map, out_map by value: maps of the four tensors, with boxes (64 / pack, pack, panel) for
+//              q and out, and (BLOCK_N, 1, panel) for k and v. A panel is 64 columns, 32 where HEAD_DIM is no multiple
+//              of 64. Swizzled by the bytes of a panel's row, 128 or 64.
+// Workspace    counter int[1], 0 before a launch and after it.
+// Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * 64 * CONSUMER_WARPGROUPS + 2 * STAGES * BLOCK_N)
+//              + 16 * (QUERY_STAGES + 2 * STAGES) + 32 * QUERY_STAGES
+// Archs        sm_90a: for others attention_varlen.cu.
+// Adds to 5_wgmma.cu: a walk over tiles of unequal lengths that only the producer makes, and values that are cleared.
+// References   FlashAttention-3, Shah et al. 2024 (varlen); PTX ISA: see the helpers.
+#ifndef STORE_BULK
+#define STORE_BULK 0
+#endif
+#ifndef WALK_QUEUE
+#define WALK_QUEUE 0
+#endif
+#define PACKED 1  // choices of the shared headers that are fixed here
+#define PRODUCER_WARPS 4
+#define OVERLAP 1
+#define WEIGHT_SETS 1
+#define HALF_BLOCKS 0
+#define CLUSTER 1
+#define SPLIT_KV 1
+#define SHARES_TAIL 0
+#define BLOCK_M (64 * CONSUMER_WARPGROUPS)
+
+#include "cluster_multicast.cuh"
+#include "mma_sync.cuh"
+#include "row_features.h"
+#include "score_change.cuh"
+#include "wgmma_panels.cuh"
+#include "wgmma_product.cuh"
+#include "wgmma_tma.cuh"
+#include "wgmma_key_bias.cuh"
+#include "wgmma_rings.cuh"
+#include "varlen_walk.cuh"
+#include "wgmma_softmax.cuh"
+
+namespace {
+
+// A stage of Q has 32 bytes behind the mbarriers for its PackedTile.
+constexpr unsigned kTilesAt = kBarriersAt + 8 * kBarriers;
+constexpr unsigned kTileBytes = 32;
+__device__ __forceinline__ unsigned tile_at(int stage) { return shared_at(kTilesAt + stage * kTileBytes); }
+
+// Consumers take tiles as they come, from a number of which nothing is known before.
+struct Tiles {};
+struct Tail {};
+
+struct Problem {
+  const TensorMap &q, &k, &v, &out_map;
+  Element* out;
+  const float scale_log2, softmax_scale;
+  const int heads, group;  // group: query heads per kv head
+  const TileShape shape;
+  const Tiles tiles;
+  const Tail tail;
+
+  __device__ __forceinline__ float exponent_scale() const { return scale_log2; }
+};
+
+// The tiles of a consumer: for (Walk walk(tail); walk.has(tiles); walk.next()).
+struct Walk {
+  Ring<QUERY_STAGES> ring;
+  PackedTile tile;
+
+  __device__ __forceinline__ explicit Walk(const Tail&) { read(); }
+  __device__ __forceinline__ bool has(const Tiles&) const { return tile.rows > 0; }
+  __device__ __forceinline__ void next() {
+    ring.advance();
+    read();
+  }
+
+  // The producer's side: called by one thread, before it arrives at the stage's `full`. No rows: there are no more tiles.
+  static __device__ __forceinline__ void tell(int stage, const PackedTile& tile) {
+    const int words[6] = {tile.first_q, tile.rows, tile.first_k, tile.keys, tile.head, tile.first_query};
+#pragma unroll
+    for (int i = 0; i < 6; ++i) store_word(tile_at(stage) + 4 * i, words[i]);
+  }
+
+ private:
+  __device__ __forceinline__ void read() {
+    wait_mbarrier(query_full(ring.stage), ring.parity);
+    float words[4], more[4];
+    load_words(words, tile_at(ring.stage));
+    load_words(more, tile_at(ring.stage) + 16);
+    tile = {__float_as_int(words[0]), __float_as_int(words[1]), __float_as_int(words[2]),
+            __float_as_int(words[3]), __float_as_int(more[0]),  __float_as_int(more[1])};
+  }
+};
+
+// Where a tile lies, and its blocks of keys. Steps count these from the last one that a row of the tile sees.
+struct Place {
+  const Problem& problem;
+  const PackedTile tile;
+  int blocks, first_step, end_step;
+
+  __device__ __forceinline__ Place(const Problem& of, const Walk& walk) : Place(of, walk.tile) {}
+  __device__ __forceinline__ Place(const Problem& of, const PackedTile& tile) : problem(of), tile(tile) {
+    const int last = min(tile.first_query + of.shape.queries_of(1), tile.rows) - 1;
+    blocks = max((keys_seen(last) + BLOCK_N - 1) / BLOCK_N, 1);  // without keys, one block is masked
+    first_step = 0;
+    end_step = blocks;
+  }
+
+  static __device__ __forceinline__ bool is_empty() { return false; }
+  __device__ __forceinline__ int seq_len_q() const { return tile.rows; }
+
+  // The query and the head of row 0 .. 63 of a warpgroup: the packed heads of one query follow each other.
+  __device__ __forceinline__ int query_of(int group, int row) const {
+    return PACK_GQA ? tile.first_query + ((64 * group + row) >> problem.shape.heads_log2)
+                    : tile.first_query + 64 * group + row;
+  }
+  __device__ __forceinline__ int head_of(int row) const {
+    return PACK_GQA ? tile.head + (row & ((1 << problem.shape.heads_log2) - 1)) : tile.head;
+  }
+
+  // A query sees the keys before keys_seen(query).
+  __device__ __forceinline__ int keys_seen(int query) const {
+    return CAUSAL ? min(max(tile.keys - tile.rows + 1 + query, 0), tile.keys) : tile.keys;
+  }
+  static __device__ __forceinline__ int first_seen(int) { return 0; }
+  __device__ __forceinline__ int first_key(int step) const { return (blocks - 1 - step) * BLOCK_N; }
+
+  // How many rows of the first step's block are keys of the sequence: BLOCK_N or more if all are.
+  __device__ __forceinline__ int keys_there() const { return tile.keys - first_key(0); }
+
+  __device__ __forceinline__ void tell(int stage) const { Walk::tell(stage, tile); }
+  __device__ __forceinline__ void load_queries(unsigned to, unsigned full, int column, int group) const {
+    load_packed_box(to, problem.q, full, column, tile.head, tile.first_q + query_of(group, 0));
+  }
+  __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, unsigned full, int column,
+                                            int row) const {
+    load_packed_box(to, map, full, column, tile.head / problem.group, tile.first_k + row);
+  }
+  __device__ __forceinline__ void store(unsigned from, int column, int group) const {
+    store_packed_box(problem.out_map, from, column, tile.head, tile.first_q + query_of(group, 0));
+  }
+  __device__ __forceinline__ Element* out_row(int of_head, int query) const {
+    return problem.out + (static_cast<long long>(tile.first_q + query) * problem.heads + of_head) * HEAD_DIM;
+  }
+};
+
+}  // namespace
+
+#include "wgmma_consumer.cuh"
+#include "wgmma_producer.cuh"
+
+namespace {
+
+// Called by the producer warp. One lane loads; all look for tiles.
+__device__ __forceinline__ void produce(const Problem& problem, PackedWalk walk) {
+  const bool loads = threadIdx.x % 32 == 0;
+  Producer producer(problem);
+  if (loads) producer.prefetch_maps();
+  for (; walk.has(); walk.next()) {
+    const PackedTile tile = walk.find();
+    if (loads) producer.load_tile(Place(problem, tile));
+    __syncwarp();
+  }
+  if (loads) producer.end();
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
+    attention_varlen(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map,
+                     const int* cu_seqlens_q, const int* cu_seqlens_k, Element* out, float softmax_scale, int sequences,
+                     int heads, int kv_heads, int* counter) {
+  const int group = heads == kv_heads ? 1 : heads / kv_heads;
+  const TileShape shape{PACK_GQA ? min(__ffs(group) - 1, 6) : 0};
+  const float scale_log2 = softmax_scale * 1.44269504088896341f;
+  const Problem problem{q_map, k_map, v_map, out_map, out, scale_log2, softmax_scale, heads, group, shape, {}, {}};
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
+
+  if (threadIdx.x == 0) start_rings();
+  __syncthreads();
+
+  if (warpgroup == CONSUMER_WARPGROUPS) {
+    if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x < 128 * CONSUMER_WARPGROUPS + 32)
+      produce(problem, {cu_seqlens_q, cu_seqlens_k, sequences, heads >> shape.heads_log2, shape, counter});
+  } else {
+    if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
+    Consumer(problem, warpgroup).run();
+  }
+}
