@@ -29,7 +29,7 @@ _SPILLING: Sequence[Mapping[str, Any]] = (
 )
 PLANTED: Sequence[tuple[str, str, Sequence[Mapping[str, Any]], str]] = (
     ("no pad", "attention_wmma", ({"SWIZZLE": "none"},), "bank conflicts"),
-    ("one stage", "attention_wmma", ({"STAGES": 1},), "latency"),
+    ("one stage", "attention_wmma", ({"STAGES": 1},), "latency: long_scoreboard"),
     ("spilling launch bounds", "attention_mma", _SPILLING, "spills"),
 )
 PLANTED_SMOKE: Sequence[tuple[str, str, Sequence[Mapping[str, Any]], str]] = (

@@ -25,7 +25,9 @@ from evotune.measure.processes import MOST, fitness_by_process, widened
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
 
-_PART = "ablation_part"  # the fact in a run's store: an ablation that has not ended
+# Facts in a run's store: the newest ablation, those of other trials, and one that has not ended.
+_NEWEST, _EARLIER, _PART = "ablation", "earlier_ablations", "ablation_part"
+_TRIES = "tries"  # results of `explain --try`
 _NEIGHBOURS = 2  # of each gene: the nearest below and above, where there are two
 
 
@@ -138,7 +140,30 @@ def ablate_run(
             yield row
         date = datetime.now(UTC).isoformat(timespec="seconds")
         rows: list[Json] = [row.to_json() for row in progress.rows]
-        _store(run, {"ablation": {**about, "date": date, "rows": rows}, _PART: None})
+        newest = {**about, "date": date, "rows": rows}
+        _store(run, {_NEWEST: newest, _EARLIER: _others(run, champion), _PART: None})
+
+
+def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) -> None:
+    """Keeps what `explain --try` has measured in turn with `own`; it takes the place of an earlier
+    result of the same configuration."""
+    found: list[Json] = [
+        {
+            "own": own.to_json(),
+            "configuration": row.change.configuration.to_json(),
+            "outcome": row.outcome,
+            "measured": row.ratio,
+            "measured_low": row.ratio_low,
+            "measured_high": row.ratio_high,
+        }
+        for row in rows
+    ]
+    with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
+        kept = store.meta(_TRIES) or []
+    names = ("own", "configuration")
+    new = [[each[name] for name in names] for each in found]
+    kept = [each for each in kept if [each[name] for name in names] not in new]
+    _store(run, {_TRIES: [*kept, *found]})
 
 
 def _interrupted(run: RunFolder, about: Mapping[str, Json], changes: Sequence[Change]) -> Progress:
@@ -147,6 +172,14 @@ def _interrupted(run: RunFolder, about: Mapping[str, Json], changes: Sequence[Ch
         if not stored or any(stored[name] != value for name, value in about.items()):
             return Progress()
         return Progress.from_json(stored, changes)
+
+
+def _others(run: RunFolder, champion: Configuration) -> list[Json]:
+    """The stored ablations of other configurations, the oldest first."""
+    with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
+        stored = [*(store.meta(_EARLIER) or ()), store.meta(_NEWEST)]
+    own = champion.to_json()
+    return [each for each in stored if each and each["configuration"] != own]
 
 
 def _store(run: RunFolder, facts: Mapping[str, Json]) -> None:

@@ -75,6 +75,9 @@ class Access:
     def gather(self, configuration: Configuration, label: str = "") -> GatheredEvidence:
         """The evidence of a configuration on one case. EvotuneError when it does not compile."""
         setup = self.reopened.setup
+        backend = registry.named(setup.profile.backend)
+        if self.away and not backend.models():
+            raise EvotuneError("the compiler's code is for the device at hand, not for the run's")
         job = self.timed_job(configuration, label)
         built = build_jobs([job.compile], setup.document.timeouts.compile_s)[job.compile.key]
         if not isinstance(built, Binary):
@@ -94,7 +97,6 @@ class Access:
             compile=job.compile,
             without=frozenset({"counters"}) if self.away else frozenset(),
         )
-        backend = registry.named(setup.profile.backend)
         with measuring_alone(() if self.away else setup.devices):
             evidence = backend.gather_evidence(request)
         numbers = {n: v for n, v in review.resources.items() if isinstance(v, (int, float))}

@@ -7,7 +7,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from evotune.counted import counted
 from evotune.explain._sentences import BASES
+from evotune.explain._stall_reasons import STALLS
 from evotune.report import wording
 from evotune.report.wording import printable
 from evotune.trial import Json
@@ -32,6 +34,7 @@ _IMPORTANT: Final = 6
 _LEAST_SHARE: Final = 0.02
 _HOPELESS: Final = 8
 _MISSING: Final = 8
+_WAITS: Final = 3
 NO_DIFFERENCE: Final = "no difference in the machine is known"
 
 
@@ -42,6 +45,7 @@ def text_of(found: Explanation) -> str:
         list(_wrapped(found.headline)),
         list(_limiter(found.limiter)),
         list(_roofline(found)),
+        list(_machine(found)),
         list(_effects(found.effects)),
         list(_space(found.over_space)),
         list(_against(found.against)),
@@ -82,6 +86,34 @@ def _roofline(found: Explanation) -> Iterator[str]:
         filled = round(_BAR * min(unit.share, 1.0))
         bar = "#" * filled + "." * (_BAR - filled)
         yield f"  {unit.name:<14} {bar} {unit.share:>4.0%}  {unit.kind}"
+
+
+def _machine(found: Explanation) -> Iterator[str]:
+    """The machine code of the longest launch, its place on a multiprocessor, and its waits."""
+    code = found.machine_code
+    if code is None:
+        return
+    yield f"In the machine, by {printable(code.source)}"
+    total = sum(code.instructions.values())
+    if total:
+        most = sorted(code.instructions.items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{name} {count / total:.0%}" for name, count in most if count)
+        where = "in the innermost loops" if code.in_loops else "in all"
+        yield from _wrapped(f"{counted(total, 'instruction')} {where}: {shares}", "    ", "  - ")
+    if code.registers:  # a CPU's are fixed
+        spilled = counted(code.spilled_bytes, "byte") if code.spilled_bytes else "nothing"
+        yield from _wrapped(
+            f"{counted(code.registers, 'register')} a thread, {spilled} spilled", "    ", "  - "
+        )
+    if code.warps is not None:
+        bound = f", bound by {code.bound_by}" if code.bound_by else ""
+        text = f"{code.warps} of {code.max_warps} warps on a multiprocessor{bound}"
+        yield from _wrapped(text, "    ", "  - ")
+    waits = sorted(waits_of(found.counters).items(), key=lambda item: -item[1])[:_WAITS]
+    if waits and waits[0][1] > 0:
+        told = ", ".join(f"{cycles:.1f} {STALLS.get(name, name)}" for name, cycles in waits)
+        text = f"cycles that a warp waits between two instructions: {told}"
+        yield from _wrapped(text, "    ", "  - ")
 
 
 def shown_effects(effects: Sequence[Effect]) -> list[Effect]:

@@ -19,6 +19,7 @@ Otherwise the limiter has no name: an explanation that nothing supports is not g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -286,7 +287,8 @@ def _busiest(case: Case) -> Iterator[Fact]:
     shown = [unit for unit in case.units if unit.share >= 0.01][:4]
     for kind in dict.fromkeys(unit.kind for unit in shown):
         units = [unit for unit in shown if unit.kind == kind]
-        named = ", ".join(f"{unit.name} {unit.share:.0%}" for unit in units)
+        # Rounded down, so that a share below a rule's bound does not read as the bound.
+        named = ", ".join(f"{unit.name} {math.floor(100 * unit.share)}%" for unit in units)
         lead = "busy part of the time" if kind == "measured" else _AT_LEAST
         numbers = {unit.name: unit.share for unit in units}
         yield Fact(text=f"{lead}: {named}", kind=kind, numbers=numbers)

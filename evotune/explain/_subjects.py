@@ -72,7 +72,8 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
 
     meta = data.meta
     if model != own:
-        others = ("ablation", "baselines", FACT)  # measured on the run's first one
+        # Measured on the run's first one.
+        others = ("ablation", "earlier_ablations", "tries", "baselines", FACT)
         meta = {name: fact for name, fact in meta.items() if name not in others}
         meta["device"] = {"name": model}
     return dataclasses.replace(data, meta=meta, trials=tuple(filter(belongs, data.trials)))
@@ -158,9 +159,6 @@ def trial_like(data: RunData, configuration: Mapping[str, Value]) -> Trial | Non
 
 
 def ablation_of(data: RunData, subject: Subject) -> Mapping[str, Json] | None:
-    """The stored ablation, if it is of this configuration."""
-    stored = data.meta.get("ablation")
-    if not isinstance(stored, dict) or not stored.get("rows"):
-        return None
-    same = stored.get("configuration") == subject.configuration.to_json()
-    return stored if same else None
+    """The stored ablation of this configuration."""
+    own = subject.configuration.to_json()
+    return next((each for each in data.ablations if each.get("configuration") == own), None)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from evotune.explain._limiter import GRID, LATENCY, Case
 from evotune.explain._roofline import DRAM, L2, LAUNCH
 from evotune.explain._techniques import techniques_of
@@ -22,7 +24,7 @@ from evotune.search.trial_model import Difference
 from evotune.space.bound import BoundSpace
 from evotune.space.parameters import OrderedParameter
 from evotune.space.search_space import SearchSpace
-from evotune.trial import Configuration, Trial, Value
+from evotune.trial import Configuration, Json, Trial, Value
 
 _MOST: Final = 5
 _CONFIGURATIONS: Final = 3
@@ -97,6 +99,23 @@ def untried_neighbours(
         if configuration not in tried and failing.isdisjoint(configuration.items())
     ]
     return list(dict.fromkeys(found))
+
+
+def with_tries(
+    suggestions: Sequence[Suggestion], own: Configuration, stored: Sequence[Mapping[str, Json]]
+) -> tuple[Suggestion, ...]:
+    """The suggestions for configuration `own`, with the results of those that were tried; `stored`
+    are all that a run has."""
+    tried = [each for each in stored if each["own"] == own.to_json()]
+
+    def with_result(item: Suggestion) -> Suggestion:
+        found = [each for each in tried if each["configuration"] == item.configuration]
+        if not found or item.configuration is None:
+            return item
+        names = ("measured", "measured_low", "measured_high", "outcome")
+        return msgspec.structs.replace(item, **{name: found[-1][name] for name in names})
+
+    return tuple(map(with_result, suggestions))
 
 
 def _measured_already(sources: Sources) -> Iterator[Suggestion]:
@@ -224,7 +243,8 @@ def _outside(sources: Sources) -> Iterator[Suggestion]:
         end = "least" if own == values[0] else "greatest"
         rule = (
             f"{value_text(own)} is the {end} value {where}, and the step to it from "
-            f"{value_text(near)} is worth {effect.worth:.2f}x; the estimate is half of that gain"
+            f"{value_text(near)} is worth {effect.worth:.2f}x; the estimate is half of that gain, "
+            f"if the kernel takes {beyond:.0f}"
         )
         estimate = 1 + (effect.worth - 1) / 2
         yield Suggestion(

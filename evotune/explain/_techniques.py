@@ -152,9 +152,10 @@ def _half_of(case: Case, name: str, text: str) -> Iterator[Suggestion]:
         return
     rest = max((unit.share for unit in units if unit.name != name), default=0.0)
     estimate = own.share / max(own.share / 2, rest)
+    verb = "are" if name == TENSOR else "is"
     because = (
-        f"{name} is busy for {own.share:.0%} of the time, the next unit for {rest:.0%}: with half "
-        f"the work of {name}"
+        f"{name} {verb} busy for {own.share:.0%} of the time, the next unit for {rest:.0%}: with "
+        f"half the work of {name}"
     )
     yield _technique(text, because, estimate)
 

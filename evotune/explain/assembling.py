@@ -41,7 +41,7 @@ from evotune.explain._subjects import (
     of_one_model,
     trial_like,
 )
-from evotune.explain._suggestions import Sources, suggestions_of
+from evotune.explain._suggestions import Sources, suggestions_of, with_tries
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import (
     Cliff,
@@ -139,7 +139,7 @@ def explain_data(
             _over_space(table, model, subject, view, cliffs), case, subject, kept, ablation
         ),
         against=against_of(mine, other) if other is not None else None,
-        next=suggestions_of(sources),
+        next=with_tries(suggestions_of(sources), subject.configuration, _tries(data)),
         missing=(
             *missing,
             *(roofline.exceeded if roofline is not None else ()),
@@ -155,6 +155,10 @@ def fitted_model(table: TrialTable) -> TrialModel | None:
         return None
     configurations = [table.varied(trial.configuration) for trial in table.valid]
     return TrialModel(table.parameters, configurations, table.fitness.tolist())
+
+
+def _tries(data: RunData) -> Sequence[Mapping[str, Json]]:
+    return data.meta.get("tries") or ()
 
 
 def _profile(data: RunData) -> DeviceProfile:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.device.gathered import Work
-from evotune.engine.ablation import Change, measured_rows, unchanged
 from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
 from evotune.explain._measuring import Gathering
 from evotune.explain._sides import Side, machine_on, number_in, read_run, side_of
-from evotune.explain._subjects import Subject, ablation_of, chosen_subject
+from evotune.explain._subjects import ablation_of, chosen_subject
+from evotune.explain._suggestions import with_tries
 from evotune.explain._trial_table import TrialTable
+from evotune.explain._tries import try_suggestions
 from evotune.explain.assembling import SpaceView, explain_data
-from evotune.explain.explanation import Explanation, Suggestion
+from evotune.explain.explanation import Explanation
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.data import RunData
 from evotune.search.trial_model import Difference
@@ -75,7 +76,10 @@ def explain_run(
     found = explain_data(data, subject.trial.number, view=view, other=other, missing=missing)
     if request.tries:
         assert access is not None
-        found = msgspec.structs.replace(found, next=_tried(run, access, subject, found.next, note))
+        try_suggestions(run, access.reopened, subject, found.next, note)
+        stored = read_run(run).meta.get("tries") or ()
+        tried = with_tries(found.next, subject.configuration, stored)
+        found = msgspec.structs.replace(found, next=tried)
     return found
 
 
@@ -187,37 +191,3 @@ def _on_device(figures: LaunchFigures, attributes: Mapping[str, Value]) -> Launc
         "warps": each * figures["threads"] / 32,
         "idle": 1 - figures["blocks"] / (rounds * multiprocessors),
     }
-
-
-def _tried(
-    run: RunFolder,
-    access: Access,
-    subject: Subject,
-    suggestions: Sequence[Suggestion],
-    note: Callable[[str], object],
-) -> tuple[Suggestion, ...]:
-    """Measures the suggestions that are configurations, in turn with the explained one."""
-    wanted = [item for item in suggestions if item.configuration is not None]
-    if not wanted:
-        note("none of the suggestions is a configuration of this space: nothing to try")
-        return tuple(suggestions)
-    own = subject.configuration
-    changes = [unchanged(own)]
-    for item in wanted:
-        configuration = Configuration(item.configuration or {})
-        name = next(name for name, value in configuration.items() if value != own[name])
-        changes.append(Change(configuration, name, own[name], configuration[name], "tried", {}))
-    note(f"trying {len(wanted)} suggestions in turn with trial {subject.trial.number}")
-    with run.locked():
-        rows = list(measured_rows(access.reopened, subject.trial.number, own, changes))[1:]
-    measured = {
-        id(item): msgspec.structs.replace(
-            item,
-            measured=row.ratio,
-            measured_low=row.ratio_low,
-            measured_high=row.ratio_high,
-            outcome=row.outcome,
-        )
-        for item, row in zip(wanted, rows, strict=True)
-    }
-    return tuple(measured.get(id(item), item) for item in suggestions)

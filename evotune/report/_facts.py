@@ -67,6 +67,17 @@ class _Ablation(msgspec.Struct):
     rows: Sequence[_Change]
 
 
+class _Try(msgspec.Struct):
+    """The shape of a stored result of `explain --try`: one configuration in turn with another."""
+
+    own: Mapping[str, Value]
+    configuration: Mapping[str, Value]
+    outcome: str
+    measured: float | None
+    measured_low: float | None
+    measured_high: float | None
+
+
 _EVIDENCE = "evidence"
 
 _FACTS: Mapping[str, type] = {
@@ -78,6 +89,8 @@ _FACTS: Mapping[str, type] = {
     "devices": list[_Calibration],
     "baselines": _Baselines,
     "ablation": _Ablation,
+    "earlier_ablations": list[_Ablation],
+    "tries": list[_Try],
     _EVIDENCE: list,
 }
 

@@ -159,12 +159,12 @@ def _why(data: RunData, leader: Row, explained: Explained | None) -> Answer:
     command = (run_command("explain", data.path), _MEASURES)
     if explained is not None and explained.why:
         return Answer(_WHY, tuple(explained.why), () if explained.complete else (command,))
-    stored = data.meta.get("ablation")
-    if not isinstance(stored, dict) or stored.get("trial") != leader.number:
+    stored = next((each for each in data.ablations if each["trial"] == leader.number), None)
+    if stored is None:
         return Answer(_WHY, (), (command,))
     costly = [
         row
-        for row in stored.get("rows", ())
+        for row in stored["rows"]
         if row.get("parameter")
         and not row.get("also")  # two changes at once have no single worth
         and row.get("ratio") is not None

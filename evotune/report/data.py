@@ -205,6 +205,12 @@ class RunData:
         return float(found) if found else None
 
     @property
+    def ablations(self) -> list[Mapping[str, Json]]:
+        """The stored ablations, the newest first; each is of another configuration."""
+        newest, earlier = self.meta.get("ablation"), self.meta.get("earlier_ablations") or ()
+        return [each for each in (newest, *reversed(earlier)) if each and each.get("rows")]
+
+    @property
     def default(self) -> Mapping[str, Value] | None:
         """The space's starting point; None for a run of an older evotune that did not store it."""
         found = self.meta.get("default")

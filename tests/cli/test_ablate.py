@@ -21,7 +21,7 @@ from evotune.engine.folder import RunFolder, find_run
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
 from evotune.store import RunStore
-from evotune.trial import Outcome
+from evotune.trial import Configuration, Outcome
 from tests.engine.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
@@ -81,7 +81,7 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
     assert [row["ratio"] is None for row in rows] == [True, True, False, False]
     assert [row["same_code"] for row in rows] == [False, False, True, True]
     assert "error" in rows[0]["reason"]
-    shown = ablation(RunData.load(run))
+    shown = ablation(RunData.load(run), leader=0)
     assert shown["trial"] == 0
     assert shown["rows"][0]["change"] == "nothing (the champion against itself)"
     assert {row["change"] for row in shown["rows"]} >= {
@@ -208,3 +208,29 @@ def test_on_another_processor_nothing_is_measured(
     assert f"{words}: the times would not compare" in result.output
     access = Access.to(run)
     assert (access.away, access.reopened.setup.profile.name) == (words, here.name)
+
+
+def test_each_configuration_keeps_its_ablation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest one is the run's `ablation`; those of others stay beside it."""
+    (tmp_path / "space.yaml").write_text(SPACE)
+    run = run_of(tmp_path / "space.yaml", tmp_path / "runs", CHAMPION)
+
+    def rows(reopened: Any, number: int, own: Any, changes: Any, progress: Any) -> Any:
+        row = ablation_module.AblationRow(changes[0], "ok", "", 1.0, 0.9, 1.1, same_code=True)
+        progress.rows.append(row)
+        yield row
+
+    monkeypatch.setattr(ablation_module, "measured_rows", rows)
+    configurations = [Configuration({**CHAMPION, "UNUSED": value}) for value in (4, 8)]
+    for number in (0, 1, 0):
+        list(ablation_module.ablate_run(run, number, configurations[number]))
+    found = RunData.load(run)
+    assert [each["trial"] for each in found.ablations] == [0, 1]
+    assert [each["configuration"] for each in found.ablations] == [
+        each.to_json() for each in configurations
+    ]
+    assert found.meta["ablation"]["trial"] == 0
+    assert ablation(found, leader=1)["trial"] == 1
+    assert ablation(found, leader=7)["trial"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from evotune.backends import registry
 from evotune.device.evidence import Evidence, EvidenceRequest
 from evotune.engine.evidence_gathering import Access
+from evotune.errors import EvotuneError
 from tests.export.making import fabricated, tiny_space
 
 
@@ -32,3 +34,10 @@ def test_tools_count_a_kernel_on_the_lengths_of_its_case(
     (q,) = [spec for spec in request.tensors if spec.name == "q"]
     assert (ends[0], ends[-1]) == (0, q.shape[0])
     assert (np.diff(ends) >= 0).all()
+
+
+def test_code_for_the_cpu_at_hand_is_no_evidence_of_a_run_on_another(tmp_path: Path) -> None:
+    access = Access.to(fabricated(tiny_space("softmax-cpu", tmp_path), tmp_path))
+    away = dataclasses.replace(access, away="made on another CPU")
+    with pytest.raises(EvotuneError, match="for the device at hand, not for the run's"):
+        away.gather(access.reopened.planner.bound.default())

@@ -19,18 +19,19 @@ from evotune.device.evidence import Ceilings
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
-from evotune.explain import _sides, explaining, report_parts
+from evotune.explain import _sides, _tries, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._sentences import limiter_words
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
+from evotune.explain._suggestions import with_tries
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
 from evotune.explain.explanation import Effect, Explanation, Suggestion
 from evotune.explain.explanation_html import html_page_of
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
-from evotune.trial import Outcome, OutcomeKind, Value
+from evotune.trial import Configuration, Outcome, OutcomeKind, Value
 
 from .planted import (
     CASE,
@@ -379,13 +380,17 @@ def test_suggestions_that_are_configurations_are_tried(
         for change in changes:
             yield AblationRow(change, "ok", "", 1.07, 1.05, 1.09, False)
 
-    monkeypatch.setattr(explaining, "measured_rows", rows)
-    access = SimpleNamespace(reopened=None)
-    technique, tried = explaining._tried(run, access, subject, suggestions, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(_tries, "measured_rows", rows)
+    _tries.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
+    kept = read_run(run).meta["tries"]
+    technique, tried = with_tries(suggestions, subject.configuration, kept)
     assert technique is suggestions[0]
     assert (tried.estimate, tried.measured, tried.measured_low) == (1.2, 1.07, 1.05)
     text = str(msgspec.structs.replace(explain_data(read_run(run)), next=(technique, tried)))
     assert "estimate 1.20x; measured 1.070x [1.050, 1.090]" in text
+    assert with_tries(suggestions, Configuration(other), kept) == suggestions  # of another champion
+    _tries.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
+    assert read_run(run).meta["tries"] == kept  # the newest result alone
 
 
 def test_the_end_of_a_domain_is_extended_where_the_last_step_paid(tmp_path: Path) -> None:

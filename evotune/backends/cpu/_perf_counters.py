@@ -24,7 +24,7 @@ _VERSION = re.compile(r"(\d+\.\d+)")
 _LINE_BYTES = 64
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 NOT_INSTALLED = "perf was not found; fix: install linux-perf (Debian) or linux-tools (Ubuntu)"
-NOT_SUPPORTED = "this machine gives no hardware counters, as many virtual machines"
+NOT_SUPPORTED = "this machine gives no hardware counters, like many virtual machines"
 
 _INSTRUCTIONS, _CYCLES = "instructions", "cycles"
 _L1_MISSES, _L3_MISSES = "L1-dcache-load-misses", "LLC-load-misses"

@@ -35,11 +35,13 @@ def against_default(data: RunData, leader: Row | None) -> Json:
     }
 
 
-def ablation(data: RunData) -> Json:
-    """The stored ablation, texts made printable; None before `evotune ablate`."""
-    stored = data.meta.get("ablation")
-    if not isinstance(stored, dict) or not stored.get("rows"):
+def ablation(data: RunData, leader: int | None) -> Json:
+    """The stored ablation of the leader, else the newest one, texts made printable; None before
+    `evotune ablate`."""
+    if not data.ablations:
         return None
+    of_leader = (each for each in data.ablations if each.get("trial") == leader)
+    stored = next(of_leader, data.ablations[0])
     return {
         "trial": stored.get("trial"),
         "date": printable(str(stored.get("date", ""))),

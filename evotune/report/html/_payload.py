@@ -77,7 +77,7 @@ def run_payload(data: RunData, explained: Explained | None = None) -> dict[str, 
         "confirmation_stages": _stages(summary.confirmation_stages),
         "state": _device_state(data),
         "default": against_default(data, leader),
-        "ablation": ablation(data),
+        "ablation": ablation(data, None if leader is None else leader.number),
         "disqualified": [
             [item.trial.number, printable(item.reason)] for item in board.disqualified
         ],
