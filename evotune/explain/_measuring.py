@@ -14,7 +14,7 @@ from evotune.engine.ablation import ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.engine.folder import RunFolder
 from evotune.errors import EvotuneError
-from evotune.explain._measured_pairs import is_pair, pair_changes
+from evotune.explain._measured_pairs import Choices, is_pair, pair_changes
 from evotune.explain._sides import Side, read_run
 from evotune.explain._subjects import (
     Subject,
@@ -23,7 +23,6 @@ from evotune.explain._subjects import (
     evidence_of_baseline,
     kept_in,
 )
-from evotune.explain.explanation import Pair
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.trial import Configuration, Value
@@ -49,7 +48,7 @@ class Gathering:
     access: Access
     note: Callable[[str], object]
     missing: list[str]
-    pairs: Sequence[Pair]
+    pairs: Sequence[Choices]
 
     def evidence(self, side: Side | None, *, demanded: bool) -> None:
         """Of the subject and of the other side. Where it is `demanded`, the other side's run must

@@ -284,7 +284,7 @@ def _with_pairs(
     """With the pairs' measurements, and with the limiter while the other choice is changed: it says
     why a choice that pays now pays nothing there."""
     found = []
-    for pair in with_measurements(over.pairs, ablation):
+    for pair in with_measurements(over.pairs, ablation, subject.configuration):
         changed = {**subject.configuration, pair.other: pair.other_value}
         there = evidence_for(kept, changed, subject.case)
         because = ""

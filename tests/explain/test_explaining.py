@@ -21,6 +21,7 @@ from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
 from evotune.explain import _sides, _tries, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
+from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
 from evotune.explain._sentences import limiter_words
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
@@ -186,6 +187,32 @@ def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) ->
     assert measured.because.endswith("it is limited by bank conflicts")
     assert limiter_words("latency: wait") == "latency, waiting for an instruction's fixed latency"
     assert all(not e.also for e in found.effects if e.basis == "paired")
+
+
+def test_pairs_of_the_most_valuable_choices_are_measured_too() -> None:
+    """Of few trials the model is sure of no pair."""
+    worths = {"BLOCK": 1.01, "STAGES": 1.4, "PAD": 2.0}
+    values: dict[str, Value] = {"BLOCK": 32, "STAGES": 1, "PAD": False}
+    effects = [
+        Effect(
+            parameter=name, source=values[name], to=BEST[name], worth=worth, low=None, high=None,
+            basis="trials",
+        )
+        for name, worth in worths.items()
+    ]  # fmt: skip
+    assert list(pairs_to_measure((), effects)) == [("PAD", False, "STAGES", 1)]
+    rows = [
+        row("", None, 1.0, {}),
+        row("PAD", False, 0.5, {}),
+        row("STAGES", 1, 1 / 1.4, {}),
+        row("PAD", False, 0.49, {"STAGES": 1}),
+    ]
+    (found,) = with_measurements((), ablation(rows), BEST)
+    assert found.basis == "paired"
+    assert found.text == "STAGES 1 to 4 is worth 1.40x with PAD=true, 1.02x with PAD=false"
+    assert list(pairs_to_measure((found,), effects)) == [("STAGES", 1, "PAD", False)]
+    independent = [*rows[:-1], row("PAD", False, 0.5 / 1.4, {"STAGES": 1})]
+    assert with_measurements((), ablation(independent), BEST) == ()
 
 
 def test_a_pairs_figures_are_not_those_of_a_single_change(tmp_path: Path) -> None:
