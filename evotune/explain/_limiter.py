@@ -287,11 +287,16 @@ def _busiest(case: Case) -> Iterator[Fact]:
     shown = [unit for unit in case.units if unit.share >= 0.01][:4]
     for kind in dict.fromkeys(unit.kind for unit in shown):
         units = [unit for unit in shown if unit.kind == kind]
-        # Rounded down, so that a share below a rule's bound does not read as the bound.
-        named = ", ".join(f"{unit.name} {math.floor(100 * unit.share)}%" for unit in units)
+        named = ", ".join(f"{unit.name} {_whole_percent(unit.share)}%" for unit in units)
         lead = "busy part of the time" if kind == "measured" else _AT_LEAST
         numbers = {unit.name: unit.share for unit in units}
         yield Fact(text=f"{lead}: {named}", kind=kind, numbers=numbers)
+
+
+def _whole_percent(share: float) -> int:
+    """Rounded down, so that a share below a rule's bound does not read as the bound; but a share
+    that is a whole percent stays one, which in binary may lie just below it."""
+    return math.floor(100 * share + 1e-6)
 
 
 _RULES: Final[tuple[Callable[[Case], Limiter | None], ...]] = (

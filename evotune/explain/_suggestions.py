@@ -104,8 +104,8 @@ def untried_neighbours(
 def with_tries(
     suggestions: Sequence[Suggestion], own: Configuration, stored: Sequence[Mapping[str, Json]]
 ) -> tuple[Suggestion, ...]:
-    """The suggestions for configuration `own`, with the results of those that were tried; `stored`
-    are all that a run has."""
+    """The suggestions for configuration `own`. A suggestion that `--try` has measured gets its
+    result from `stored`, the results that the run keeps."""
     tried = [each for each in stored if each["own"] == own.to_json()]
 
     def with_result(item: Suggestion) -> Suggestion:

@@ -18,7 +18,7 @@
 //   keys    are masked. Their weights are 0, but 0 times an infinite value or NaN is NaN: so each warpgroup writes
 //           zeros over these values, in the sequence's last block, before its product reads them.
 //
-// Tunables; 5_wgmma.cu explains those that it has too
+// Tunables. 5_wgmma.cu explains the ones that both kernels have.
 //   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, PING_PONG, Q_IN_REGS, EXP2_FMA_SHARE,
 //   RESCALE_LOG2, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
 //   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.

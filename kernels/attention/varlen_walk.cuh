@@ -23,7 +23,7 @@ namespace {
 // A tile in its sequence, which has the rows first_q to first_q + rows - 1 of q, and the keys likewise.
 struct PackedTile {
   int first_q, rows, first_k, keys;
-  int head, first_query;  // head: the first one of those that share the tile; first_query: counts in the sequence
+  int head, first_query;  // head: the first of the heads that share the tile; first_query: its number in the sequence
 };
 
 // The rows of a tile are those of 2^heads_log2 heads, at queries_of(1) positions.

@@ -19,7 +19,7 @@ from evotune.device.evidence import Ceilings
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
 from evotune.errors import StoreError, UsageError
-from evotune.explain import _sides, _tries, report_parts
+from evotune.explain import _limiter, _sides, _tries, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
 from evotune.explain._sentences import limiter_words
@@ -388,6 +388,22 @@ def test_suggestions_follow_from_the_limiter_and_can_be_tested(tmp_path: Path) -
     assert "MUFU is busy for 80% of the time, the FMA pipe for 10%" in first.rule
     assert 1.3 < first.estimate < 2.1
     assert len(found.next) <= 5
+
+
+def test_the_text_tells_the_machine_code_and_the_waits(tmp_path: Path) -> None:
+    found = explained(tmp_path, gathered(launch()))
+    assert found.machine_code is not None
+    block = str(found).split("In the machine, by ")[1].split("\n\n")[0]
+    assert f"{found.machine_code.registers} registers a thread" in block
+    assert f"{found.machine_code.warps} of {found.machine_code.max_warps} warps" in block
+    assert "instructions in the innermost loops: " in block
+    assert "cycles that a warp waits between two instructions: " in block
+    assert "In the machine" not in str(msgspec.structs.replace(found, machine_code=None))
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.4999, 49), (0.5, 50), (0.29, 29), (0.699, 69)])
+def test_a_share_below_a_bound_does_not_read_as_the_bound(share: float, said: int) -> None:
+    assert _limiter._whole_percent(share) == said
 
 
 def test_suggestions_that_are_configurations_are_tried(
