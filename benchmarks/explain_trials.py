@@ -1,6 +1,6 @@
 """Puts `evotune explain` to the test on a device: are its statements confirmed by measurements?
 
-    python benchmarks/explain_trials.py story -o FILE         the WMMA run retold
+    python benchmarks/explain_trials.py story -o FILE         the WMMA kernel's choices retold
     python benchmarks/explain_trials.py champions -o FILE     eight limiters, suggestions tried
     python benchmarks/explain_trials.py predictions -o FILE   20 changes a space, predicted too
     python benchmarks/explain_trials.py planted -o FILE       three planted causes
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import subprocess
 import sys
@@ -50,7 +51,7 @@ from explain_items import (
 )
 from explain_planted import PLANTED, PLANTED_SMOKE, planted
 from explain_records import Record, Records, Summary
-from tuning import derive, environment, shipped, tune
+from tuning import ROOT, derive, environment, shipped, tune
 
 from evotune.engine.ablation import AblationRow, changes_of, measured_rows
 from evotune.engine.folder import find_run
@@ -60,6 +61,7 @@ from evotune.explain.explaining import predict_changes
 from evotune.report.data import RunData
 from evotune.trial import Configuration
 
+CHAMPION, LISTED = "champion", "docs/results.md"
 PREDICTED = ("attention_wmma", "attention_mma", "attention_wgmma", "rms_norm")
 PREDICTED_SMOKE = ("rms_norm_cpu", "softmax_cpu")
 CHANGES = 20
@@ -67,11 +69,16 @@ CHANGES = 20
 
 
 def searched(
-    item: Item, options: argparse.Namespace, folder: Path, *, confirm: bool = True
+    item: Item,
+    options: argparse.Namespace,
+    folder: Path,
+    *,
+    confirm: bool = True,
+    changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report of a search of the item's space, with one confirmed champion or none. On the CPU,
     whose confirmations take minutes, the first configurations are tried."""
-    path = derive(item.space, {"problem": item.problem()}, folder / "space.yaml")
+    path = derive(item.space, dict(changes or {"problem": item.problem()}), folder / "space.yaml")
     if options.smoke:
         return unconfirmed(path, folder / "runs", options.trials)
     if not confirm:
@@ -84,38 +91,64 @@ def searched(
 
 
 def story(options: argparse.Namespace, name: str) -> Iterator[Record]:
-    """The worth of SWIZZLE, STAGES and PRODUCER_WARPS by `explain`, and of STAGES with and without
-    bank conflicts, each measured at once by a space of these values alone. The record `name` comes
-    last: without it, all are measured again."""
+    """The worth of SWIZZLE, STAGES and PRODUCER_WARPS by `explain`, and the comparison with SDPA.
+
+    - "champion": of a search's best configuration. A grid of SWIZZLE and STAGES, measured at once
+      by a space of these values alone, stands beside it.
+    - "docs/results.md": of the configuration whose neighbours that page measured one by one.
+
+    The record `name` comes last: without it, all are measured again."""
     item = SMOKE[0] if options.smoke else CHAMPIONS[1]
     names = ("SCHEDULE", "CHUNK") if options.smoke else ("SWIZZLE", "STAGES", "PRODUCER_WARPS")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        report = searched(item, options, folder)
-        found = explained(folder / "runs", "--against", "default")
-        best = best_of(report)["configuration"]
-        first, second = names[:2]
-        changes = alone(item, best, None, free=(first, second))
-        changes["constraints"] += shipped(item.space).get("constraints", [])
-        changes["budget"] = {"trials": 40}
-        path = derive(item.space, changes, folder / "grid.yaml")
-        grid = unconfirmed(path, folder / "grid", 40)
-    for trial in grid["trials"]:
+        changes: dict[str, Any] = {"problem": item.problem()}
+        if name != CHAMPION:
+            changes["default"] = {} if options.smoke else described()
+        report = searched(item, options, folder, confirm=name == CHAMPION, changes=changes)
+        best = best_of(report) if name == CHAMPION else report["trials"][0]
+        of_trial = ("--trial", str(best["number"]))
+        found = explained(folder / "runs", *of_trial, "--against", "baseline")
+        words = (*of_trial, "--no-effects", "--against", "default")
+        against_default = explained(folder / "runs", *words)["against"]
+        if name == CHAMPION:
+            yield from swizzles_and_stages(item, best["configuration"], names[:2], folder)
+    yield {
+        "name": name,
+        "environment": environment(report),
+        "configuration": best["configuration"],
+        "headline": found["headline"],
+        "limiter": found["limiter"],
+        "effects": [e for e in found["effects"] if e["parameter"] in names],
+        "pairs": found["over_space"]["pairs"],
+        "against": found["against"],
+        "against_default": against_default,
+    }
+
+
+def described() -> dict[str, Any]:
+    """The best WMMA configuration at (1,8,512,64) whose neighbours docs/results.md lists."""
+    record = json.loads((ROOT / "benchmarks/results/attention_story_h200.json").read_text())
+    found: dict[str, Any] = next(s["best"] for s in record["studies"] if s["length"] == 512)
+    return found
+
+
+def swizzles_and_stages(
+    item: Item, best: Mapping[str, Any], free: Sequence[str], folder: Path
+) -> Iterator[Record]:
+    """The times of `best` with each pair of values of two parameters."""
+    first, second = free
+    changes = alone(item, best, None, free=free)
+    changes["constraints"] += shipped(item.space).get("constraints", [])
+    changes["budget"] = {"trials": 40}
+    path = derive(item.space, changes, folder / "grid.yaml")
+    for trial in unconfirmed(path, folder / "grid", 40)["trials"]:
         values = trial["configuration"]
         yield {
             "name": f"{first}={values[first]} {second}={values[second]}",
             "time_us": trial["time_us"],
             "outcome": trial["outcome"],
         }
-    yield {
-        "name": name,
-        "environment": environment(report),
-        "headline": found["headline"],
-        "limiter": found["limiter"],
-        "effects": [e for e in found["effects"] if e["parameter"] in names],
-        "pairs": found["over_space"]["pairs"],
-        "against": found["against"],
-    }
 
 
 def champions(options: argparse.Namespace, name: str) -> Iterator[Record]:
@@ -285,7 +318,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "story": Part(story, ["explanation"], ["explanation"], 300.0),
+    "story": Part(story, [CHAMPION, LISTED], [CHAMPION, LISTED], 150.0),
     "champions": Part(
         champions,
         [item.name for item in CHAMPIONS],

@@ -10,9 +10,10 @@ timed in one process; their intervals are widened by the spread of the first row
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -102,9 +103,14 @@ class Progress:
         rows: list[Json] = [row.to_json() for row in self.rows]
         return {"rows": rows, "fitnesses": [*self.fitnesses], "binary": self.binary}
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     @classmethod
-    def from_json(cls, stored: Mapping[str, Json], changes: Sequence[Change]) -> Progress:
+    def from_json(cls, stored: Mapping[str, Json] | None, changes: Sequence[Change]) -> Progress:
         """The stored rows, up to the first one that is not of these changes."""
+        if stored is None:
+            return cls()
         rows = []
         for row, change in zip(stored["rows"], changes, strict=False):
             if any(row[name] != value for name, value in change.to_json().items()):
@@ -115,11 +121,14 @@ class Progress:
 
 
 def ablate_run(
-    run: RunFolder, number: int, champion: Configuration, more: Sequence[Change] = ()
+    run: RunFolder,
+    number: int,
+    champion: Configuration,
+    more: Callable[[Sequence[AblationRow]], Sequence[Change]] = lambda rows: (),
 ) -> Iterator[AblationRow]:
     """Measures every change of trial `number` and, after the last, stores the rows in the run.
-    `more`: further changes of it. After an interruption the rows that were measured are not
-    measured again.
+    `more`: further changes of it, chosen by the rows of these. After an interruption the rows that
+    were measured are not measured again.
 
     RunLocked while another process works on the run; EnvironmentProblem on another model of device.
     """
@@ -130,18 +139,36 @@ def ablate_run(
                 f"{reopened.away}: the times would not compare; fix: ablate it there"
             )
         champion = reopened.configuration(champion)
-        changes = changes_of(reopened, champion)
-        known = {change.configuration for change in changes}
-        changes += [change for change in more if change.configuration not in known]
         about = {"trial": number, "configuration": champion.to_json()}
-        progress = _interrupted(run, about, changes)
-        for row in measured_rows(reopened, number, champion, changes, progress):
-            _store(run, {_PART: {**about, **progress.to_json()}})
-            yield row
+        interrupted = _interrupted(run, about)
+        changes = changes_of(reopened, champion)
+        progress = Progress.from_json(interrupted, changes)
+        yield from _kept(run, about, progress, reopened, changes)
+        known = {change.configuration for change in changes}
+        changes += [each for each in more(progress.rows) if each.configuration not in known]
+        told = len(progress.rows)
+        progress = max(progress, Progress.from_json(interrupted, changes), key=len)
+        yield from itertools.islice(_kept(run, about, progress, reopened, changes), told, None)
         date = datetime.now(UTC).isoformat(timespec="seconds")
         rows: list[Json] = [row.to_json() for row in progress.rows]
         newest = {**about, "date": date, "rows": rows}
         _store(run, {_NEWEST: newest, _EARLIER: _others(run, champion), _PART: None})
+
+
+def _kept(
+    run: RunFolder,
+    about: Mapping[str, Json],
+    progress: Progress,
+    reopened: ReopenedRun,
+    changes: Sequence[Change],
+) -> Iterator[AblationRow]:
+    """The rows of the changes; what is measured is kept for a later call at once."""
+    known = len(progress)
+    champion = changes[0].configuration
+    for row in measured_rows(reopened, about["trial"], champion, changes, progress):
+        if len(progress) > known:
+            _store(run, {_PART: {**about, **progress.to_json()}})
+        yield row
 
 
 def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) -> None:
@@ -166,12 +193,13 @@ def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) 
     _store(run, {_TRIES: [*kept, *found]})
 
 
-def _interrupted(run: RunFolder, about: Mapping[str, Json], changes: Sequence[Change]) -> Progress:
+def _interrupted(run: RunFolder, about: Mapping[str, Json]) -> Mapping[str, Json] | None:
+    """What an ablation of the same trial has kept that did not end."""
     with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
-        stored = store.meta(_PART)
-        if not stored or any(stored[name] != value for name, value in about.items()):
-            return Progress()
-        return Progress.from_json(stored, changes)
+        stored: Mapping[str, Json] | None = store.meta(_PART)
+    if not stored or any(stored[name] != value for name, value in about.items()):
+        return None
+    return stored
 
 
 def _others(run: RunFolder, champion: Configuration) -> list[Json]:
@@ -197,7 +225,7 @@ def measured_rows(
     """Measures each change of trial `number`; the first one is the champion itself. The rows that
     `progress` has are not measured; it gets the others. All of them are compiled before the first
     is timed: on all cores, and none while a candidate is timed."""
-    progress = progress or Progress()
+    progress = Progress() if progress is None else progress
     yield from tuple(progress.rows)
     left = changes[len(progress.rows) :]
     if not left:

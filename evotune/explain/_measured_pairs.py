@@ -1,26 +1,27 @@
 """Pairs of choices, measured: the changes to add to an ablation, and their worth by its rows.
 
-Measured are the pairs that the model finds, and, where it finds fewer than two, pairs of the most
-valuable choices: of few trials the model is not sure of any pair.
+Measured are the strongest pairs that the model finds. A choice often pays only where the most
+valuable one is made: copies that run ahead bring little while bank conflicts hold the kernel. So
+every other valuable choice is measured without the most valuable one as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from evotune.engine.ablation import Change
+from evotune.engine.ablation import AblationRow, Change
 from evotune.explain.explanation import Effect, Pair
 from evotune.report.wording import value_text
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, Value
 
-_MEASURED: Final = 2
-_VALUABLE: Final = 3  # choices of which pairs are made
+_OF_MODEL: Final = 2  # pairs
+_OTHERS: Final = 5  # choices that are measured without the most valuable one
 _LEAST_WORTH: Final = 1.05
 PAIR: Final = "pair"
 """Why a row of an ablation changes two parameters."""
@@ -35,18 +36,48 @@ class Choices(NamedTuple):
     other_value: Value
 
 
-def pairs_to_measure(pairs: Sequence[Pair], effects: Sequence[Effect]) -> Iterator[Choices]:
-    """The model's pairs, the strongest first, then those of the most valuable choices."""
-    for pair in pairs:
+def pairs_to_measure(
+    pairs: Sequence[Pair], effects: Sequence[Effect], rows: Sequence[AblationRow] = ()
+) -> Iterator[Choices]:
+    """The model's strongest pairs, then the most valuable choice with each of the next ones.
+    `rows`: measured single changes; they count more than the effects, which were known before."""
+    modelled = pairs[:_OF_MODEL]
+    for pair in modelled:
         yield Choices(pair.parameter, pair.source, pair.other, pair.other_value)
-    known = {frozenset((pair.parameter, pair.other)) for pair in pairs}
-    best: dict[str, Effect] = {}
-    for effect in sorted(effects, key=lambda effect: -(effect.worth or 0.0)):
-        if (effect.worth or 0.0) >= _LEAST_WORTH and not effect.also and not effect.same_code:
-            best.setdefault(effect.parameter, effect)
-    for one, other in itertools.combinations(list(best.values())[:_VALUABLE], 2):
-        if frozenset((one.parameter, other.parameter)) not in known:
-            yield Choices(one.parameter, one.source, other.parameter, other.source)
+    known = {frozenset((pair.parameter, pair.other)) for pair in modelled}
+    measured = _worths(rows)
+    worths = {
+        (effect.parameter, effect.source): effect.worth or 0.0
+        for effect in effects
+        if not effect.also and not effect.same_code
+    } | measured
+    best = _best(worths)
+    most = next(iter(_best(measured) or best), None)
+    for one in best:
+        if most is None or one[0] == most[0] or len(known) >= _OF_MODEL + _OTHERS:
+            continue
+        pair_of = frozenset((one[0], most[0]))
+        if pair_of not in known:
+            known.add(pair_of)
+            yield Choices(*one, *most)
+
+
+def _worths(rows: Sequence[AblationRow]) -> dict[tuple[str, Value], float]:
+    """By parameter and other value, of single changes."""
+    return {
+        (row.change.parameter, row.change.after): 0.0 if row.same_code else 1 / row.ratio
+        for row in rows
+        if row.ratio and row.change.after is not None and not row.change.also
+    }
+
+
+def _best(worths: Mapping[tuple[str, Value], float]) -> list[tuple[str, Value]]:
+    """The most valuable choice of each parameter that is worth something, the greatest first."""
+    found: dict[str, tuple[str, Value]] = {}
+    for choice, worth in sorted(worths.items(), key=lambda item: -item[1]):
+        if worth >= _LEAST_WORTH:
+            found.setdefault(choice[0], choice)
+    return list(found.values())
 
 
 def is_pair(row: Mapping[str, Json]) -> bool:
@@ -55,11 +86,11 @@ def is_pair(row: Mapping[str, Json]) -> bool:
 
 
 def pair_changes(
-    space: BoundSpace, champion: Configuration, pairs: Sequence[Choices]
-) -> Iterator[Change]:
-    """For each of the first pairs: one value changed, the other one changed, and both. A pair of
-    which one cannot be is left out."""
-    shown = 0
+    space: BoundSpace, champion: Configuration, pairs: Iterable[Choices]
+) -> list[Change]:
+    """For each pair: one value changed, the other one changed, and both. A pair of which one cannot
+    be is left out."""
+    found: dict[Configuration, Change] = {}
     for pair in pairs:
         values = {pair.parameter: pair.source, pair.other: pair.other_value}
         changes = [
@@ -67,9 +98,10 @@ def pair_changes(
             _change(champion, {pair.other: pair.other_value}),
             _change(champion, values),
         ]
-        if shown < _MEASURED and all(space.is_valid(one.configuration) for one in changes):
-            shown += 1
-            yield from changes
+        if all(space.is_valid(one.configuration) for one in changes):
+            for one in changes:
+                found.setdefault(one.configuration, one)
+    return list(found.values())
 
 
 def _change(champion: Configuration, values: Mapping[str, Value]) -> Change:

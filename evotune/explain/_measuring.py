@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.device.gathered import GatheredEvidence
-from evotune.engine.ablation import ablate_run, changes_of
+from evotune.engine.ablation import AblationRow, Change, ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.engine.folder import RunFolder
 from evotune.errors import EvotuneError
-from evotune.explain._measured_pairs import Choices, is_pair, pair_changes
+from evotune.explain._measured_pairs import is_pair, pair_changes, pairs_to_measure
 from evotune.explain._sides import Side, read_run
 from evotune.explain._subjects import (
     Subject,
@@ -23,12 +23,13 @@ from evotune.explain._subjects import (
     evidence_of_baseline,
     kept_in,
 )
+from evotune.explain.explanation import Effect, Pair
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.trial import Configuration, Value
+from evotune.trial import Configuration, Json, Value
 
 _SAID_EVERY_S = 30.0
-_EXPLAINED_EFFECTS = 3  # of which the changed candidate's evidence is gathered
+_EXPLAINED_EFFECTS = 5  # of which the changed candidate's evidence is gathered
 _PAIRED = 3  # a paired measurement takes about so many times the search's own
 
 
@@ -38,7 +39,7 @@ class Gathering:
 
     - `missing`: the parts that could not be had, in words.
     - `note` gets a line before each step.
-    - `pairs`: the pairs of choices to measure, strongest first.
+    - `pairs`, `effects`: of the model and the trials; they help to choose the pairs to measure.
 
     The methods raise RunLocked while another process works on the run.
     """
@@ -48,7 +49,8 @@ class Gathering:
     access: Access
     note: Callable[[str], object]
     missing: list[str]
-    pairs: Sequence[Choices]
+    pairs: Sequence[Pair]
+    effects: Sequence[Effect]
 
     def evidence(self, side: Side | None, *, demanded: bool) -> None:
         """Of the subject and of the other side. Where it is `demanded`, the other side's run must
@@ -97,29 +99,41 @@ class Gathering:
     def ablation(self) -> None:
         """The paired effects of the subject, and the machine's side of those that cost most."""
         data, subject = read_run(self.run), self.subject
-        pairs = list(pair_changes(self.access.reopened.space, subject.configuration, self.pairs))
-        changes = len(changes_of(self.access.reopened, subject.configuration)) - 1 + len(pairs)
+        changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
         about = wording.duration_text(changes * _seconds_a_trial(data))
         self.note(
             f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
             f"{about}; --no-effects leaves them out"
         )
         said_s = time.monotonic()
-        rows = ablate_run(self.run, subject.trial.number, subject.configuration, pairs)
+        rows = ablate_run(self.run, subject.trial.number, subject.configuration, self._in_pairs)
         for done, _ in enumerate(rows):  # the first row is the trial against itself
             if time.monotonic() - said_s >= _SAID_EVERY_S:
                 said_s = time.monotonic()
-                self.note(f"{done} of {changes} changes measured")
-        ablation = ablation_of(read_run(self.run), subject) or {}
-        found = [
-            row
-            for row in ablation.get("rows", ())
-            if row["parameter"] and row["ratio"] and not is_pair(row)
-        ]
-        for row in sorted(found, key=lambda row: float(row["ratio"]))[:_EXPLAINED_EFFECTS]:
+                self.note(f"{done} changes measured")
+        for row in _costliest(ablation_of(read_run(self.run), subject) or {}):
             changed = {**subject.configuration, row["parameter"]: row["after"], **row["also"]}
             name = f"{row['parameter']}={wording.value_text(row['after'])}"
             self._trial(self.run, self.access, changed, name)
+
+    def _in_pairs(self, rows: Sequence[AblationRow]) -> list[Change]:
+        """The changes of pairs of choices, which the measured single changes help to choose."""
+        choices = pairs_to_measure(self.pairs, self.effects, rows)
+        space, champion = self.access.reopened.space, self.subject.configuration
+        found = pair_changes(space, champion, choices)
+        if found:
+            self.note("measuring whether the most valuable choices depend on each other")
+        return found
+
+
+def _costliest(ablation: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    """Of each parameter the single change that costs most, the greatest first."""
+    rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
+    found: dict[str, Mapping[str, Json]] = {}
+    for row in sorted(rows, key=lambda row: float(row["ratio"])):
+        if not is_pair(row) and row["ratio"] < 1:
+            found.setdefault(row["parameter"], row)
+    return list(found.values())[:_EXPLAINED_EFFECTS]
 
 
 def _is_wanting(kept: GatheredEvidence | None, access: Access) -> bool:

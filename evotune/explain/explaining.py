@@ -13,7 +13,6 @@ from evotune.device.gathered import Work
 from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
-from evotune.explain._measured_pairs import pairs_to_measure
 from evotune.explain._measuring import Gathering
 from evotune.explain._sides import Side, machine_on, number_in, read_run, side_of
 from evotune.explain._subjects import ablation_of, chosen_subject
@@ -66,8 +65,8 @@ def explain_run(
         _require_device(data, access, missing)
     if request.measure is not False and access is not None:
         before = explain_data(data, subject.trial.number, view=_view(access))
-        pairs = list(pairs_to_measure(before.over_space.pairs, before.effects))
-        _gather(Gathering(run, subject, access, note, missing, pairs), side, request)
+        known = (before.over_space.pairs, before.effects)
+        _gather(Gathering(run, subject, access, note, missing, *known), side, request)
         data = read_run(run, wanted)
     other = machine_on(side, subject, read_run(side.run, wanted)) if side is not None else None
     if other is not None and other.time_us is None:

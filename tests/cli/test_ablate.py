@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from report.runs import make_run, recorded
 from evotune.backends import registry
 from evotune.cli.main import application
 from evotune.engine import ablation as ablation_module
+from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder, find_run
 from evotune.report.data import RunData
@@ -234,3 +235,41 @@ def test_each_configuration_keeps_its_ablation(
     assert found.meta["ablation"]["trial"] == 0
     assert ablation(found, leader=1)["trial"] == 1
     assert ablation(found, leader=7)["trial"] == 0
+
+
+def test_further_changes_follow_from_the_rows_and_outlive_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "space.yaml").write_text(SPACE)
+    run = run_of(tmp_path / "space.yaml", tmp_path / "runs", CHAMPION)
+    own = Configuration(CHAMPION)
+    further = [Change(Configuration({**own, "UNUSED": value}), "UNUSED", own["UNUSED"], value,
+                      "pair", {}) for value in (1, 8)]  # fmt: skip
+    timed: list[Configuration] = []
+    lasts_for = 2
+
+    def rows(reopened: Any, number: int, own: Any, changes: Any, progress: Any) -> Any:
+        yield from tuple(progress.rows)
+        for change in changes[len(progress.rows) :]:
+            if len(timed) == lasts_for:
+                raise KeyboardInterrupt
+            timed.append(change.configuration)
+            row = ablation_module.AblationRow(change, "ok", "", 0.9, 0.8, 1.0, same_code=False)
+            progress.rows.append(row)
+            yield row
+
+    def more(found: Sequence[AblationRow]) -> list[Change]:
+        assert [row.change for row in found] == [ablation_module.unchanged(own)]
+        return further
+
+    monkeypatch.setattr(ablation_module, "measured_rows", rows)
+    monkeypatch.setattr(
+        ablation_module, "changes_of", lambda reopened, own: [ablation_module.unchanged(own)]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(ablation_module.ablate_run(run, 0, own, more))
+    lasts_for = 3
+    found = list(ablation_module.ablate_run(run, 0, own, more))
+    assert [row.change for row in found] == [ablation_module.unchanged(own), *further]
+    assert timed == [own, *(change.configuration for change in further)]
+    assert len(RunData.load(run).meta["ablation"]["rows"]) == 3

@@ -189,8 +189,7 @@ def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) ->
     assert all(not e.also for e in found.effects if e.basis == "paired")
 
 
-def test_pairs_of_the_most_valuable_choices_are_measured_too() -> None:
-    """Of few trials the model is sure of no pair."""
+def test_valuable_choices_are_measured_without_the_most_valuable_one() -> None:
     worths = {"BLOCK": 1.01, "STAGES": 1.4, "PAD": 2.0}
     values: dict[str, Value] = {"BLOCK": 32, "STAGES": 1, "PAD": False}
     effects = [
@@ -200,7 +199,8 @@ def test_pairs_of_the_most_valuable_choices_are_measured_too() -> None:
         )
         for name, worth in worths.items()
     ]  # fmt: skip
-    assert list(pairs_to_measure((), effects)) == [("PAD", False, "STAGES", 1)]
+    assert list(pairs_to_measure((), effects)) == [("STAGES", 1, "PAD", False)]
+    assert list(pairs_to_measure((), effects[:1])) == []
     rows = [
         row("", None, 1.0, {}),
         row("PAD", False, 0.5, {}),
@@ -211,8 +211,36 @@ def test_pairs_of_the_most_valuable_choices_are_measured_too() -> None:
     assert found.basis == "paired"
     assert found.text == "STAGES 1 to 4 is worth 1.40x with PAD=true, 1.02x with PAD=false"
     assert list(pairs_to_measure((found,), effects)) == [("STAGES", 1, "PAD", False)]
+    other = msgspec.structs.replace(found, parameter="BLOCK")
+    assert list(pairs_to_measure((other, found, other), effects)) == [
+        ("BLOCK", 1, "PAD", False),
+        ("STAGES", 1, "PAD", False),
+    ]
     independent = [*rows[:-1], row("PAD", False, 0.5 / 1.4, {"STAGES": 1})]
     assert with_measurements((), ablation(independent), BEST) == ()
+
+
+def test_a_measured_worth_chooses_pairs_before_the_models() -> None:
+    """The model thinks most of BLOCK, whose change was not measured."""
+    effects = [
+        Effect(
+            parameter=name, source=value, to=BEST[name], worth=worth, low=None, high=None,
+            basis="model",
+        )
+        for name, value, worth in (("BLOCK", 32, 3.0), ("STAGES", 1, 1.01), ("PAD", False, 1.0))
+    ]  # fmt: skip
+    assert list(pairs_to_measure((), effects)) == []
+    rows = [
+        AblationRow(
+            Change(Configuration({**BEST, name: value}), name, BEST[name], value, "neighbour", {}),
+            "ok", "", 1 / worth, None, None, False,
+        )
+        for name, value, worth in (("STAGES", 2, 1.3), ("PAD", False, 2.0))
+    ]  # fmt: skip
+    assert list(pairs_to_measure((), effects, rows)) == [
+        ("BLOCK", 32, "PAD", False),
+        ("STAGES", 2, "PAD", False),
+    ]
 
 
 def test_a_pairs_figures_are_not_those_of_a_single_change(tmp_path: Path) -> None:

@@ -33,6 +33,16 @@ def source(path: Path) -> str:
 
 
 @pytest.mark.parametrize("space", SPACES)
+def test_a_search_can_begin(space: str) -> None:
+    """The default and each of `try_first` exist on a device that the kernels are for."""
+    is_cpu = any(kernel.source.suffix == ".cpp" for kernel in document(space).kernels)
+    is_for_hopper = any(not kernel.unsupported({"arch": 90}) for kernel in document(space).kernels)
+    device = "cpu" if is_cpu else "h200" if is_for_hopper else "l4"
+    setup = load_setup(find_space(space), device, compile_only=True)
+    assert setup.space.starts()
+
+
+@pytest.mark.parametrize("space", SPACES)
 def test_wgmma_is_for_hopper_alone(space: str) -> None:
     """No later GPU has the instruction."""
     for kernel in document(space).kernels:
