@@ -109,9 +109,10 @@ def story(options: argparse.Namespace, name: str) -> Iterator[Record]:
         best = best_of(report) if name == CHAMPION else report["trials"][0]
         of_trial = ("--trial", str(best["number"]))
         found = explained(folder / "runs", *of_trial, "--against", "baseline")
-        words = (*of_trial, "--no-effects", "--against", "default")
-        against_default = explained(folder / "runs", *words)["against"]
+        against_default = {}
         if name == CHAMPION:
+            words = (*of_trial, "--no-effects", "--against", "default")
+            against_default = {"against_default": explained(folder / "runs", *words)["against"]}
             yield from swizzles_and_stages(item, best["configuration"], names[:2], folder)
     yield {
         "name": name,
@@ -122,7 +123,7 @@ def story(options: argparse.Namespace, name: str) -> Iterator[Record]:
         "effects": [e for e in found["effects"] if e["parameter"] in names],
         "pairs": found["over_space"]["pairs"],
         "against": found["against"],
-        "against_default": against_default,
+        **against_default,
     }
 
 

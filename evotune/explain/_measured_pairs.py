@@ -2,14 +2,14 @@
 
 Measured are the strongest pairs that the model finds. A choice often pays only where the most
 valuable one is made: copies that run ahead bring little while bank conflicts hold the kernel. So
-every other valuable choice is measured without the most valuable one as well.
+up to five other valuable choices are measured without the most valuable one as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +17,6 @@ import msgspec
 from evotune.engine.ablation import AblationRow, Change
 from evotune.explain.explanation import Effect, Pair
 from evotune.report.wording import value_text
-from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, Value
 
 _OF_MODEL: Final = 2  # pairs
@@ -37,46 +36,62 @@ class Choices(NamedTuple):
 
 
 def pairs_to_measure(
-    pairs: Sequence[Pair], effects: Sequence[Effect], rows: Sequence[AblationRow] = ()
+    pairs: Sequence[Pair],
+    effects: Sequence[Effect],
+    rows: Sequence[AblationRow] = (),
+    is_possible: Callable[[Choices], bool] = lambda choices: True,
 ) -> Iterator[Choices]:
-    """The model's strongest pairs, then the most valuable choice with each of the next ones.
-    `rows`: measured single changes; they count more than the effects, which were known before."""
-    modelled = pairs[:_OF_MODEL]
-    for pair in modelled:
-        yield Choices(pair.parameter, pair.source, pair.other, pair.other_value)
-    known = {frozenset((pair.parameter, pair.other)) for pair in modelled}
-    measured = _worths(rows)
-    worths = {
-        (effect.parameter, effect.source): effect.worth or 0.0
+    """The model's strongest pairs, then the most valuable choice with each of the next ones. An
+    impossible pair is left out. `rows`: measured single changes; they count more than the effects,
+    which were known before."""
+    modelled = filter(
+        is_possible, (Choices(p.parameter, p.source, p.other, p.other_value) for p in pairs)
+    )
+    known = set()
+    for choices in itertools.islice(modelled, _OF_MODEL):
+        known.add(frozenset((choices.parameter, choices.other)))
+        yield choices
+    measured = {_key(each.parameter, each.source): each for each in _worths(rows)}
+    assumed = {
+        _key(effect.parameter, effect.source): Worth(effect.worth, effect.parameter, effect.source)
         for effect in effects
-        if not effect.also and not effect.same_code
-    } | measured
-    best = _best(worths)
-    most = next(iter(_best(measured) or best), None)
-    for one in best:
-        if most is None or one[0] == most[0] or len(known) >= _OF_MODEL + _OTHERS:
-            continue
-        pair_of = frozenset((one[0], most[0]))
-        if pair_of not in known:
-            known.add(pair_of)
-            yield Choices(*one, *most)
-
-
-def _worths(rows: Sequence[AblationRow]) -> dict[tuple[str, Value], float]:
-    """By parameter and other value, of single changes."""
-    return {
-        (row.change.parameter, row.change.after): 0.0 if row.same_code else 1 / row.ratio
-        for row in rows
-        if row.ratio and row.change.after is not None and not row.change.also
+        if effect.worth is not None and not effect.also and not effect.same_code
     }
+    best = _best({**assumed, **measured}.values())
+    most = next(iter([*_best(measured.values()), *best]), None)
+    if most is not None:
+        others = (Choices(*one[1:], *most[1:]) for one in best if one.parameter != most.parameter)
+        new = (each for each in others if frozenset((each.parameter, each.other)) not in known)
+        yield from itertools.islice(filter(is_possible, new), _OTHERS)
 
 
-def _best(worths: Mapping[tuple[str, Value], float]) -> list[tuple[str, Value]]:
+class Worth(NamedTuple):
+    """Time with another value / time with the champion's, and that value."""
+
+    worth: float
+    parameter: str
+    source: Value
+
+
+def _key(parameter: str, value: Value | None) -> tuple[str, str]:
+    return parameter, repr(value)  # 1 == True
+
+
+def _worths(rows: Sequence[AblationRow]) -> Iterator[Worth]:
+    """Of single changes; 0 where a change failed or changes nothing."""
+    for row in rows:
+        value = row.change.after
+        if value is not None and not row.change.also:
+            worth = 1 / row.ratio if row.ratio and not row.same_code else 0.0
+            yield Worth(worth, row.change.parameter, value)
+
+
+def _best(worths: Iterable[Worth]) -> list[Worth]:
     """The most valuable choice of each parameter that is worth something, the greatest first."""
-    found: dict[str, tuple[str, Value]] = {}
-    for choice, worth in sorted(worths.items(), key=lambda item: -item[1]):
-        if worth >= _LEAST_WORTH:
-            found.setdefault(choice[0], choice)
+    found: dict[str, Worth] = {}
+    for each in sorted(worths, key=lambda each: -each.worth):
+        if each.worth >= _LEAST_WORTH:
+            found.setdefault(each.parameter, each)
     return list(found.values())
 
 
@@ -85,23 +100,18 @@ def is_pair(row: Mapping[str, Json]) -> bool:
     return bool(row["why"] == PAIR and row["also"])
 
 
-def pair_changes(
-    space: BoundSpace, champion: Configuration, pairs: Iterable[Choices]
-) -> list[Change]:
-    """For each pair: one value changed, the other one changed, and both. A pair of which one cannot
-    be is left out."""
+def pair_changes(champion: Configuration, pairs: Iterable[Choices]) -> list[Change]:
+    """For each pair: one value changed, the other one changed, and both."""
     found: dict[Configuration, Change] = {}
     for pair in pairs:
-        values = {pair.parameter: pair.source, pair.other: pair.other_value}
-        changes = [
-            _change(champion, {pair.parameter: pair.source}),
-            _change(champion, {pair.other: pair.other_value}),
-            _change(champion, values),
-        ]
-        if all(space.is_valid(one.configuration) for one in changes):
-            for one in changes:
-                found.setdefault(one.configuration, one)
+        for one in changes_of_pair(champion, pair):
+            found.setdefault(one.configuration, one)
     return list(found.values())
+
+
+def changes_of_pair(champion: Configuration, pair: Choices) -> list[Change]:
+    one, other = {pair.parameter: pair.source}, {pair.other: pair.other_value}
+    return [_change(champion, values) for values in (one, other, {**one, **other})]
 
 
 def _change(champion: Configuration, values: Mapping[str, Value]) -> Change:
@@ -114,23 +124,29 @@ def with_measurements(
     pairs: Sequence[Pair], ablation: Mapping[str, Json] | None, champion: Mapping[str, Value]
 ) -> tuple[Pair, ...]:
     """The model's pairs, with measured figures where the ablation has all three rows of one. Then
-    the other measured pairs whose choices surely depend on each other."""
+    the other measured pairs whose choices surely depend on each other; they take the place of a
+    pair of the model of the same parameters."""
     rows = [row for row in (ablation or {}).get("rows", ()) if row["parameter"] and row["ratio"]]
     known = {
         (row["parameter"], repr(row["after"]), repr(sorted(row["also"].items()))): row
         for row in rows
     }
-    modelled = {frozenset((pair.parameter, pair.other)) for pair in pairs}
     found = [_measured(pair, known) for pair in pairs]
+    told = {_parameters(pair) for pair in found if pair.basis == "paired"}
     for row in filter(is_pair, rows):
-        if frozenset((row["parameter"], *row["also"])) in modelled:
+        if frozenset((row["parameter"], *row["also"])) in told:
             continue
         measured = [_measured(pair, known) for pair in _both_ways(row, champion)]
         # The choice that is worth less alone comes first: the other one is why.
         least = min(measured, key=lambda pair: abs(math.log(pair.alone)))
         if least.basis == "paired" and (least.low > 1 or least.high < 1):
+            found = [pair for pair in found if _parameters(pair) != _parameters(least)]
             found.append(least)
     return tuple(found)
+
+
+def _parameters(pair: Pair) -> frozenset[str]:
+    return frozenset((pair.parameter, pair.other))
 
 
 def _both_ways(row: Mapping[str, Json], champion: Mapping[str, Value]) -> Iterator[Pair]:

@@ -14,7 +14,13 @@ from evotune.engine.ablation import AblationRow, Change, ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.engine.folder import RunFolder
 from evotune.errors import EvotuneError
-from evotune.explain._measured_pairs import is_pair, pair_changes, pairs_to_measure
+from evotune.explain._measured_pairs import (
+    Choices,
+    changes_of_pair,
+    is_pair,
+    pair_changes,
+    pairs_to_measure,
+)
 from evotune.explain._sides import Side, read_run
 from evotune.explain._subjects import (
     Subject,
@@ -30,6 +36,7 @@ from evotune.trial import Configuration, Json, Value
 
 _SAID_EVERY_S = 30.0
 _EXPLAINED_EFFECTS = 5  # of which the changed candidate's evidence is gathered
+_LEAST_EXPLAINED = 1.03  # a worth
 _PAIRED = 3  # a paired measurement takes about so many times the search's own
 
 
@@ -118,20 +125,28 @@ class Gathering:
 
     def _in_pairs(self, rows: Sequence[AblationRow]) -> list[Change]:
         """The changes of pairs of choices, which the measured single changes help to choose."""
-        choices = pairs_to_measure(self.pairs, self.effects, rows)
-        space, champion = self.access.reopened.space, self.subject.configuration
-        found = pair_changes(space, champion, choices)
-        if found:
-            self.note("measuring whether the most valuable choices depend on each other")
+        champion, space = self.subject.configuration, self.access.reopened.space
+
+        def is_possible(choices: Choices) -> bool:
+            changes = changes_of_pair(champion, choices)
+            return all(space.is_valid(change.configuration) for change in changes)
+
+        choices = pairs_to_measure(self.pairs, self.effects, rows, is_possible)
+        found = pair_changes(champion, choices)
+        measured = {row.change.configuration for row in rows}
+        count = sum(change.configuration not in measured for change in found)
+        if count:
+            self.note(f"measuring {count} more: do the most valuable choices depend on each other?")
         return found
 
 
 def _costliest(ablation: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Of each parameter the single change that costs most, the greatest first."""
+    """Of each parameter the single change that costs most, the greatest first; none that costs
+    hardly anything."""
     rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
     found: dict[str, Mapping[str, Json]] = {}
     for row in sorted(rows, key=lambda row: float(row["ratio"])):
-        if not is_pair(row) and row["ratio"] < 1:
+        if not is_pair(row) and not row["same_code"] and row["ratio"] * _LEAST_EXPLAINED <= 1:
             found.setdefault(row["parameter"], row)
     return list(found.values())[:_EXPLAINED_EFFECTS]
 

@@ -28,7 +28,7 @@ from evotune.explain._subjects import chosen_subject
 from evotune.explain._suggestions import with_tries
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
-from evotune.explain.explanation import Effect, Explanation, Suggestion
+from evotune.explain.explanation import Effect, Explanation, Pair, Suggestion
 from evotune.explain.explanation_html import html_page_of
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
@@ -200,7 +200,7 @@ def test_valuable_choices_are_measured_without_the_most_valuable_one() -> None:
         for name, worth in worths.items()
     ]  # fmt: skip
     assert list(pairs_to_measure((), effects)) == [("STAGES", 1, "PAD", False)]
-    assert list(pairs_to_measure((), effects[:1])) == []
+    assert list(pairs_to_measure((), effects[2:])) == []
     rows = [
         row("", None, 1.0, {}),
         row("PAD", False, 0.5, {}),
@@ -220,6 +220,11 @@ def test_valuable_choices_are_measured_without_the_most_valuable_one() -> None:
     assert with_measurements((), ablation(independent), BEST) == ()
 
 
+def effect_change(name: str, value: Value) -> Change:
+    changed = Configuration({**BEST, name: value})
+    return Change(changed, name, BEST[name], value, "neighbour", {})
+
+
 def test_a_measured_worth_chooses_pairs_before_the_models() -> None:
     """The model thinks most of BLOCK, whose change was not measured."""
     effects = [
@@ -231,16 +236,44 @@ def test_a_measured_worth_chooses_pairs_before_the_models() -> None:
     ]  # fmt: skip
     assert list(pairs_to_measure((), effects)) == []
     rows = [
-        AblationRow(
-            Change(Configuration({**BEST, name: value}), name, BEST[name], value, "neighbour", {}),
-            "ok", "", 1 / worth, None, None, False,
-        )
+        AblationRow(effect_change(name, value), "ok", "", 1 / worth, None, None, False)
         for name, value, worth in (("STAGES", 2, 1.3), ("PAD", False, 2.0))
     ]  # fmt: skip
     assert list(pairs_to_measure((), effects, rows)) == [
         ("BLOCK", 32, "PAD", False),
         ("STAGES", 2, "PAD", False),
     ]
+    possible = pairs_to_measure((), effects, rows, lambda choices: choices.parameter != "BLOCK")
+    assert list(possible) == [("STAGES", 2, "PAD", False)]
+    failed = dataclasses.replace(rows[0], change=effect_change("BLOCK", 32), ratio=None)
+    assert list(pairs_to_measure((), effects, [*rows, failed])) == [("STAGES", 2, "PAD", False)]
+
+
+def test_only_possible_pairs_of_the_model_count() -> None:
+    pairs = [
+        Pair(
+            parameter=name, source=1, to=2, other="PAD", other_value=False, other_to=True,
+            alone=1.0, together=1.2, factor=1.2, low=1.1, high=1.3, text="",
+        )
+        for name in ("A", "B", "C", "D")
+    ]  # fmt: skip
+    chosen = pairs_to_measure(pairs, (), (), lambda choices: choices.parameter not in "AB")
+    assert [choices.parameter for choices in chosen] == ["C", "D"]
+
+
+def test_a_measured_pair_replaces_the_models_of_the_same_parameters() -> None:
+    model = Pair(
+        parameter="STAGES", source=2, to=4, other="PAD", other_value=False, other_to=True,
+        alone=1.0, together=1.2, factor=1.2, low=1.1, high=1.3, text="",
+    )  # fmt: skip
+    rows = [
+        row("", None, 1.0, {}),
+        row("PAD", False, 0.5, {}),
+        row("STAGES", 1, 1 / 1.4, {}),
+        row("PAD", False, 0.49, {"STAGES": 1}),
+    ]
+    (found,) = with_measurements((model,), ablation(rows), BEST)
+    assert (found.source, found.basis) == (1, "paired")
 
 
 def test_a_pairs_figures_are_not_those_of_a_single_change(tmp_path: Path) -> None:
