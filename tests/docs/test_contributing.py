@@ -63,7 +63,7 @@ def test_the_problem_the_kernel_and_its_space_run(
             done = CliRunner().invoke(application, words, prog_name="evotune")
             assert done.exit_code == 0, done.stderr
     (trial,) = csv.DictReader(io.StringIO(done.stdout))
-    assert (trial["outcome"], trial["confirmed"]) == ("ok", "True")
+    assert (trial["outcome"], trial["confirmed"]) == ("ok", "True"), trial["reason"]
 
 
 def test_the_strategy_finds_the_best_that_the_page_says(folder: Path) -> None:
