@@ -162,7 +162,7 @@ def _kept(
     reopened: ReopenedRun,
     changes: Sequence[Change],
 ) -> Iterator[AblationRow]:
-    """The rows of the changes; what is measured is kept for a later call at once."""
+    """The rows of the changes. Each new row is stored at once: an interruption loses none."""
     known = len(progress)
     champion = changes[0].configuration
     for row in measured_rows(reopened, about["trial"], champion, changes, progress):
@@ -194,7 +194,7 @@ def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) 
 
 
 def _interrupted(run: RunFolder, about: Mapping[str, Json]) -> Mapping[str, Json] | None:
-    """What an ablation of the same trial has kept that did not end."""
+    """The rows of an interrupted ablation of the same trial; None where there is none."""
     with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
         stored: Mapping[str, Json] | None = store.meta(_PART)
     if not stored or any(stored[name] != value for name, value in about.items()):

@@ -104,7 +104,8 @@ class Gathering:
             keep_evidence(run, [found])
 
     def ablation(self) -> None:
-        """The paired effects of the subject, and the machine's side of those that cost most."""
+        """The paired effects of the subject, and the machine code and counters of the costliest
+        changes."""
         data, subject = read_run(self.run), self.subject
         changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
         about = wording.duration_text(changes * _seconds_a_trial(data))
@@ -124,7 +125,7 @@ class Gathering:
             self._trial(self.run, self.access, changed, name)
 
     def _in_pairs(self, rows: Sequence[AblationRow]) -> list[Change]:
-        """The changes of pairs of choices, which the measured single changes help to choose."""
+        """The changes of pairs of choices. The measured single changes help to choose the pairs."""
         champion, space = self.subject.configuration, self.access.reopened.space
 
         def is_possible(choices: Choices) -> bool:
@@ -141,8 +142,8 @@ class Gathering:
 
 
 def _costliest(ablation: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Of each parameter the single change that costs most, the greatest first; none that costs
-    hardly anything."""
+    """The costliest single change of each parameter, the greatest first. Changes that cost less
+    than 3% are left out."""
     rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
     found: dict[str, Mapping[str, Json]] = {}
     for row in sorted(rows, key=lambda row: float(row["ratio"])):
