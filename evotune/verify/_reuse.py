@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +23,10 @@ _SOON = (30, 0.8)
 _AT_LAST = (100, 0.6)
 _REST_S = 0.002
 _ASKED_ROWS, _ASKED_RATIO = 12, 1.5
-"""Among timed rows so many, all slower than most timed ones by that factor, are no chance."""
+"""So many rows one after the other, all slower than most timed ones by this factor, are no
+chance."""
+_BESIDE = 24
+"""Timed rows before and after: the processor's clock and other programs change with time."""
 _SHIFTS = 1024
 _SORTED = 1 << 16  # numbers: sorting them makes a million branches
 
@@ -131,14 +135,26 @@ def slower_on_new_inputs(
     )
 
 
-def slower_than_timed(asked_us: Sequence[float], timed_us: Sequence[float]) -> str:
+class Asked(NamedTuple):
+    """A row on changing inputs, and how many timed rows came before it."""
+
+    place: int
+    time_us: float
+
+
+def slower_than_timed(asked: Sequence[Asked], timed_us: Sequence[float]) -> str:
     """The same phrase for rows on changing inputs that were timed among the others, `timed_us`."""
-    if len(asked_us) < _ASKED_ROWS or not timed_us:
+    if not timed_us:
         return ""
-    usual_us = statistics.median(timed_us)
-    if min(asked_us) <= _ASKED_RATIO * usual_us:
-        return ""
-    return f"takes {min(asked_us):.1f} us on new inputs but {usual_us:.1f} us while it is timed"
+    beside = [timed_us[max(0, each.place - _BESIDE) : each.place + _BESIDE] for each in asked]
+    usual_us = [statistics.median(times or timed_us) for times in beside]
+    slow = [each.time_us > _ASKED_RATIO * us for each, us in zip(asked, usual_us, strict=True)]
+    for first in range(len(asked) - _ASKED_ROWS + 1):
+        row = slice(first, first + _ASKED_ROWS)
+        if all(slow[row]):
+            new_us, old_us = min(each.time_us for each in asked[row]), min(usual_us[row])
+            return f"takes {new_us:.1f} us on new inputs but {old_us:.1f} us while it is timed"
+    return ""
 
 
 def _slower_share(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ import torch
 from evotune.device.session import Intervention, Renewal, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
 from evotune.verify._launch_evidence import Evidence, gather
-from evotune.verify._reuse import Replaced, slower_on_new_inputs, slower_than_timed
+from evotune.verify._reuse import Asked, Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.buffers import SPOT_BYTES, BufferSets, bits
 from evotune.verify.pool import Alteration, InputPool, InputSet, elements_of
 
@@ -38,7 +38,7 @@ it is run."""
 _LEAST_REPLACED = 1 << 16  # elements; calls on fewer are too short to be timed one by one
 _REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
-_MOST_ASKED = 24  # rows among the timed ones
+_ASKED_AT_FIRST, _ASKED_LATER = 24, 0.25  # rounds of timed rows, then the share of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Watch:
         """Sets whose differences from the first one cover those of the present inputs."""
         self._call_us = 0.0
         self._timed_us: list[float] = []
-        self._asked_us: list[float] = []
+        self._asked: list[Asked] = []
         self._pending: list[Watched] = []
         self._pending_bytes = 0
 
@@ -275,17 +275,20 @@ class Watch:
 
     def ask(self) -> None:
         """Between timed rows, time one whose inputs change before each call. The checks of `reuse`
-        follow the timing: a kernel could keep results until they begin. Not on a GPU."""
-        if self._renewed and not self._session.in_order and len(self._asked_us) < _MOST_ASKED:
+        follow the timing: a kernel could keep results until they begin. Not on a GPU. After the
+        first rows only some rounds ask, at random: it costs the time of a row."""
+        if not self._renewed or self._session.in_order:
+            return
+        if len(self._asked) < _ASKED_AT_FIRST or self._rng.random() < _ASKED_LATER:
             self.settle()
             fresh, _, restore = self._renewing()
-            self._asked_us.append(fresh())
+            self._asked.append(Asked(len(self._timed_us), fresh()))
             restore()
 
     def reuse(self) -> str:
         """A phrase that follows "a launch" if calls take longer while their inputs change, else "".
         After `run_long` the calls are those of a long row."""
-        asked = slower_than_timed(self._asked_us, self._timed_us)
+        asked = slower_than_timed(self._asked, self._timed_us)
         return asked or self._slower_when_renewed() or self._slower_when_replaced()
 
     def _slower_when_renewed(self) -> str:

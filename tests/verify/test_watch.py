@@ -21,7 +21,7 @@ from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module
 from evotune.verify import watch as watch_module
-from evotune.verify._reuse import Replaced, slower_on_new_inputs, slower_than_timed
+from evotune.verify._reuse import Asked, Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
@@ -305,6 +305,59 @@ def test_a_kernel_that_keeps_results_only_while_it_is_timed_is_asked_then(
     assert found == ("takes 8.0 us on new inputs but 1.8 us while it is timed" if asking else "")
 
 
+class Quickening(CpuSampler):
+    """Gives the times of a processor that becomes faster after some rounds, as one does whose other
+    programs end."""
+
+    def __init__(self, slow_rounds: int) -> None:
+        super().__init__([lambda: None], lambda: None)
+        self._slow_rounds = slow_rounds
+
+    def run(self) -> None:
+        self._slow_rounds -= 1
+
+    def time_us(self) -> float:
+        return 7.0 if self._slow_rounds >= 0 else 4.0
+
+    def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
+        return self.time_us()
+
+
+def test_a_kernel_that_keeps_results_only_late_is_asked_then(
+    pool: InputPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "_slower_when_renewed", lambda watch: "")
+    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
+    monkeypatch.setattr(Watch, "run", lambda watch: None)
+    timed, knowing = Timed(pool, kernel(CASE, exact)), Knowing()
+    knowing.timing = False
+    timed.watch._samplers = [knowing]
+    sampler = WatchedSampler(knowing, timed.watch, timed.judge, asking=True)
+    for number in range(200):
+        knowing.timing = number >= 30
+        sampler.run()
+        sampler.time_us()
+        sampler.time_us()
+    assert timed.watch.reuse() == "takes 8.0 us on new inputs but 1.8 us while it is timed"
+
+
+@pytest.mark.parametrize("slow_rounds", [1, 24, 30, 100])
+def test_a_processor_that_becomes_faster_while_it_times_accuses_nobody(
+    pool: InputPool, slow_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "_slower_when_renewed", lambda watch: "")
+    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
+    monkeypatch.setattr(Watch, "run", lambda watch: None)
+    timed, quickening = Timed(pool, kernel(CASE, exact)), Quickening(slow_rounds)
+    timed.watch._samplers = [quickening]
+    sampler = WatchedSampler(quickening, timed.watch, timed.judge, asking=True)
+    for _ in range(100):
+        sampler.run()
+        sampler.time_us()
+        sampler.time_us()
+    assert timed.watch.reuse() == ""
+
+
 def test_rows_that_ask_neither_accuse_nor_clear_a_candidate_by_chance() -> None:
     def accused(seed: int, asked_us: float) -> bool:
         rng = random.Random(seed)
@@ -312,13 +365,15 @@ def test_rows_that_ask_neither_accuse_nor_clear_a_candidate_by_chance() -> None:
         def rows(usual_us: float) -> list[float]:  # on a busy machine
             return [usual_us * rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 5.0)) for _ in range(20)]
 
-        return bool(slower_than_timed(rows(asked_us), rows(8.0)))
+        asked = [Asked(place, time_us) for place, time_us in enumerate(rows(asked_us))]
+        return bool(slower_than_timed(asked, rows(8.0)))
 
     assert not any(accused(seed, 8.0) for seed in range(200))
     assert not any(accused(seed, 9.2) for seed in range(200))
     assert sum(accused(seed, 24.0) for seed in range(200)) > 190
-    assert not slower_than_timed([24.0] * 11, [8.0] * 40)
-    assert slower_than_timed([24.0] * 12, [8.0] * 40)
+    asked = [Asked(2 * number, 24.0) for number in range(12)]
+    assert not slower_than_timed(asked[1:], [8.0] * 40)
+    assert slower_than_timed(asked, [8.0] * 40)
 
 
 class Searching(CpuSampler):
