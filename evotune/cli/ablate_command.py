@@ -48,9 +48,9 @@ def ablate(
 ) -> int:
     """Measure the worth of each choice of RUN's champion.
 
-    Sets one parameter at a time to the space's default or to a neighbouring value, checks the
-    changed candidate and times it in turn with the champion. The rows are stored in the run: the
-    HTML report shows them.
+    Sets one parameter at a time to the space's default, to a neighbouring value or, if it is a
+    number, to its smallest one, checks the changed candidate and times it in turn with the
+    champion. The rows are stored in the run: the HTML report shows them.
     """
     from evotune.engine.ablation import ablate_run
     from evotune.engine.folder import find_run

@@ -19,6 +19,7 @@ from evotune.engine import ablation as ablation_module
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder, find_run
+from evotune.engine.reopening import ReopenedRun
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
 from evotune.store import RunStore
@@ -89,6 +90,37 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
         "UNUSED 4 to 8",
         "FAULT none to wrong_scale",
     }
+
+
+def test_a_number_is_also_set_to_its_smallest_valid_value(tmp_path: Path) -> None:
+    """It says what a parameter such as the number of stages is worth at all. Other parameters stay
+    as they are: with UNUSED=1, WIDE would have to change."""
+    text = space_text(
+        "smallest",
+        """
+parameters:
+  FAULT: {choices: [none, compile_error, wrong_scale, misaligned]}
+  UNUSED: [1, 2, 4, 8, 16]
+  WIDE: [false, true]
+constraints:
+  - not WIDE or UNUSED > 1
+default: {FAULT: none, UNUSED: 16, WIDE: true}
+""",
+    )
+    (tmp_path / "space.yaml").write_text(text)
+    champion = {"FAULT": "none", "UNUSED": 16, "WIDE": True}
+    run = run_of(tmp_path / "space.yaml", tmp_path / "runs", champion)
+    with run.locked():
+        reopened = ReopenedRun.load(run)
+        changes = ablation_module.changes_of(reopened, reopened.configuration(champion))
+    assert [(each.parameter, each.after, each.why, dict(each.also)) for each in changes] == [
+        ("", None, "", {}),
+        ("FAULT", "compile_error", "neighbour", {}),
+        ("FAULT", "wrong_scale", "neighbour", {}),
+        ("UNUSED", 8, "neighbour", {}),
+        ("UNUSED", 2, "smallest", {}),
+        ("WIDE", False, "neighbour", {}),
+    ]
 
 
 def _part(run: RunFolder) -> Any:

@@ -180,7 +180,7 @@ function ablationSection(run) {
   const title = "The worth of each choice";
   if (!found) {
     return section(title, null, el("p", { class: "note" }, "Not measured. "
-      + "This command sets each of the champion's parameters to its default or a neighbouring value, and measures both in turn:"),
+      + "This command sets each of the champion's parameters to its default, a neighbouring value or its smallest number, and measures both in turn:"),
     el("pre", {}, run.ablate_command));
   }
   const good = found.rows.filter((row) => row.ratio !== null);
