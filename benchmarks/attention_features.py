@@ -59,7 +59,15 @@ WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True}}
 WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], "BIAS_IN_PRODUCT": True}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
-    "wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 64, "STAGES": 2, "QUERY_STAGES": 1},
+    "wgmma": {
+        "CONSUMER_WARPGROUPS": 2,
+        "BLOCK_N": 80,
+        "STAGES": 2,
+        "QUERY_STAGES": 1,
+        "PRODUCER_REGISTERS": 56,
+        "SKIP_MASKED": True,
+        "HEAD_SECTION": 1,
+    },
 }
 MLA = {**shape_of(4, 16, 2048, 192), "value_dim": 128}
 MLA_START = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "QUERY_STAGES": 1}}

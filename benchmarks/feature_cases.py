@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -75,13 +75,19 @@ def _zipf(longest: int, sequences: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A case of attention, by the name of a shipped space for a GPU and of one for a CPU."""
+    """A case of attention, by the name of a shipped space for a GPU and of one for a CPU. `start`
+    replaces values of the GPU's default configuration."""
 
     item: str
     space: str
     space_on_cpu: str
     shape: dict[str, Any]
     variant: dict[str, Any]
+    start: dict[str, Any] = field(default_factory=dict)
+
+
+_WIDE = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "SKIP_MASKED": True}
+_SMALL = {"CONSUMER_WARPGROUPS": 3, "BLOCK_N": 128, "STAGES": 3, "SKIP_MASKED": True}
 
 
 def cases(tiny: bool) -> list[Case]:
@@ -92,11 +98,10 @@ def cases(tiny: bool) -> list[Case]:
     features = "attention_wgmma_features", "attention_features_cpu"
     bottom = {"causal": True, "alignment": "bottom_right"}
     found = [Case("mistral-window", *features, _dense(mistral),
-                  {**bottom, "window_left": mistral.window - 1})]  # fmt: skip
-    for window in ({"window_left": oss.window - 1}, {}):
-        found.append(
-            Case("gpt-oss-sinks", *features, _dense(oss), {**bottom, **window, "sinks": True})
-        )
+                  {**bottom, "window_left": mistral.window - 1}, _WIDE)]  # fmt: skip
+    for window, start in (({"window_left": oss.window - 1}, {}), ({}, _SMALL)):
+        variant = {**bottom, **window, "sinks": True}
+        found.append(Case("gpt-oss-sinks", *features, _dense(oss), variant, start))
     batch, longest = len(bert.lengths), bert.lengths[0]
     for sequences, tokens in ((batch, sum(bert.lengths)), (3 * batch, batch * longest)):
         shape = {"sequences": sequences, "heads": bert.heads, "kv_heads": bert.heads}

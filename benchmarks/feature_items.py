@@ -46,6 +46,10 @@ class Item:
     build: Callable[[ModuleType, bool], Built]
 
 
+_FLEX = "flex_attention"
+_OTHERS = ("sdpa", _FLEX, "eager")
+
+
 def _wider(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float32 else torch.float32
 
@@ -56,9 +60,12 @@ def _built(
     implementations: tuple[str, ...],
     call: Callable[[Any], torch.Tensor],
 ) -> Built:
-    """A model, and copies of it with these implementations, with none and with the package's."""
+    """A model, and copies of it with these implementations, with none and with the package's.
+    transformers' FlexAttention has no sinks on a CPU."""
     models.register()
     module.register_transformers()
+    if device_of(module).type == "cpu":
+        implementations = tuple(name for name in implementations if name != _FLEX)
     model = model.to(device_of(module), dtype_of(module)).eval().requires_grad_(False)
     ways = {name: name for name in implementations} | {"none": models.NONE}
     ways["package"] = module.__name__
@@ -93,7 +100,7 @@ def _mistral(module: ModuleType, tiny: bool) -> Built:
     )
     torch.manual_seed(0)
     model = transformers.MistralForCausalLM(config)
-    return _built(module, model, ("sdpa", "eager"), _prompt(size.length, device_of(module)))
+    return _built(module, model, _OTHERS, _prompt(size.length, device_of(module)))
 
 
 def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
@@ -118,7 +125,7 @@ def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
         torch.nn.init.normal_(layer.self_attn.sinks)
     if dtype_of(module) == torch.float32:  # the reference is in float64, which grouped GEMMs lack
         model.set_experts_implementation("eager")
-    return _built(module, model, ("eager",), _prompt(size.length, device_of(module)))
+    return _built(module, model, _OTHERS[1:], _prompt(size.length, device_of(module)))
 
 
 def _prompt(length: int, device: torch.device) -> Callable[[Any], torch.Tensor]:

@@ -14,9 +14,11 @@ each package of its problem:
 - decode-paged: 16 steps of 8 sequences of 4,080 keys in pages; a step writes a key of each and
   attends to all.
 
-Sides take turns: `package`; `sdpa`, which is transformers' own, or SDPA on gathered keys; `eager`
-where a model has no `sdpa`; `none`, all but attention. `us` are median times of a call: in a CUDA
-graph (graph), or from call to the end on the device (eager). `errors` are the largest ones of the
+Sides take turns: `package`; `sdpa`, which is transformers' own, or SDPA on gathered keys;
+`flex_attention` of transformers for models on a GPU; `eager` where a model has no `sdpa`; `none`,
+all but attention. A side that fails is told in `failed`: transformers' eager attention makes its
+mask in a way that no graph captures. `us` are median times of a call: in a CUDA graph (graph), or
+from call to the end on the device (eager). `errors` are the largest ones of the
 output against eager attention in a wider type; the package's may be twice that of `limit`, which is
 eager attention in the same type or SDPA, and one rounding. `served` is the number of calls that
 kernels served in a call that was timed, of `attention_calls`.
@@ -37,10 +39,10 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from export_models import PARENTS, eager_us, from_child, in_graph, in_turn
@@ -54,7 +56,10 @@ _ITEMS = {
 }
 _WAYS = ("graph", "eager")
 _WARM_UP = 3
+_OWN = frozenset({"package", "none"})
+_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError)
 Cell = dict[str, Any]
+Made = TypeVar("Made")
 
 
 def main() -> int:
@@ -153,11 +158,30 @@ def child(options: argparse.Namespace) -> int:
         for way in options.ways:
             try:
                 found = {**trial.about, **trial.cell(way)}
-            except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-                first = str(error).splitlines() or [""]
-                found = {"error": f"{type(error).__name__}: {first[0]}"}
+            except _FAULTS as error:
+                found = {"error": _first_line(error)}
             print(json.dumps({"way": way, **found}), flush=True)
     return 0
+
+
+def made(
+    make: Callable[[str], Made], sides: Iterable[str], needed: Set[str]
+) -> tuple[dict[str, Made], dict[str, str]]:
+    """One for each side, and why others have none. A failed capture may disturb later ones, so the
+    sides that are needed come first."""
+    found, failed = {}, {}
+    for side in sorted(sides, key=lambda side: side not in needed):
+        try:
+            found[side] = make(side)
+        except _FAULTS as error:
+            if side in needed:
+                raise
+            failed[side] = _first_line(error)
+    return found, failed
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 class Trial:
@@ -174,7 +198,9 @@ class Trial:
     def _compared(self) -> Cell:
         """The errors of the outputs."""
         built = self._built
-        outputs = {side: call() for side, call in built.sides.items() if side != "none"}
+        compared = [side for side in built.sides if side != "none"]
+        needed = {*_OWN, built.limit}
+        outputs, self._failed = made(lambda side: built.sides[side](), compared, needed)
         reference = built.reference().double()
         largest = float(reference.abs().max())
         errors = {
@@ -201,16 +227,19 @@ class Trial:
             self._built.sides["package"]()
             served = calls(self._module) - before
 
-        sides: dict[str, Callable[[], object]] = dict(self._built.sides)
+        sides: dict[str, Callable[[], object]] = {
+            side: call for side, call in self._built.sides.items() if side not in self._failed
+        }
         if "sdpa" in sides:
             sides.pop("eager", None)  # for the limit alone: it may need tens of GB in a graph
         if way == "graph":
             sides["package"] = counted  # the last call is the captured one
         else:
             counted()
-        samplers = {side: self._sampler(way, call) for side, call in sides.items()}
+        samplers, failed = made(lambda side: self._sampler(way, sides[side]), sides, _OWN)
         times = in_turn(samplers, self._rounds)
         return {
+            "failed": self._failed | failed,
             "served": served,
             "rounds": min(map(len, times.values())),
             "us": {side: round(statistics.median(found), 2) for side, found in times.items()},
@@ -230,9 +259,9 @@ def fault(cell: Cell) -> str:
 
 def table(cells: Sequence[Cell]) -> str:
     """A line for each cell: times in us, then the speedup of the whole and that of attention, the
-    time above `none`, against `sdpa`, or `eager` where there is no other."""
+    time above `none`, against the fastest other side."""
     lines = [
-        f"{'item':15} {'dtype':9} {'way':6} {'against':8} {'us':>10} {'none':>10} {'package':>10}"
+        f"{'item':15} {'dtype':9} {'way':6} {'against':14} {'us':>10} {'none':>10} {'package':>10}"
         f" {'whole':>7} {'attention':>9}  served"
     ]
     for cell in sorted(cells, key=lambda c: (c["item"], c["dtype"], c["way"], c["package"])):
@@ -241,11 +270,15 @@ def table(cells: Sequence[Cell]) -> str:
             lines.append(f"{words} {cell.get('skipped') or fault(cell)}")
             continue
         us = cell["us"]
-        against = "sdpa" if "sdpa" in us else "eager"
+        others = [side for side in us if side not in _OWN]
+        if not others:
+            lines.append(f"{words} {'nothing':14} {'':10} {us['none']:10.1f} {us['package']:10.1f}")
+            continue
+        against = min(others, key=us.__getitem__)
         ours = us["package"] - us["none"]
         attention = (us[against] - us["none"]) / ours if ours > 0 else float("inf")
         lines.append(
-            f"{words} {against:8} {us[against]:10.1f} {us['none']:10.1f} {us['package']:10.1f}"
+            f"{words} {against:14} {us[against]:10.1f} {us['none']:10.1f} {us['package']:10.1f}"
             f" {us[against] / us['package']:6.2f}x {attention:8.2f}x"
             f"  {cell['served']}/{cell['attention_calls']} {fault(cell)}".rstrip()
         )

@@ -1,13 +1,14 @@
 """Tunes the cases of feature_models.py, and exports a package for each problem and dtype.
 
-    python benchmarks/feature_packages.py FOLDER [--dtypes float16] [--trials 60] [--minutes M]
-        [--devices cuda:0] [--tiny] [-o FILE]
+    python benchmarks/feature_packages.py FOLDER [--items NAME...] [--dtypes float16] [--trials 60]
+        [--minutes M] [--devices cuda:0] [--tiny] [-o FILE]
 
-Each case of feature_cases.py has a run of its own. A run of FOLDER that is finished is kept, so the
-same command goes on where it was stopped; nothing begins when `--minutes` are over. Prints a JSON
-record with the command that measures the models. Exit code 1 where a case is left or a package is
-missing. `--tiny` makes packages for the tiny models on the CPU with made up times, to try both
-commands without a GPU. It needs the repository's tests.
+Each case of feature_cases.py has a run of its own. Its baseline is SDPA, which serves a program's
+other calls. A run of FOLDER that is finished is kept, so the same command goes on where it was
+stopped; nothing begins when `--minutes` are over. Prints a JSON record with the command that
+measures the models. Exit code 1 where a case is left or a package is missing. `--tiny` makes
+packages for the tiny models on the CPU with made up times, to try both commands without a GPU. It
+needs the repository's tests.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def search_of(case: Case, number: int, tiny: bool) -> FeatureSearch:
         shape=case.shape,
         causal=bool(case.variant["causal"]),
         variant=case.variant,
+        start={} if tiny else case.start,
+        baseline="" if tiny else "sdpa:best",
     )
 
 
@@ -61,6 +64,8 @@ def made(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
     for dtype in options.dtypes:
         of: dict[str, list[str]] = {}
         for number, case in enumerate(cases(options.tiny)):
+            if case.item not in options.items:
+                continue
             search = search_of(case, number, options.tiny)
             runs.append(searched(options, search, dtype, options.devices[0], commands))
             of.setdefault(_PROBLEMS.get(case.space, "feature_attention"), []).append(
@@ -82,6 +87,8 @@ def made(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
+    items = list(dict.fromkeys(case.item for case in cases(tiny=False)))
+    parser.add_argument("--items", nargs="+", choices=items, default=items, help="only for these")
     parser.add_argument("--dtypes", nargs="+", default=["float16"])
     parser.add_argument("--trials", type=int, default=60, help="of each run")
     parser.add_argument("--devices", nargs=1, default=["cuda:0"])

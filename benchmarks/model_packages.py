@@ -62,13 +62,15 @@ Shape = dict[str, Any]
 
 @dataclass(frozen=True)
 class Search:
-    """A run for one case. `start` replaces values of the space's default configuration."""
+    """A run for one case. `start` replaces values of the space's default configuration, and
+    `baseline` that of the space."""
 
     name: str
     space: str
     shape: Shape
     causal: bool
     start: dict[str, Any] = field(default_factory=dict)
+    baseline: str = ""
 
     def problem(self, dtype: str) -> dict[str, Any]:
         longer = {**self.shape, "seq_len_k": self.shape["seq_len_k"] - 12}
@@ -242,6 +244,8 @@ def searched(
     changes = {"name": f"{search.name}-{dtype}", "problem": search.problem(dtype)}
     if default := {**shipped(search.space).get("default", {}), **search.start}:
         changes["default"] = default
+    if search.baseline:
+        changes["baseline"] = search.baseline
     path = derive(search.space, changes, folder / "space.yaml")
     started = time.perf_counter()
     found |= _fabricated(path) if options.tiny else _run(options, search, path, device, commands)
