@@ -2,23 +2,27 @@
 // merges the parts: MERGE counter of 3_mma.cu, attention_paged.cu, and SPLIT_K of linear layers.
 //
 // Archs      sm_80 and later.
-// Reference  PTX ISA, "Memory Consistency Model" (fence.acq_rel).
+// Reference  PTX ISA, "Memory Consistency Model" (release and acquire patterns), "atom" (.inc).
 #pragma once
 
 namespace {
 
 // True in the last of `count` blocks that call this for one counter. Earlier writes of the others are then visible to
 // all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
+//
+// Others wait for the last block, so there is one instruction: it releases what all threads wrote before the barrier,
+// acquires what the other blocks released, and goes from count - 1 back to 0. A fence of its own behind it would wait
+// for a store of the 0.
 __device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
     int before;
-    asm volatile("fence.acq_rel.gpu;\n" ::: "memory");  // releases what all threads wrote before the barrier
-    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;\n" : "=r"(before) : "l"(counter) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;\n"
+                 : "=r"(before)
+                 : "l"(counter), "r"(count - 1)
+                 : "memory");
     last = before == count - 1;
-    if (last) *counter = 0;
-    asm volatile("fence.acq_rel.gpu;\n" ::: "memory");  // acquires what the other blocks released
   }
   return __syncthreads_or(last);
 }
