@@ -277,11 +277,11 @@ __device__ __forceinline__ void merge_blocks(const Tile& tile, const float* part
   }
 }
 
-// Ends the tiles of a unit, whose tiles are `first` to `first + tiles - 1` of the line; this block has done some.
-__device__ __forceinline__ void finish_unit(PagedWorker& worker, const Share& share, int block, unsigned first,
-                                            int tiles, int unit, float* partials, int* counter) {
+// Ends the tiles of a unit, of which this block has done some; `parts` blocks from `first_block` on have any.
+__device__ __forceinline__ void finish_unit(PagedWorker& worker, int block, int first_block, int parts, int unit,
+                                            float* partials, int* counter) {
   const Tile& tile = worker.tile;
-  if (share.begin <= first && first + tiles <= share.end) {
+  if (parts == 1) {
     worker.merge_warps([&](int row, int column, float2 statistics, const float(&o)[4]) {
       store_out(tile, row, column, statistics.y, o);
     });
@@ -293,7 +293,6 @@ __device__ __forceinline__ void finish_unit(PagedWorker& worker, const Share& sh
     *reinterpret_cast<float4*>(own + SplitParts::element(row, column)) = make_float4(o[0], o[1], o[2], o[3]);
     if (column == 0) *reinterpret_cast<float2*>(own + SplitParts::statistics(row)) = statistics;
   });
-  const int first_block = share.block_of(first), parts = share.block_of(first + tiles - 1) - first_block + 1;
   if (!last_to_arrive(counter + unit, parts)) return;
   const float* all = partials + static_cast<long long>(first_block + unit) * SplitParts::kFloats;
   merge_blocks(tile, all, parts);
@@ -338,6 +337,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
     tile.head = cursor.head;
     tile.first_row = cursor.row_block * BLOCK_M;
     worker.begin_rows();
+    // Found here, while the copies are under way: divisions in the loop or behind it would be waited for.
+    const int seen_by_all = tile.keys_seen(tile.first_row);
+    const int first_block = share.block_of(first), parts = share.block_of(first + cursor.tiles - 1) - first_block + 1;
     const unsigned end = min(share.end, first + cursor.tiles);
 #pragma unroll 1
     for (; done < end; ++done) {
@@ -348,13 +350,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
         __syncthreads();  // this tile is here, and the last one was read by all
       start_copies();
       const int key = static_cast<int>(done - first) * BLOCK_N;
-      if (key + BLOCK_N <= tile.keys_seen(tile.first_row))
+      if (key + BLOCK_N <= seen_by_all)
         worker.attend_keys<false>(key);
       else
         worker.attend_keys<true>(key);
       worker.stage = worker.stage + 1 == STAGES ? 0 : worker.stage + 1;
     }
-    finish_unit(worker, share, block, first, cursor.tiles, cursor.unit(all), partials, counter);
+    finish_unit(worker, block, first_block, parts, cursor.unit(all), partials, counter);
     cursor.leave_unit(all);
   }
   wait_copy_groups<0>();

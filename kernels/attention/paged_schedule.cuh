@@ -2,10 +2,16 @@
 //
 // A unit is a tile of rows with all keys of its sequence: `heads` x `row_blocks` of them a sequence, in this order. A
 // sequence of n keys has max(1, ceil(n / BLOCK_N)) tiles a unit. All tiles of all units form one line, unit after unit,
-// and each block takes as many in a row as any other, or one more. So a block ends one unit, may do some whole ones,
-// and begins another; and a unit of many keys is done by several blocks, one behind the other.
+// and each block takes as many in a row as any other; only the last one takes what is left. So a block ends one unit,
+// may do some whole ones, and begins another; and a unit of many keys is done by several blocks, one behind the other.
 //
-// The lengths are known on the device only, so every warp adds them up itself: 32 sequences at a time.
+// A share is a whole number of tiles, rounded up. That may leave blocks at the end without any, but the others have no
+// more than the most that any must have. Units of equal lengths then often consist of whole shares: 4096 tiles in 64
+// units are 256 shares of 16 tiles for 264 blocks, where shares of 15 and 16 would cross the end of nearly every unit,
+// and a block that crosses it must merge and begin anew while its copies wait.
+//
+// The lengths are known on the device only, so every warp adds them up itself: 32 sequences at a time. No copy can
+// begin before that, so the sums of the first 32 sequences, mostly all, are kept.
 //
 // Archs      sm_80 and later.
 // References FlashInfer, Ye et al. 2025 (load-balanced scheduling); Stream-K, Osama et al. 2023.
@@ -14,28 +20,37 @@
 namespace {
 
 struct Sequences {
+  // Of a lane: tiles of its sequence, and of all from the first of the 32 up to it.
+  struct Sums {
+    unsigned own, up_to;
+  };
   const int* lengths;
   int count, heads, row_blocks;  // heads: kv heads
+  Sums first_sums;
+
+  __device__ __forceinline__ Sequences(const int* lengths, int count, int heads, int row_blocks)
+      : lengths(lengths), count(count), heads(heads), row_blocks(row_blocks), first_sums(sums_from(0)) {}
 
   __device__ __forceinline__ static int tiles_of(int keys) { return max(1, (keys + BLOCK_N - 1) / BLOCK_N); }
   __device__ __forceinline__ int units() const { return heads * row_blocks; }  // of a sequence
 
-  // Tiles of the sequence `first` + lane, and of this and all from `first` on before it.
-  __device__ __forceinline__ unsigned tiles_up_to(int first, unsigned& tiles) const {
+  // For the sequence `first` + lane.
+  __device__ __forceinline__ Sums sums_from(int first) const {
     const int lane = threadIdx.x % 32;
-    tiles = first + lane < count ? tiles_of(lengths[first + lane]) : 0;
-    unsigned sum = tiles;
+    const unsigned own = first + lane < count ? tiles_of(lengths[first + lane]) : 0;
+    unsigned up_to = own;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
-      const unsigned before = __shfl_up_sync(~0u, sum, distance);
-      if (lane >= distance) sum += before;
+      const unsigned before = __shfl_up_sync(~0u, up_to, distance);
+      if (lane >= distance) up_to += before;
     }
-    return sum;
+    return {own, up_to};
   }
 
   __device__ __forceinline__ unsigned total() const {
-    unsigned sum = 0, tiles;
-    for (int first = 0; first < count; first += 32) sum += __shfl_sync(~0u, tiles_up_to(first, tiles), 31);
+    unsigned sum = __shfl_sync(~0u, first_sums.up_to, 31);
+#pragma unroll 1
+    for (int first = 32; first < count; first += 32) sum += __shfl_sync(~0u, sums_from(first).up_to, 31);
     return sum * units();
   }
 };
@@ -48,19 +63,17 @@ struct TileCursor {
   // The tile `number` of the line, which exists.
   __device__ __forceinline__ TileCursor(const Sequences& all, unsigned number) {
     const unsigned units = all.units();
-    unsigned before = 0;
-    for (int first = 0;; first += 32) {
-      unsigned own;
-      const unsigned up_to = before + all.tiles_up_to(first, own);
-      const unsigned behind = __ballot_sync(~0u, up_to * units > number);
-      if (behind || first + 32 >= all.count) {
-        const int lane = __ffs(static_cast<int>(behind)) - 1;
-        sequence = first + lane;
-        before = __shfl_sync(~0u, up_to - own, lane);
-        break;
-      }
-      before = __shfl_sync(~0u, up_to, 31);
+    Sequences::Sums sums = all.first_sums;
+    unsigned before = 0, behind;  // tiles of a unit of the sequences before these 32; lanes whose tiles go beyond it
+    int first = 0;
+#pragma unroll 1
+    while (!(behind = __ballot_sync(~0u, (before + sums.up_to) * units > number)) && first + 32 < all.count) {
+      before += __shfl_sync(~0u, sums.up_to, 31);
+      sums = all.sums_from(first += 32);
     }
+    const int lane = __ffs(static_cast<int>(behind)) - 1;
+    sequence = first + lane;
+    before += __shfl_sync(~0u, sums.up_to - sums.own, lane);
     enter(all);
     const unsigned within = number - before * units;
     const int unit = static_cast<int>(within / tiles);
@@ -93,23 +106,16 @@ struct TileCursor {
   }
 };
 
-// The tiles of a block: from `begin` to `end` - 1. The first `rest` blocks have `each` + 1 tiles, the others `each`;
-// blocks beyond the number that gives each at least `least` tiles have none.
+// The tiles of a block: from `begin` to `end` - 1. Blocks have `each` tiles, at least `least`; the last one that has any
+// may have fewer.
 struct Share {
-  unsigned each, rest, begin, end;
+  unsigned each, begin, end;
 
-  __device__ __forceinline__ Share(unsigned total, unsigned most_blocks, unsigned least, unsigned block) {
-    const unsigned blocks = min(most_blocks, max(1u, total / least));
-    each = total / blocks;
-    rest = total % blocks;
-    begin = min(block, blocks) * each + min(block, rest);
-    end = begin + (block < rest ? each + 1 : block < blocks ? each : 0);
-  }
+  __device__ __forceinline__ Share(unsigned total, unsigned blocks, unsigned least, unsigned block)
+      : each(max(least, (total + blocks - 1) / blocks)), begin(min(block * each, total)),
+        end(min(begin + each, total)) {}
   // The block that has a tile.
-  __device__ __forceinline__ int block_of(unsigned tile) const {
-    const unsigned of_larger = rest * (each + 1);
-    return static_cast<int>(tile < of_larger ? tile / (each + 1) : rest + (tile - of_larger) / each);
-  }
+  __device__ __forceinline__ int block_of(unsigned tile) const { return static_cast<int>(tile / each); }
 };
 
 }  // namespace

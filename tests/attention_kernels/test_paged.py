@@ -27,7 +27,8 @@ SMALL: Values = {
 OWN: Values = {**SMALL, "OWN_COPIES": True, "MIN_TILES": 2}
 LARGE: Values = {**SMALL, "BLOCK_M": 32, "WARPS_Q": 2, "WARPS_KV": 1, "STAGES": 2, "MIN_TILES": 1}
 DECODE = {"sequences": 4, "queries": 1, "heads": 6, "kv_heads": 2, "longest": 150, "head_dim": 64}
-SEVERAL = {"sequences": 3, "queries": 7, "heads": 4, "kv_heads": 1, "longest": 90, "head_dim": 32}
+SEVERAL = {"sequences": 4, "queries": 7, "heads": 4, "kv_heads": 1, "longest": 90, "head_dim": 32}
+MANY = {"sequences": 70, "longest": 70}  # a warp adds up 32 lengths at a time
 
 
 def _later(*values: object) -> ParameterSet:
@@ -60,6 +61,7 @@ def share(
         _later(LARGE, {**SEVERAL, "page_size": 64}, True),
         _later(OWN, {**SEVERAL, "page_size": 256, "longest": 400}, False),
         _later(SMALL, {**SEVERAL, "page_size": 5}, True),
+        _later(SMALL, {**DECODE, **MANY, "page_size": 16}, True),
     ],
 )
 def test_every_share_of_the_keys_is_right(
