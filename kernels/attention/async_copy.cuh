@@ -6,7 +6,7 @@
 // is read once.
 //
 // Archs      sm_80 and later.
-// Reference  PTX ISA, "Data Movement and Conversion Instructions: cp.async", "createpolicy".
+// Reference  PTX ISA, "Data Movement and Conversion Instructions: cp.async", "createpolicy", "prefetch".
 #pragma once
 
 namespace {
@@ -50,6 +50,11 @@ struct CopyPolicy<true> {
                  : "memory");
   }
 };
+
+// Asks for the 128 bytes around an address in the L2 cache, and waits for nothing.
+__device__ __forceinline__ void prefetch_to_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from));
+}
 
 __device__ __forceinline__ void close_copy_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

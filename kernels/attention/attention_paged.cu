@@ -29,8 +29,8 @@
 //   SKIP_MASKED  0/1: groups of 16 keys that no row sees are not multiplied.
 //   MIN_CTAS     blocks a multiprocessor that the register allocation must allow (1..4).
 //   CTAS         blocks a multiprocessor that the space launches (1..8). The code does not depend on it.
-//   MIN_TILES    tiles that a block gets at least (1..8): less to merge, but idle multiprocessors where there are few
-//                tiles.
+//   MIN_TILES    tiles that a block gets at least, but the last (1..8): less to merge, but idle multiprocessors where
+//                there are few tiles.
 // Launch       T threads, grid: any number of blocks. Dynamic shared memory: STAGES times K and V, and the parts:
 //              4 * WARPS_KV * min(BLOCK_M, rows) * (HEAD_DIM + 12) bytes, where rows = queries * heads / kv_heads.
 // Workspace    partials: float[(blocks + units) * BLOCK_M * (HEAD_DIM + 2)], any content; counter: int[units], zero
@@ -304,8 +304,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
     attention_paged(const Element* q, const Element* k_pages, const Element* v_pages, const int* page_table,
                     const int* seq_lens, Element* out, float* partials, int* counter, float softmax_scale,
                     int sequences, int queries, int heads, int kv_heads, int most_pages) {
+  prefetch_table(page_table, static_cast<unsigned>(sequences) * most_pages);
   const int group = heads / kv_heads, row_blocks = (queries * group + BLOCK_M - 1) / BLOCK_M;
-  const Sequences all{seq_lens, sequences, kv_heads, row_blocks};
+  const Sequences all(seq_lens, sequences, kv_heads, row_blocks);
   const int block = static_cast<int>(blockIdx.x);
   const Share share(all.total(), gridDim.x, MIN_TILES, block);
   if (share.begin == share.end) return;

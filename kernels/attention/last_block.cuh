@@ -10,9 +10,9 @@ namespace {
 // True in the last of `count` blocks that call this for one counter. Earlier writes of the others are then visible to
 // all of this block's threads, and the counter is 0 again: the next launch finds it as this one did.
 //
-// Others wait for the last block, so there is one instruction: it releases what all threads wrote before the barrier,
-// acquires what the other blocks released, and goes from count - 1 back to 0. A fence of its own behind it would wait
-// for a store of the 0.
+// A kernel ends with its last block, so one instruction does it all: it releases what all threads wrote before the
+// barrier, acquires what the other blocks released, and counts from count - 1 on to 0. A separate fence behind a store
+// of that 0 would wait for the store.
 __device__ __forceinline__ bool last_to_arrive(int* counter, int count) {
   bool last = false;
   __syncthreads();

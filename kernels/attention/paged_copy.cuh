@@ -16,6 +16,14 @@
 
 namespace {
 
+// Asks for the table of pages, while the lengths that tell what to read of it are still on their way: else one load
+// from memory begins behind the other. The blocks share the lines, a few each: of a wide table most may not be used.
+__device__ __forceinline__ void prefetch_table(const int* table, unsigned entries) {
+  constexpr unsigned kLines = 8, kEntries = 128 / sizeof(int);  // of a block; of a line
+  const unsigned entry = (blockIdx.x * kLines + threadIdx.x) * kEntries;
+  if (threadIdx.x < kLines && entry < entries) prefetch_to_l2(table + entry);
+}
+
 struct PagedCopy {
   static constexpr int kChunks = HEAD_DIM / 8;
   static constexpr int kTogether = OWN_COPIES ? 32 : kThreads;  // threads that copy together

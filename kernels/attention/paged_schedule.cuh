@@ -106,8 +106,8 @@ struct TileCursor {
   }
 };
 
-// The tiles of a block: from `begin` to `end` - 1. Blocks have `each` tiles, at least `least`; the last one that has any
-// may have fewer.
+// The tiles of a block: from `begin` to `end` - 1. Each block has `each` tiles, at least `least`; the last one that has
+// any may have fewer.
 struct Share {
   unsigned each, begin, end;
 

@@ -64,6 +64,7 @@ struct CopyPolicy {
   void copy(unsigned shared, const void* from, int bytes = 16) const { copy_async_16(shared, from, bytes); }
 };
 void close_copy_group();
+inline void prefetch_to_l2(const void*) {}
 void wait_copy_groups(int left);
 template <int GROUPS> void wait_copy_groups() { wait_copy_groups(GROUPS); }
 
