@@ -129,10 +129,12 @@ def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
 
 
 def _prompt(length: int, device: torch.device) -> Callable[[Any], torch.Tensor]:
+    """A prompt with a cache, as in the first step of `generate`. Without one, transformers makes a
+    mask while a graph is captured, which no kernel serves."""
     tokens = _tokens(1, length, device)
 
     def call(model: Any) -> torch.Tensor:
-        out: torch.Tensor = model(tokens, use_cache=False, logits_to_keep=min(length, 128)).logits
+        out: torch.Tensor = model(tokens, logits_to_keep=min(length, 128)).logits
         return out
 
     return call
