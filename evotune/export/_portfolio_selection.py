@@ -135,4 +135,4 @@ def _in_words(found: Portfolio, keeps_all: bool) -> dict[str, Json]:
 
 
 def _groups(found: Portfolio) -> Iterator[str]:
-    return (name for name in ("seen", "held_out", "drawn") if name in found.figures)
+    return (name for name in ("listed", "seen", "held_out", "drawn") if name in found.figures)

@@ -12,6 +12,7 @@ from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import cell_of, extended_domain
 from evotune.portfolios._held_out_judge import judged, without_losses
 from evotune.portfolios._rule_tree import Leaf
+from evotune.portfolios._single_cases import single_cases
 from evotune.portfolios._variant_checks import confirmed_domain
 from evotune.portfolios.matrix_store import Matrix
 from evotune.portfolios.points import Point
@@ -60,18 +61,24 @@ def finished_portfolio(
     say: Callable[[str], None],
 ) -> Portfolio:
     """The portfolio whose rule has these `regions`, less the parts that the judging cases show to
-    lose.
+    lose. Before them come cases of the list that these serve badly, each alone.
 
     `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it. All
     have the scores of the champions. `given`, `cases`, `searched` (the run of its own search): by
     label.
     """
     left, cuts = without_losses(regions, held_out, seen)
-    rule, more = without_losses(left, drawn, seen, drawn=True)
+    general, more = without_losses(left, drawn, seen, drawn=True)
     for each in (*cuts, *more):
         say(f"cut: {each.words}")
+    kernels = sorted({region.kernel for region in regions})
+    domains = {number: _domain(matrix, champions[number], cases) for number in kernels}
+    listed = [*seen, *held_out]
+    rule = general
+    if not has_own_check(setup.planner.problem):  # else all regions are single cases
+        own = {number: domain.regions for number, domain in domains.items()}
+        rule = [*single_cases(general, listed, own), *general]
     used = sorted({region.kernel for region in rule})
-    domains = {number: _domain(matrix, champions[number], cases) for number in used}
     baselines = matrix.store.meta("baselines", {})
     seen_labels = {point.label for point in seen}
     return Portfolio(
@@ -105,10 +112,11 @@ def finished_portfolio(
         rule=_renumbered(rule, used),
         cuts=(*cuts, *more),
         figures={
-            "seen": judged(seen, rule),
-            "held_out": judged(held_out, rule),
+            "listed": judged(listed, rule),
+            "seen": judged(seen, general),
+            "held_out": judged(held_out, general),
             "held_out_before": judged(held_out, regions),
-            "drawn": judged(drawn, rule),
+            "drawn": judged(drawn, general),
             "drawn_before": judged(drawn, regions),
         },
         of_own=_of_own(champions, seen, rule, searched),

@@ -76,9 +76,10 @@ class Portfolio(msgspec.Struct, frozen=True):
     - `rule`: the first region that holds a case decides; PyTorch serves all other cases.
     - `cuts`: parts of the rule that held-out and drawn cases showed to lose; they are not in
       `rule`.
-    - `figures`: of the rule, on the cases that it was made of (`seen`), on the held-out cases
-      (`held_out`), on cases drawn between the measured ones (`drawn`), and on the latter two before
-      parts were cut out (`held_out_before`, `drawn_before`).
+    - `figures`: of the rule on the whole list (`listed`). Of the rule without its single cases on
+      the cases that it was made of (`seen`), on the held-out cases (`held_out`), on cases drawn
+      between the measured ones (`drawn`), and on the latter two before parts were cut out
+      (`held_out_before`, `drawn_before`).
     - `of_own`: the geometric mean, over the searched cases, of speedup / own champion's speedup.
     - `unmeasured`: the number of cells without an outcome.
     """

@@ -12,8 +12,9 @@ RULE_COLUMNS = ("", "cases", "kernel", "at least", "measured")
 KERNEL_COLUMNS = ("kernel", "trial", "run", "configuration")
 FIGURE_COLUMNS = ("cases", "number", "by kernels", "mean", "of best", "worst", "in")
 _GROUPS = (
-    ("seen", "seen by the rule"),
-    ("held_out", "held out"),
+    ("listed", "all of the list"),
+    ("seen", "seen by the rule, without single cases"),
+    ("held_out", "held out, without single cases"),
     ("held_out_before", "held out, before the cuts"),
     ("drawn", "drawn between them, where losses are likely"),
     ("drawn_before", "drawn, before the cuts"),

@@ -18,6 +18,9 @@ _MEASURED = ("group",)
 _LENGTH_RATIO = "length_ratio"
 _WINDOWS = ("window_left", "window_right")
 """Sizes that no tree divides."""
+_ANY = ("elements", "softmax_scale", _LENGTH_RATIO)
+"""A single case may have any value of these that the kernel was checked for: no time depends on
+them, or they follow from the sizes."""
 _QUERIES, _KEYS = "seq_len_q", "seq_len_k"
 _NAMES = {"batch_heads": "batch*heads"}
 
@@ -134,6 +137,17 @@ def _points(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
         ranges = {name: (value, value) for name, value in point.place.ranged.items()}
         shown = tuple(name for name in point.features if name in ranges)
         yield RuleRegion(kernel, domain.fixed, ranges, shown, low, (point.label,), exact=True)
+
+
+def single_case(point: Point, kernel: int, domain: Region, low: float) -> RuleRegion:
+    """The region of one measured case, whose interval of the speedup begins at `low`."""
+    values = {**point.place.ranged, **point.features}
+    sizes = {name: (v, v) for name, v in values.items() if name not in _ANY}
+    shown = [name for name in (*point.features, *_WINDOWS) if name in sizes]
+    if _have_equal_lengths([point]):
+        shown.remove(_KEYS)
+    ranges = {**domain.ranges, **sizes}
+    return RuleRegion(kernel, domain.fixed, ranges, tuple(shown), low, (point.label,), exact=True)
 
 
 def _around(

@@ -17,6 +17,7 @@ from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
+from evotune.portfolios import _portfolio_work
 from evotune.portfolios.building import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
 from evotune.problems.attention import Attention
@@ -76,6 +77,45 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Portfolio, Pat
     assert exported.call == "attention"
     assert exported.served == len(portfolio.rule)
     return folder / "runs", portfolio, folder / "package"
+
+
+def test_single_cases_of_the_list_are_served_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All lengths between the listed ones lose, so that regions are cut. Other rules are not
+    learnt: those would have a region around each listed case."""
+
+    def uneven(_: Configuration, case: Case) -> float:
+        return 1.5 if int(case.symbols["seq_len_q"]) in LENGTHS else 0.8
+
+    monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
+    monkeypatch.setattr(_portfolio_work, "_RULES", 1)
+    cases = [
+        {"batch": batch, "heads": 2, "seq_len": length, "head_dim": 32}
+        for length in LENGTHS
+        for batch in (1, 2)
+    ]
+    space = tiny_space("attention-cpu", tmp_path / "space")
+    request = PortfolioRequest(
+        str(space), given_cases(cases), tmp_path / "runs", 2, held_out=0.0, device="cpu"
+    )
+    portfolio = built(request, PretendedSearch(space, found), PretendedDevice(uneven))
+    assert any(region.exact for region in portfolio.rule)
+    assert portfolio.figures["listed"].of_best == pytest.approx(1.0)
+    export_portfolio(tmp_path / "runs", tmp_path / "package")
+    dispatch = Dispatch(dispatch_of(tmp_path / "package"))
+
+    def is_served(length: int, batch: int) -> bool:
+        shape = {"batch": batch, "heads": 2, "seq_len": length, "head_dim": 32}
+        symbols = dict(PROBLEM.case(shape, {"causal": False}).symbols)
+        return isinstance(dispatch.choose(symbols, "contiguous"), Choice)
+
+    assert all(is_served(length, batch) for length in LENGTHS for batch in (1, 2))
+    alone = [region for region in portfolio.rule if region.exact]
+    lengths = [int(region.ranges["seq_len_q"][0]) for region in alone]
+    assert not any(is_served(length + 1, 1) for length in lengths)
+    readme = (tmp_path / "package" / "README.md").read_text()
+    assert "- listed: 10 cases, 10 by kernels, mean 1.5" in readme
 
 
 def dispatch_of(package: Path) -> dict[str, object]:
