@@ -175,7 +175,7 @@ def explained(runs: Path, *options: str) -> dict[str, Any]:
 
 def ablate(runs: Path, number: int) -> None:
     """Measures the single changes of a trial in turn with it. `explain` with its effects would also
-    profile three of the changes and measure pairs."""
+    profile five of the changes and measure pairs."""
     words = [*EVOTUNE, "ablate", "latest", "--trial", str(number), "--trust"]
     words += ["--runs-dir", str(runs)]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

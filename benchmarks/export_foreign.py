@@ -2,12 +2,13 @@
 
     python benchmarks/export_foreign.py PACKAGE... [-o FILE]
 
-PACKAGE is a package's module folder (DIR/NAME of `evotune export`). Each case that its kernels
-serve on their own device is called in every way: NAME.attention, torch.ops.NAME.attention, and
-F.scaled_dot_product_attention while the package is active. No kernel may run. A call without
-features must give SDPA's bits, and one with features (NAME.attention alone) must be within the
-gate's limits. A package must say exactly one reason, and its check() must fail. Prints one JSON
-record; exit code 1 where something is not so, or where the device is the package's own.
+PACKAGE is a package's module folder (DIR/NAME of `evotune export`). A case of each region that its
+kernels serve on their own device, with fewer heads and rows, is called in every way:
+NAME.attention, torch.ops.NAME.attention, and F.scaled_dot_product_attention while the package is
+active. No kernel may run. A call without features must give SDPA's bits, and one with features
+(NAME.attention alone) must be within the gate's limits. A package must say exactly one reason, and
+its check() must fail. Prints one JSON record; exit code 1 where something is not so, or where the
+device is the package's own.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ _LONGEST = 2048
 
 
 def cases_of(module: ModuleType, problem: Attention) -> Iterator[Case]:
-    """The first case of each served region, with fewer heads and rows."""
-    for region in module.info()["served"]:
-        if region["near"]:
-            continue
+    """The first case of each measured region, or of all regions where there is none."""
+    served = module.info()["served"]
+    for region in [each for each in served if not each["near"]] or served:
         fixed = region["fixed"]
         first = {name: least for name, (least, _) in region["ranges"].items()}
+        if fixed.get("score_mod") or "softcap" in first:
+            continue  # not made here
         kv_heads = min(first["heads"] // first["group"], 2)
         shape = {
             "batch": first["batch"],

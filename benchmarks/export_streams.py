@@ -143,8 +143,9 @@ def made(
         "is_causal": bool(region["fixed"].get("causal", False)),
         "enable_gqa": sizes["heads"] != sizes["kv_heads"],
     }
-    if "softmax_scale" in region["ranges"] and not region["near"]:
-        options["scale"] = float(region["ranges"]["softmax_scale"][0])
+    scales = region["ranges"].get("softmax_scale", (0.0, 1.0))
+    if scales[0] == scales[1]:
+        options["scale"] = float(scales[0])
     before = calls(module)
     first, second = (module.attention(*tensors, **options) for _ in range(2))
     if calls(module) < before + 2:

@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 from portfolio import listed
 
+from evotune.backends import registry
+from evotune.engine.confirmed_champions import is_won, widened_alone
 from evotune.portfolios._held_out_judge import held_out_labels, judged
 from evotune.portfolios._representatives import representatives
 from evotune.portfolios._search_plan import worst_served
@@ -29,9 +31,12 @@ from evotune.portfolios._single_cases import single_cases
 from evotune.portfolios.points import REFUSED, Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.attention import Attention
-from evotune.trial import Domain
+from evotune.trial import Domain, Measurement
 
 PROBLEM = Attention("float16")
+PROFILE = registry.named("cuda").profile("h200", compile_only=True)
+_FIRST = 8
+"""portfolio.py's --kernels: so many searches come before the matrix."""
 Kernel = tuple[str, int]
 """The run, whose name begins with its time, and the trial."""
 
@@ -49,12 +54,16 @@ def points_of(record: Mapping[str, Any], kernels: Sequence[Kernel]) -> list[Poin
 
 
 def _score(cell: Mapping[str, Any] | None) -> Score | None:
-    """The record has no costs of calls: a kernel won where its interval lies above 1."""
+    """As a portfolio scores a cell of one process."""
     if cell is None:
         return None
     if cell["speedup"] is None:
         return REFUSED
-    return Score(cell["speedup"], cell["speedup_low"], cell["speedup_low"] > 1.0)
+    times = {name: cell[name] for name in ("case", "time_us", "baseline_us", "speedup")}
+    ends = {name: cell[name] for name in ("speedup_low", "speedup_high")}
+    alone = Measurement(**times, **ends, time_min_us=cell["time_us"], baseline="", samples=1)
+    measured = widened_alone(PROFILE, alone)
+    return Score(measured.speedup, measured.speedup_low, is_won(PROFILE, PROBLEM, measured))
 
 
 def searched(points: Sequence[Point], kernels: Sequence[Kernel], first: int) -> Iterator[Point]:
@@ -92,7 +101,7 @@ def main() -> None:
     alone = single_cases(general, points, domains)
     for region in alone:
         print(f"{region.words}: kernel {region.kernel} (at least {region.speedup_low:.3f}x)")
-    own = list(searched(points, kernels, len(used)))
+    own = list(searched(points, kernels, _FIRST))
     for name, regions in (("without single cases", general), ("with them", [*alone, *general])):
         figures = judged(points, regions)
         logs = [

@@ -30,6 +30,7 @@ from evotune.trial import Configuration, Json, Outcome, Value
 # Facts in a run's store: the newest ablation, those of other trials, and one that has not ended.
 _NEWEST, _EARLIER, _PART = "ablation", "earlier_ablations", "ablation_part"
 _TRIES = "tries"  # results of `explain --try`
+SMALLEST = "smallest"
 _NEIGHBOURS = 2  # of each gene: the nearest below and above, where there are two
 
 
@@ -269,7 +270,7 @@ def changes_of(reopened: ReopenedRun, champion: Configuration) -> list[Change]:
         candidates = [(back, "default")] if back is not None else []
         candidates += [(near, "neighbour") for near in _nearest(name, champion, neighbours)]
         if (least := _smallest(reopened, champion, name)) is not None:
-            candidates.append((least, "smallest"))
+            candidates.append((least, SMALLEST))
         for configuration, why in candidates:
             if configuration not in seen:
                 seen.add(configuration)
@@ -299,17 +300,19 @@ def _nearest(
 
 def _smallest(reopened: ReopenedRun, champion: Configuration, name: str) -> Configuration | None:
     """The champion with the smallest value of a number that is valid with its other values; None
-    where that is its own."""
-    own = champion[name]
+    where that is its own. Others change only where this value makes them inactive or active."""
+    own, space = champion[name], reopened.space
     if isinstance(own, (bool, str)):
         return None
-    space = reopened.space
     values = next(each.values for each in space.parameters if each.name == name)
-    numbers = sorted(
-        value for value in values if not isinstance(value, (bool, str)) and value < own
-    )
-    changed = (Configuration({**champion, name: value}) for value in numbers)
-    return next(filter(space.is_valid, changed), None)
+    for value in sorted(v for v in values if not isinstance(v, (bool, str)) and v < own):
+        found = space.repair({**champion, name: value}, random.Random(0))
+        if found is None or found[name] != value:
+            continue
+        active = {*space.active(champion)} & {*space.active(found)}
+        if {*_differing(champion, found)} & active <= {name}:
+            return found
+    return None
 
 
 def _with_value(

@@ -130,8 +130,8 @@ class CaseTimer:
     ) -> Measurement:
         """Times the candidate warm, against a rival or the baseline named by `reference`. The
         inputs change before each sample, the rival's too. Once a round a run of the candidate is
-        watched, and `watched` is called with the results of these runs. With `asking` each round
-        asks whether calls keep results."""
+        watched, and `watched` is called with the results of these runs. With `asking` rounds
+        also ask whether calls keep results."""
         case = candidate.subject.case
         assert candidate.watch is not None
         changing = [candidate.watch]

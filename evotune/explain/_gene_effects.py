@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from evotune.engine.ablation import SMALLEST
 from evotune.explain._cliffs import Step, interval_of
 from evotune.explain._measured_pairs import is_pair
 from evotune.explain._trial_table import TrialTable
@@ -62,13 +63,16 @@ def _paired(ablation: Mapping[str, Json] | None) -> Iterator[Effect]:
 
 
 def ablation_steps(ablation: Mapping[str, Json] | None) -> Iterator[Step]:
-    """The rows that changed one parameter alone, whose compilers' figures are kept, as steps."""
+    """The rows that changed one parameter alone, whose compilers' figures are kept, as steps. A
+    change to the smallest value is no step: the cliff may lie anywhere on the way."""
     rows = list((ablation or {}).get("rows", ()))
     if not rows or not rows[0].get("resources"):
         return
     own = rows[0]["resources"]
     for row in rows[1:]:
         if row["ratio"] is None or row.get("also") or not row.get("resources"):
+            continue
+        if row.get("why") == SMALLEST:
             continue
         slower, other = -math.log(row["ratio"]), row["resources"]
         change = (row["before"], row["after"])

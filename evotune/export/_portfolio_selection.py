@@ -17,6 +17,7 @@ from evotune.export._served_regions import ServedRegion
 from evotune.portfolios.matrix_store import Cell
 from evotune.portfolios.points import Point, point_of
 from evotune.portfolios.portfolio_file import Portfolio, PortfolioKernel, read_portfolio
+from evotune.portfolios.portfolio_text import group_words
 from evotune.problems import UserProblem
 from evotune.problems.problem import Case
 from evotune.trial import Check, Json, Measurement
@@ -127,7 +128,9 @@ def _in_words(found: Portfolio, keeps_all: bool) -> dict[str, Json]:
         ],
         "otherwise": "the kernel with the greatest speedup" if keeps_all else "PyTorch",
         "figures": {
-            name.replace("_", " "): msgspec.to_builtins(found.figures[name])
+            group_words(found, name, name.replace("_", " ")): msgspec.to_builtins(
+                found.figures[name]
+            )
             for name in _groups(found)
         },
         "cuts": [each.words for each in found.cuts],

@@ -74,10 +74,11 @@ def finished_portfolio(
     kernels = sorted({region.kernel for region in regions})
     domains = {number: _domain(matrix, champions[number], cases) for number in kernels}
     listed = [*seen, *held_out]
-    rule = general
+    alone: list[RuleRegion] = []
     if not has_own_check(setup.planner.problem):  # else all regions are single cases
         own = {number: domain.regions for number, domain in domains.items()}
-        rule = [*single_cases(general, listed, own), *general]
+        alone = single_cases(general, listed, own)
+    rule = [*alone, *general]
     used = sorted({region.kernel for region in rule})
     baselines = matrix.store.meta("baselines", {})
     seen_labels = {point.label for point in seen}
@@ -122,6 +123,7 @@ def finished_portfolio(
         of_own=_of_own(champions, seen, rule, searched),
         unmeasured=unmeasured,
         cells=tuple(cell_rows(matrix)),
+        alone=len(alone),
     )
 
 

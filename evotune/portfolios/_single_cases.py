@@ -15,7 +15,7 @@ from evotune.portfolios.points import Point, Score
 from evotune.portfolios.rule import RuleRegion, kernel_at, single_case
 from evotune.trial import Region
 
-MOST: Final = 32
+MOST: Final = 16
 """So many at most, those that gain most: a rule is read by people."""
 
 

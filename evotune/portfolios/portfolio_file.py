@@ -74,6 +74,7 @@ class Portfolio(msgspec.Struct, frozen=True):
 
     - `kernels`: the rule's regions name them by their number here.
     - `rule`: the first region that holds a case decides; PyTorch serves all other cases.
+    - `alone`: the number of regions of single cases; they come first in `rule`.
     - `cuts`: parts of the rule that held-out and drawn cases showed to lose; they are not in
       `rule`.
     - `figures`: of the rule on the whole list (`listed`). Of the rule without its single cases on
@@ -100,6 +101,7 @@ class Portfolio(msgspec.Struct, frozen=True):
     of_own: float | None
     unmeasured: int
     cells: tuple[CellRow, ...]
+    alone: int = 0
 
 
 def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio, text: str) -> None:

@@ -11,10 +11,10 @@ from evotune.portfolios.portfolio_file import Portfolio
 RULE_COLUMNS = ("", "cases", "kernel", "at least", "measured")
 KERNEL_COLUMNS = ("kernel", "trial", "run", "configuration")
 FIGURE_COLUMNS = ("cases", "number", "by kernels", "mean", "of best", "worst", "in")
-_GROUPS = (
-    ("listed", "all of the list"),
-    ("seen", "seen by the rule, without single cases"),
-    ("held_out", "held out, without single cases"),
+GROUPS = (
+    ("listed", "listed"),
+    ("seen", "seen by the rule"),
+    ("held_out", "held out"),
     ("held_out_before", "held out, before the cuts"),
     ("drawn", "drawn between them, where losses are likely"),
     ("drawn_before", "drawn, before the cuts"),
@@ -54,12 +54,19 @@ def kernel_rows(found: Portfolio) -> Rows:
 
 
 def figure_rows(found: Portfolio) -> Rows:
-    rows: Rows = []
-    for name, words in _GROUPS:
-        figures = found.figures.get(name)
-        if figures is not None and figures.cases and (not name.endswith("before") or found.cuts):
-            rows.append((words, *_figures(figures)))
-    return rows
+    return [
+        (group_words(found, name, words), *_figures(figures))
+        for name, words in GROUPS
+        if (figures := found.figures.get(name)) is not None
+        and figures.cases
+        and (not name.endswith("before") or found.cuts)
+    ]
+
+
+def group_words(found: Portfolio, name: str, words: str) -> str:
+    """Which cases, and by which part of the rule where single cases come before it."""
+    is_whole = name == "listed" or name.endswith("before")
+    return words if is_whole or not found.alone else f"{words}; without single cases"
 
 
 def _figures(figures: Figures) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios.points import Point
+from evotune.portfolios.points import BATCH_HEADS, Point
 from evotune.trial import Region, Value
 
 NEAR = 0.1
@@ -19,8 +19,8 @@ _LENGTH_RATIO = "length_ratio"
 _WINDOWS = ("window_left", "window_right")
 """Sizes that no tree divides."""
 _ANY = ("elements", "softmax_scale", _LENGTH_RATIO)
-"""A single case may have any value of these that the kernel was checked for: no time depends on
-them, or they follow from the sizes."""
+"""A single case of attention may have any value of these that the kernel was checked for: no time
+depends on them, or they follow from the sizes."""
 _QUERIES, _KEYS = "seq_len_q", "seq_len_k"
 _NAMES = {"batch_heads": "batch*heads"}
 
@@ -141,9 +141,13 @@ def _points(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
 
 def single_case(point: Point, kernel: int, domain: Region, low: float) -> RuleRegion:
     """The region of one measured case, whose interval of the speedup begins at `low`."""
-    values = {**point.place.ranged, **point.features}
-    sizes = {name: (v, v) for name, v in values.items() if name not in _ANY}
-    shown = [name for name in (*point.features, *_WINDOWS) if name in sizes]
+    is_attention = BATCH_HEADS in point.features
+    free = _ANY if is_attention else ()
+    sizes = {name: (v, v) for name, v in point.place.ranged.items() if name not in free}
+    shown = [name for name in point.features if name in sizes]
+    if is_attention:  # all that tells it from others of as many heads in all
+        shown = ["batch", "heads", *(["group"] if sizes["group"] != (1, 1) else []), *shown]
+        shown += [name for name in _WINDOWS if name in sizes]
     if _have_equal_lengths([point]):
         shown.remove(_KEYS)
     ranges = {**domain.ranges, **sizes}

@@ -22,7 +22,7 @@ _LEAST_ROUNDS = 3
 _SOON = (30, 0.8)
 _AT_LAST = (100, 0.6)
 _REST_S = 0.002
-_ASKED_ROWS, _ASKED_RATIO = 12, 1.5
+_ASKED_ROWS, _ASKED_RATIO = 13, 1.5
 """So many rows one after the other, all slower than most timed ones by this factor, are no
 chance."""
 _BESIDE = 24

@@ -38,7 +38,7 @@ it is run."""
 _LEAST_REPLACED = 1 << 16  # elements; calls on fewer are too short to be timed one by one
 _REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
-_ASKED_AT_FIRST, _ASKED_LATER = 24, 0.25  # rounds of timed rows, then the share of them
+_ASKED_AT_FIRST, _ASKED_LATER = 60, 0.5  # rounds of timed rows, then the share of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ _RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
 
 class WatchedSampler:
     """A candidate's timed sampler with one watched run in each round, before a random timed run.
-    `watched` gets evidence that must be read before more is kept. With `asking` each round also
-    asks whether calls keep results."""
+    `watched` gets evidence that must be read before more is kept. With `asking` the first rounds
+    and half of the later ones also ask whether calls keep results."""
 
     def __init__(
         self,

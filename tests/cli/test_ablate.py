@@ -93,8 +93,8 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
 
 
 def test_a_number_is_also_set_to_its_smallest_valid_value(tmp_path: Path) -> None:
-    """It says what a parameter such as the number of stages is worth at all. Other parameters stay
-    as they are: with UNUSED=1, WIDE would have to change."""
+    """It says what a parameter such as the number of stages is worth at all. Other active ones stay
+    as they are: with UNUSED=1, WIDE would have to change. WAIT has one value with UNUSED=2."""
     text = space_text(
         "smallest",
         """
@@ -102,13 +102,14 @@ parameters:
   FAULT: {choices: [none, compile_error, wrong_scale, misaligned]}
   UNUSED: [1, 2, 4, 8, 16]
   WIDE: [false, true]
+  WAIT: {choices: [early, late], when: UNUSED > 2, otherwise: late}
 constraints:
   - not WIDE or UNUSED > 1
-default: {FAULT: none, UNUSED: 16, WIDE: true}
+default: {FAULT: none, UNUSED: 16, WIDE: true, WAIT: early}
 """,
     )
     (tmp_path / "space.yaml").write_text(text)
-    champion = {"FAULT": "none", "UNUSED": 16, "WIDE": True}
+    champion = {"FAULT": "none", "UNUSED": 16, "WIDE": True, "WAIT": "early"}
     run = run_of(tmp_path / "space.yaml", tmp_path / "runs", champion)
     with run.locked():
         reopened = ReopenedRun.load(run)
@@ -118,8 +119,9 @@ default: {FAULT: none, UNUSED: 16, WIDE: true}
         ("FAULT", "compile_error", "neighbour", {}),
         ("FAULT", "wrong_scale", "neighbour", {}),
         ("UNUSED", 8, "neighbour", {}),
-        ("UNUSED", 2, "smallest", {}),
+        ("UNUSED", 2, "smallest", {"WAIT": "late"}),
         ("WIDE", False, "neighbour", {}),
+        ("WAIT", "late", "neighbour", {}),
     ]
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from evotune.portfolios import _single_cases as module
 from evotune.portfolios._held_out_judge import judged, without_losses
 from evotune.portfolios._rule_tree import learnt_leaves
 from evotune.portfolios._single_cases import single_cases
+from evotune.portfolios.points import point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.problems import Tensor, UserProblem
+from evotune.trial import Region
 from tests.portfolios.made_up import domain, point, score, scored
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -33,7 +38,7 @@ def test_a_single_case_holds_nothing_near_it() -> None:
     (own,) = scored([point(256, batch=4)], lambda p: 1.3)
     (region,) = single_cases([], [own], {0: (domain(),)})
     assert region.holds(own)
-    assert region.words == "head_dim 64, not causal, batch*heads 32, seq_len_q 256"
+    assert region.words == "head_dim 64, not causal, batch 4, heads 8, seq_len_q 256"
     assert region.ranges["softmax_scale"] == (0.01, 1.0)
     others = [
         point(257, batch=4),
@@ -49,7 +54,48 @@ def test_a_single_case_holds_nothing_near_it() -> None:
 def test_a_case_of_other_lengths_tells_both() -> None:
     (own,) = scored([point(16, keys=1024)], lambda p: 1.3)
     (region,) = single_cases([], [own], {0: (domain(),)})
-    assert region.words.endswith("batch*heads 8, seq_len_q 16, seq_len_k 1024")
+    assert region.words.endswith("batch 1, heads 8, seq_len_q 16, seq_len_k 1024")
+
+
+def test_cases_of_as_many_heads_in_all_have_other_words() -> None:
+    points = [
+        point(256, batch=4, heads=8),
+        point(256, batch=2, heads=16, kv_heads=8),
+        point(256, batch=4, heads=8, kv_heads=2),
+    ]
+    found = single_cases([], scored(points, lambda p: 1.3), {0: (domain(),)})
+    assert len({region.words for region in found}) == 3
+    assert any(
+        region.words.endswith("batch 2, heads 16, group 2, seq_len_q 256") for region in found
+    )
+
+
+class Named(UserProblem):
+    """Its sizes have the names of attention's other quantities."""
+
+    sizes = ("elements", "softmax_scale")
+
+    def inputs(self, **sizes: int) -> dict[str, tuple[int, ...] | Tensor]:
+        return {"x": (sizes["elements"], sizes["softmax_scale"])}
+
+    def outputs(self, **sizes: int) -> dict[str, tuple[int, ...] | Tensor]:
+        return {"out": (sizes["elements"], sizes["softmax_scale"])}
+
+    def operations(self, **sizes: int) -> int:
+        return sizes["elements"]
+
+    def compute(self, **inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_users_problem_may_have_sizes_of_any_name() -> None:
+    problem = Named("float32")
+    cases = [problem.case({"elements": n, "softmax_scale": 3}, {}) for n in (1024, 4096)]
+    own, other = (point_of(problem, case).with_scores([score(1.3)]) for case in cases)
+    ranges = {"elements": (1, 1 << 20), "softmax_scale": (1, 9)}
+    (region,) = single_cases([], [own], {0: (Region(own.place.fixed, ranges, 9),)})
+    assert region.holds(own)
+    assert not region.holds(other)
 
 
 @pytest.mark.parametrize(("low", "served"), [(1.25, 1), (1.15, 0)])
