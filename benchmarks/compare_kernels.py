@@ -1,11 +1,12 @@
 """Measures how a change of kernel sources changes the times of configurations.
 
     python benchmarks/compare_kernels.py CHANGED [--device cuda:0] [--only NAME ...] [--random 6]
-        [-o benchmarks/results/FILE.json]
+        [--dtype float16|bfloat16] [-o benchmarks/results/FILE.json]
     python benchmarks/compare_kernels.py --table benchmarks/results/FILE.json
 
 CHANGED is another checkout. Only its kernels are used, and their results are not checked. For each
-of attention_cuda.py's jobs, the champion and random configurations are compiled from both sources
+job of attention_cuda.py and attention_ragged.py, the champion that the H200's results have in
+float16 and random configurations are compiled from both sources
 and timed in turn: on the same buffers at 4 places, each side the mean over 8 graphs, up to 60
 rounds. A ratio is the time of this checkout's sources over the time of the changed ones: below 1
 the change is slower. "Same sources" is the ratio of the same code in other graphs: the noise.
@@ -28,8 +29,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import attention_cuda
+import attention_ragged
 import msgspec
-from attention_cuda import JOBS_BY_NAME, Job
 from tuning import ROOT, derive
 
 from evotune.device.launch import CompileFailure, CompileJob
@@ -47,7 +49,10 @@ from evotune.trial import Configuration
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool
 
-RESULTS = ROOT / "benchmarks/results/attention_h200.json"
+RESULTS = tuple(
+    ROOT / "benchmarks/results" / name
+    for name in ("attention_h200.json", "attention_ragged_h200.json")
+)
 SEED = 7
 PLACES = 4
 
@@ -63,17 +68,32 @@ class Subject:
     timed: CaseJob
 
 
-def subjects(job: Job, champion: Mapping[str, Any], count: int, device: str) -> Iterator[Subject]:
+def space_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The space of a job, and its problem."""
+    if name in attention_cuda.JOBS_BY_NAME:
+        job = attention_cuda.JOBS_BY_NAME[name]
+        return job.space, job.problem()
+    ragged = next(each for each in attention_ragged.JOBS if each.name == name)
+    variants = [{"causal": ragged.causal}]
+    return ragged.space, {"shapes": [ragged.shape], "variants": variants, "held_out": []}
+
+
+def subjects(
+    name: str, champion: Mapping[str, Any], count: int, device: str, dtype: str
+) -> Iterator[Subject]:
+    space, problem_spec = space_of(name)
     with tempfile.TemporaryDirectory() as folder:
-        path = derive(job.space, {"problem": job.problem()}, Path(folder) / "space.yaml")
-        setup = load_kernel_setup(path, device)
+        changes = {"problem": {**problem_spec, "dtype": dtype}}
+        setup = load_kernel_setup(derive(space, changes, Path(folder) / "space.yaml"), device)
     problem = create_problem(setup.problem_spec.name, setup.problem_spec.dtype)
     generator = random.Random(SEED)
     drawn = [setup.space.sample(generator) for _ in range(count)]
-    for configuration in (Configuration(champion), *drawn):
+    own = setup.space.repair(champion, generator)  # older champions lack some parameters
+    assert own is not None
+    for configuration in (own, *drawn):
         cases = setup.planner.proposal(0, configuration).cases
         timed = next(case for case in cases if case.role == TIMED)
-        yield Subject(job.name, setup.profile, configuration, problem, timed)
+        yield Subject(name, setup.profile, configuration, problem, timed)
 
 
 def build(job: CompileJob, path: Path) -> None:
@@ -142,12 +162,18 @@ def table(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    recorded = {job["name"]: job for job in json.loads(RESULTS.read_text())["jobs"]}
+    recorded = {
+        job["name"]: job
+        for path in RESULTS
+        for job in json.loads(path.read_text())["jobs"]
+        if job.get("dtype", "float16") == "float16"
+    }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("changed", nargs="?", type=Path)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", nargs="+", choices=recorded, default=list(recorded))
     parser.add_argument("--random", type=int, default=6)
+    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -160,7 +186,7 @@ def main() -> None:
         subject
         for name in options.only
         for subject in subjects(
-            JOBS_BY_NAME[name], recorded[name]["configuration"], options.random, options.device
+            name, recorded[name]["configuration"], options.random, options.device, options.dtype
         )
     ]
     data = {

@@ -11,7 +11,7 @@ from evotune.portfolios.portfolio_file import Portfolio
 RULE_COLUMNS = ("", "cases", "kernel", "at least", "measured")
 KERNEL_COLUMNS = ("kernel", "trial", "run", "configuration")
 FIGURE_COLUMNS = ("cases", "number", "by kernels", "mean", "of best", "worst", "in")
-GROUPS = (
+_GROUPS = (
     ("listed", "listed"),
     ("seen", "seen by the rule"),
     ("held_out", "held out"),
@@ -56,7 +56,7 @@ def kernel_rows(found: Portfolio) -> Rows:
 def figure_rows(found: Portfolio) -> Rows:
     return [
         (group_words(found, name, words), *_figures(figures))
-        for name, words in GROUPS
+        for name, words in _GROUPS
         if (figures := found.figures.get(name)) is not None
         and figures.cases
         and (not name.endswith("before") or found.cuts)
