@@ -1,4 +1,4 @@
-"""Imports exported attention packages on a device that they are not for, and looks what they do.
+"""Calls exported attention packages on a device that they are not for, and checks the results.
 
     python benchmarks/export_foreign.py PACKAGE... [-o FILE]
 
@@ -61,7 +61,8 @@ def cases_of(module: ModuleType, problem: Attention) -> Iterator[Case]:
 
 
 def looked_at(module: ModuleType) -> dict[str, Any]:
-    """What the package did on this device, and the statements that are not so."""
+    """The package's results and reasons on this device. `wrong` names each result that is off and
+    each expectation that does not hold."""
     problem = Attention(str(dtype_of(module)).removeprefix("torch."))
     wrong: list[str] = []
     found: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
-"""Regions of single cases of the list, for those that the other regions serve badly.
+"""Regions that hold one case of the list each.
 
-A region ends where a case between the measured ones was lost, and so PyTorch gets won cases of the
-list, too, or a slower kernel does. But these are the cases that a program has, and each kernel was
-measured on them: there the best one serves, and nothing near them.
+A region ends where a case between the measured ones was lost. That leaves some won cases of the
+list to PyTorch, and others to a slower kernel. But a program has these cases, and each kernel was
+measured on them. So the best kernel serves such a case, and no case near it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evotune.portfolios.rule import RuleRegion, kernel_at, single_case
 from evotune.trial import Region
 
 MOST: Final = 16
-"""So many at most, those that gain most: a rule is read by people."""
+"""At most so many regions, and the greatest gains first, since people read the rule."""
 
 
 class _Gain(NamedTuple):

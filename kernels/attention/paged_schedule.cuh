@@ -2,7 +2,7 @@
 //
 // A unit is a tile of rows with all keys of its sequence: `heads` x `row_blocks` of them a sequence, in this order. A
 // sequence of n keys has max(1, ceil(n / BLOCK_N)) tiles a unit. All tiles of all units form one line, unit after unit,
-// and each block takes as many in a row as any other; only the last one takes what is left. So a block ends one unit,
+// and each block takes the same number in a row, but the last block takes the rest. So a block ends one unit,
 // may do some whole ones, and begins another; and a unit of many keys is done by several blocks, one behind the other.
 //
 // A share is a whole number of tiles, rounded up. That may leave blocks at the end without any, but the others have no
