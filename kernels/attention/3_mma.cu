@@ -81,75 +81,42 @@
 //              do not pass through shared memory; XOR swizzles; masked and whole blocks apart; splits of the keys over
 //              blocks, and tiles packed with GQA heads, which fill the device where queries are few.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
-#ifndef STRIDED
-#define STRIDED 0
-#endif
-
-#include "choices.cuh"
+#include "cluster_push.cuh"
 #include "last_block.cuh"
+#include "mma_block.cuh"
+#include "mma_tile.cuh"
 #include "part_merge.cuh"
 #include "row_features.h"
-#include "row_copy.cuh"
-#include "shared_rows.cuh"
 #include "split_merge.cuh"
+#include "tile_worker.cuh"
 
 namespace {
 
-using Element = unsigned short;  // the bits: only conversions and products look inside
-
-constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
-constexpr bool kReverse = KV_ORDER == KV_ORDER_REVERSE;
-constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
 constexpr bool kCluster = SPLIT_KV > 1 && MERGE == MERGE_CLUSTER;
 constexpr bool kSecondKernel = SPLIT_KV > 1 && MERGE == MERGE_KERNEL;
-constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
-constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
-constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // tiles of 8 keys per warp
-constexpr int kDimTiles = HEAD_DIM / 8;
-constexpr int kValueTiles = VALUE_DIM / 8;
-constexpr int kWarpRows = 16 * kRowTiles;
-constexpr int kWarpKeys = 8 * kKeyTiles;
 constexpr int kParts = WARPS_KV * (kCluster ? SPLIT_KV : 1);  // merged in shared memory
 constexpr int kBlockTiles = kValueTiles / (kCluster ? SPLIT_KV : 1);  // tiles of 8 columns that a block merges
 constexpr int kMergers = WARPS_KV < kBlockTiles ? WARPS_KV : kBlockTiles;  // warps along the keys that share them
 constexpr int kOwnTiles = kBlockTiles / kMergers;
 constexpr int kLoadedTogether = SPLIT_KV < 16 ? SPLIT_KV : 16;  // parts of a cell that a thread loads at once
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "products of 16 columns, and output in registers");
 static_assert(VALUE_DIM % 16 == 0 && VALUE_DIM <= HEAD_DIM, "`out` goes where Q was");
-static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % (16 * WARPS_KV) == 0, "warps have whole tiles");
 static_assert(kValueTiles % (kCluster ? SPLIT_KV : 1) == 0 && kBlockTiles % kMergers == 0, "warps share the columns");
-static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
 static_assert(!kCluster || SPLIT_KV <= 8, "a cluster has up to eight blocks everywhere");
 static_assert(SPLIT_KV == 1 || !PERSISTENT, "a persistent block has its tiles alone");
 #if SPLIT_KV > 1 && MERGE == MERGE_CLUSTER && __CUDA_ARCH__ < 900
 #error "clusters need sm_90"
 #endif
 
-using Rows = SharedRows<kDimTiles, SWIZZLE>;  // of Q, K, and `out`
-using ValueRows = SharedRows<kValueTiles, SWIZZLE>;
-using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, VALUE_DIM>;                              // in `partials`
 using WarpParts = PartLayout<BLOCK_M, VALUE_DIM / (kCluster ? SPLIT_KV : 1)>;  // in shared memory
 
-// Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...), later the warps' parts. In a cluster the
-// parts have a place of their own, since other blocks may be ahead and send theirs early; the inbox lies behind it.
-constexpr unsigned kQueryBytes = BLOCK_M * Rows::kRowBytes;
-constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
-constexpr unsigned kStageBytes = kKeyBytes + BLOCK_N * ValueRows::kRowBytes;
-constexpr unsigned kStagesAt = SHARE_QK_SMEM ? 0 : kQueryBytes;
+// The warps' parts come where the stages were. In a cluster they have a place of their own behind these, since other
+// blocks may be ahead and send theirs early; the inbox lies behind it.
 constexpr unsigned kStagesEnd = kStagesAt + STAGES * kStageBytes;
 constexpr unsigned kPartsAt = kCluster && kStagesEnd > kQueryBytes ? kStagesEnd : kQueryBytes;
 constexpr unsigned kInboxAt = kPartsAt + 4 * kParts * WarpParts::kFloats;
-extern __shared__ __align__(1024) unsigned char shared_memory[];
-
-}  // namespace
-
-#include "mma_tile.cuh"
-#include "tile_worker.cuh"
-
-namespace {
 
 #if SPLIT_KV > 1 && MERGE == MERGE_CLUSTER
 #define CLUSTER __cluster_dims__(SPLIT_KV, 1, 1)
@@ -157,10 +124,16 @@ namespace {
 #define CLUSTER
 #endif
 
+// A warp's share of the work. The warps along the keys share the columns of the merged rows while there are any left.
+struct MergingWorker : Worker<Tile> {
+  using Worker::Worker;
+  __device__ bool merges() const { return kMergers == WARPS_KV || warp_kv < kMergers; }
+};
+
 // Merges the PARTS of this block's warps, or of its whole cluster's. Each warp gets TILES column tiles, while there are
 // any left.
 template <int PARTS, int TILES>
-__device__ __forceinline__ void merge_warps(const Worker& worker, int split,
+__device__ __forceinline__ void merge_warps(const MergingWorker& worker, int split,
                                             PartFragments<kRowTiles, TILES>& merged) {
   if constexpr (PARTS == 1) {
     merged = worker.part;
@@ -208,7 +181,7 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int head, in
   const Tile tile(problem, head, row_block);
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory));
   if constexpr (kCluster) open_inbox(shared + kInboxAt, (kParts - WARPS_KV) * WarpParts::sent_bytes(tile.valid_rows()));
-  Worker worker(tile, shared);
+  MergingWorker worker(tile, shared);
   worker.attend_all(split);
 
   const int first_tile = (kCluster ? split * kBlockTiles : 0) + worker.warp_kv * kOwnTiles;

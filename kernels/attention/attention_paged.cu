@@ -38,109 +38,41 @@
 // Archs        sm_80 and later.
 // Adds to 3_mma.cu: pages, equal shares of uneven lengths, copies that go on from tile to tile.
 // References   Flash-Decoding, Dao et al. 2023; PagedAttention, Kwon et al. 2023; FlashInfer, Ye et al. 2025.
-#define STRIDED 1  // choices of the shared headers that are fixed here
-#define PACK_GQA 1
-#define Q_IN_REGS 1
-#define SHARE_QK_SMEM 0
-#define SPLIT_KV 1
-#define V_WAIT_EARLY 1
-#define V_WAIT V_WAIT_EARLY
-#define SWIZZLE_XOR 1
-#define SWIZZLE SWIZZLE_XOR
+#include "paged_choices.cuh"
 
-#include "choices.cuh"
 #include "last_block.cuh"
-#include "part_merge.cuh"
-#include "row_copy.cuh"
-#include "shared_rows.cuh"
+#include "mma_block.cuh"
+#include "mma_sync.cuh"
+#include "paged_copy.cuh"
+#include "paged_schedule.cuh"
+#include "paged_tile.cuh"
 #include "split_merge.cuh"
 #include "strides.cuh"
+#include "tile_worker.cuh"
 
 namespace {
 
-using Element = unsigned short;  // the bits: only conversions and products look inside
-
-constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
-constexpr bool kReverse = false;
-constexpr bool kWaitEarly = true;
-constexpr int kThreads = 32 * WARPS_Q * WARPS_KV;
-constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
-constexpr int kKeyTiles = BLOCK_N / (8 * WARPS_KV);  // tiles of 8 keys per warp
-constexpr int kDimTiles = HEAD_DIM / 8;
-constexpr int kValueTiles = kDimTiles;
-constexpr int kWarpRows = 16 * kRowTiles;
-constexpr int kWarpKeys = 8 * kKeyTiles;
-constexpr int kMergers = WARPS_KV;
-constexpr int kOwnTiles = kDimTiles;
 constexpr int kLoadedTogether = 8;  // parts of a cell that a thread loads at once
-constexpr float kLowest = -1e30f;   // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 static_assert(HEAD_DIM == 32 || HEAD_DIM == 64 || HEAD_DIM == 128, "HEAD_DIM is 32, 64 or 128");
-static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % (16 * WARPS_KV) == 0, "warps have whole tiles");
 static_assert(STAGES >= 2, "one tile is copied while another one is multiplied");
 static_assert(!OWN_COPIES || WARPS_Q == 1, "no other warp has the same keys");
 
-using Rows = SharedRows<kDimTiles, SWIZZLE>;
-using ValueRows = Rows;
-using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 using SplitParts = SplitPart<BLOCK_M, HEAD_DIM>;  // in `partials`
 
 // Shared memory: the stages (K, V, K, V, ...), and behind them the warps' parts. A part has kPartStride floats for each
 // row that exists, then {m, l} of each row. {m, l} takes 8 bytes, but a part has 16 a row for it: so the next part
 // begins at a multiple of 16 bytes, however many rows there are.
-constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
-constexpr unsigned kStageBytes = 2 * kKeyBytes;
-constexpr unsigned kStagesAt = 0;
 constexpr unsigned kPartsAt = STAGES * kStageBytes;
 constexpr int kPartStride = HEAD_DIM + 8;  // eight more, so that the rows of a fragment are in different banks
-extern __shared__ __align__(1024) unsigned char shared_memory[];
-
-// One sequence at a time: `seq_len_k` is the length of the one that is worked on.
-struct Problem {
-  const Element *q, *k, *v;
-  const int* page_table;
-  Element* out;
-  float scale_log2;
-  int group, queries, most_pages, seq_len_k;  // group: query heads per kv head
-  Strides q_strides, k_strides, v_strides, out_strides;
-
-  __device__ __forceinline__ int rows() const { return queries * group; }  // of a kv head
-};
-
-// BLOCK_M rows of a sequence and a kv head: row r is head r % group of the group, and query r / group.
-struct Tile {
-  const Problem& problem;
-  int sequence, head, first_row, rows;
-
-  __device__ __forceinline__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
-  __device__ __forceinline__ int last_row() const { return min(first_row + BLOCK_M, rows) - 1; }
-  template <class T>
-  __device__ __forceinline__ T* row_at(T* tensor, const Strides& strides, int row) const {
-    const int of_head = row % problem.group + head * problem.group;
-    return strides.further(tensor + strides.head_at(sequence, of_head), row / problem.group);
-  }
-  __device__ __forceinline__ const Element* keys_at(const Element* pool, const Strides& strides) const {
-    return pool + strides.head_at(0, head);
-  }
-  // Below 0 for rows before the first key: such a row sees none either.
-  __device__ __forceinline__ int keys_seen(int row) const {
-    return CAUSAL ? problem.seq_len_k - problem.queries + 1 + row / problem.group : problem.seq_len_k;
-  }
-};
-
-}  // namespace
-
-#include "paged_copy.cuh"
-#include "tile_worker.cuh"
-
-namespace {
 
 // A warp's share of a block's tiles: copies of its own, arithmetic of Worker.
-struct PagedWorker : Worker {
+struct PagedWorker : Worker<Tile> {
   using Worker::Worker;
 
   // Takes the rows of a unit into registers, straight from global memory: they are few.
   __device__ __forceinline__ void begin_rows() {
+    part.begin(kLowest);
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -154,13 +86,7 @@ struct PagedWorker : Worker {
           for (int right = 0; right < 2; ++right)
             query[i][d][2 * right + half] =
                 exists ? *reinterpret_cast<const unsigned*>(from + 16 * d + 8 * right) : 0;
-        part.maximum[i][half] = kLowest;
-        part.sum[i][half] = 0.0f;
       }
-#pragma unroll
-      for (int n = 0; n < kDimTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) part.output[i][n][e] = 0.0f;
     }
   }
 

@@ -34,46 +34,17 @@
 #define STRIDED 1  // choices of the shared headers that are fixed here
 #define WARPS_KV 1
 #define SPLIT_KV 1
+#define KV_EVICTION_NORMAL 1
+#define KV_EVICTION KV_EVICTION_NORMAL
 
-#include "choices.cuh"
-#include "part_merge.cuh"
-#include "row_copy.cuh"
-#include "shared_rows.cuh"
+#include "mma_block.cuh"
 #include "strides.cuh"
+#include "tile_worker.cuh"
 #include "varlen_schedule.cuh"
 
 namespace {
 
-using Element = unsigned short;  // the bits: only conversions and products look inside
-
-constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
-constexpr bool kReverse = KV_ORDER == KV_ORDER_REVERSE;
-constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
-constexpr int kThreads = 32 * WARPS_Q;
-constexpr int kRowTiles = BLOCK_M / (16 * WARPS_Q);  // tiles of 16 rows per warp
-constexpr int kKeyTiles = BLOCK_N / 8;               // tiles of 8 keys per warp
-constexpr int kDimTiles = HEAD_DIM / 8;
-constexpr int kValueTiles = kDimTiles;
-constexpr int kWarpRows = 16 * kRowTiles;
-constexpr int kWarpKeys = BLOCK_N;
-constexpr int kMergers = 1;
-constexpr int kOwnTiles = kDimTiles;
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
-
 static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 128, "HEAD_DIM is 32, 64, 96 or 128");
-static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % 16 == 0, "warps have whole tiles");
-static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
-
-using Rows = SharedRows<kDimTiles, SWIZZLE>;
-using ValueRows = Rows;
-using KeyPolicy = CopyPolicy<>;
-
-// Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...).
-constexpr unsigned kQueryBytes = BLOCK_M * Rows::kRowBytes;
-constexpr unsigned kKeyBytes = BLOCK_N * Rows::kRowBytes;
-constexpr unsigned kStageBytes = 2 * kKeyBytes;
-constexpr unsigned kStagesAt = SHARE_QK_SMEM ? 0 : kQueryBytes;
-extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // One sequence.
 struct Problem {
@@ -106,8 +77,6 @@ struct Tile {
 };
 
 }  // namespace
-
-#include "tile_worker.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
     attention_varlen(const Element* q, const Element* k, const Element* v, const int* cu_seqlens_q,

@@ -40,143 +40,14 @@
 // Archs        sm_90a: for others attention_varlen.cu.
 // Adds to 5_wgmma.cu: a walk over tiles of unequal lengths that only the producer makes, and values that are cleared.
 // References   FlashAttention-3, Shah et al. 2024 (varlen); PTX ISA: see the helpers.
-#ifndef STORE_BULK
-#define STORE_BULK 0
-#endif
-#ifndef WALK_QUEUE
-#define WALK_QUEUE 0
-#endif
-#define PACKED 1  // choices of the shared headers that are fixed here
-#define PRODUCER_WARPS 4
-#define OVERLAP 1
-#define WEIGHT_SETS 1
-#define HALF_BLOCKS 0
-#define CLUSTER 1
-#define SPLIT_KV 1
-#define SHARES_TAIL 0
-#define BLOCK_M (64 * CONSUMER_WARPGROUPS)
+#include "varlen_choices.cuh"
 
-#include "cluster_multicast.cuh"
-#include "mma_sync.cuh"
-#include "row_features.h"
-#include "score_change.cuh"
-#include "wgmma_panels.cuh"
-#include "wgmma_product.cuh"
-#include "wgmma_tma.cuh"
-#include "wgmma_key_bias.cuh"
-#include "wgmma_rings.cuh"
+#include "varlen_place.cuh"
 #include "varlen_walk.cuh"
-#include "wgmma_softmax.cuh"
-
-namespace {
-
-// A stage of Q has 32 bytes behind the mbarriers for its PackedTile.
-constexpr unsigned kTilesAt = kBarriersAt + 8 * kBarriers;
-constexpr unsigned kTileBytes = 32;
-__device__ __forceinline__ unsigned tile_at(int stage) { return shared_at(kTilesAt + stage * kTileBytes); }
-
-// Consumers take tiles as they come, from a number of which nothing is known before.
-struct Tiles {};
-struct Tail {};
-
-struct Problem {
-  const TensorMap &q, &k, &v, &out_map;
-  Element* out;
-  const float scale_log2, softmax_scale;
-  const int heads, group;  // group: query heads per kv head
-  const TileShape shape;
-  const Tiles tiles;
-  const Tail tail;
-
-  __device__ __forceinline__ float exponent_scale() const { return scale_log2; }
-};
-
-// The tiles of a consumer: for (Walk walk(tail); walk.has(tiles); walk.next()).
-struct Walk {
-  Ring<QUERY_STAGES> ring;
-  PackedTile tile;
-
-  __device__ __forceinline__ explicit Walk(const Tail&) { read(); }
-  __device__ __forceinline__ bool has(const Tiles&) const { return tile.rows > 0; }
-  __device__ __forceinline__ void next() {
-    ring.advance();
-    read();
-  }
-
-  // The producer's side: called by one thread, before it arrives at the stage's `full`. No rows: there are no more tiles.
-  static __device__ __forceinline__ void tell(int stage, const PackedTile& tile) {
-    const int words[6] = {tile.first_q, tile.rows, tile.first_k, tile.keys, tile.head, tile.first_query};
-#pragma unroll
-    for (int i = 0; i < 6; ++i) store_word(tile_at(stage) + 4 * i, words[i]);
-  }
-
- private:
-  __device__ __forceinline__ void read() {
-    wait_mbarrier(query_full(ring.stage), ring.parity);
-    float words[4], more[4];
-    load_words(words, tile_at(ring.stage));
-    load_words(more, tile_at(ring.stage) + 16);
-    tile = {__float_as_int(words[0]), __float_as_int(words[1]), __float_as_int(words[2]),
-            __float_as_int(words[3]), __float_as_int(more[0]),  __float_as_int(more[1])};
-  }
-};
-
-// Where a tile lies, and its blocks of keys. Steps count these from the last one that a row of the tile sees.
-struct Place {
-  const Problem& problem;
-  const PackedTile tile;
-  int blocks, first_step, end_step;
-
-  __device__ __forceinline__ Place(const Problem& of, const Walk& walk) : Place(of, walk.tile) {}
-  __device__ __forceinline__ Place(const Problem& of, const PackedTile& tile) : problem(of), tile(tile) {
-    const int last = min(tile.first_query + of.shape.queries_of(1), tile.rows) - 1;
-    blocks = max((keys_seen(last) + BLOCK_N - 1) / BLOCK_N, 1);  // without keys, one block is masked
-    first_step = 0;
-    end_step = blocks;
-  }
-
-  static __device__ __forceinline__ bool is_empty() { return false; }
-  __device__ __forceinline__ int seq_len_q() const { return tile.rows; }
-
-  // The query and the head of row 0 .. 63 of a warpgroup: the packed heads of one query follow each other.
-  __device__ __forceinline__ int query_of(int group, int row) const {
-    return PACK_GQA ? tile.first_query + ((64 * group + row) >> problem.shape.heads_log2)
-                    : tile.first_query + 64 * group + row;
-  }
-  __device__ __forceinline__ int head_of(int row) const {
-    return PACK_GQA ? tile.head + (row & ((1 << problem.shape.heads_log2) - 1)) : tile.head;
-  }
-
-  // A query sees the keys before keys_seen(query).
-  __device__ __forceinline__ int keys_seen(int query) const {
-    return CAUSAL ? min(max(tile.keys - tile.rows + 1 + query, 0), tile.keys) : tile.keys;
-  }
-  static __device__ __forceinline__ int first_seen(int) { return 0; }
-  __device__ __forceinline__ int first_key(int step) const { return (blocks - 1 - step) * BLOCK_N; }
-
-  // How many rows of the first step's block are keys of the sequence: BLOCK_N or more if all are.
-  __device__ __forceinline__ int keys_there() const { return tile.keys - first_key(0); }
-
-  __device__ __forceinline__ void tell(int stage) const { Walk::tell(stage, tile); }
-  __device__ __forceinline__ void load_queries(unsigned to, unsigned full, int column, int group) const {
-    load_packed_box(to, problem.q, full, column, tile.head, tile.first_q + query_of(group, 0));
-  }
-  __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, unsigned full, int column,
-                                            int row) const {
-    load_packed_box(to, map, full, column, tile.head / problem.group, tile.first_k + row);
-  }
-  __device__ __forceinline__ void store(unsigned from, int column, int group) const {
-    store_packed_box(problem.out_map, from, column, tile.head, tile.first_q + query_of(group, 0));
-  }
-  __device__ __forceinline__ Element* out_row(int of_head, int query) const {
-    return problem.out + (static_cast<long long>(tile.first_q + query) * problem.heads + of_head) * HEAD_DIM;
-  }
-};
-
-}  // namespace
-
 #include "wgmma_consumer.cuh"
 #include "wgmma_producer.cuh"
+#include "wgmma_rings.cuh"
+#include "wgmma_tma.cuh"
 
 namespace {
 

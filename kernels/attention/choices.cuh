@@ -1,9 +1,13 @@
 // Constants of choices (V_WAIT_EARLY, SWIZZLE_XOR, ...) that 3_mma.cu compares with, for spaces that leave the choice
-// out. They become 0 here. A space numbers its choices from 1, so a comparison with 0 is false.
+// out. They become 0 here. A space numbers its choices from 1, so a comparison with 0 is false. STRIDED is 0 unless a
+// binary is for views.
 //
 // Archs      any.
 #pragma once
 
+#ifndef STRIDED
+#define STRIDED 0
+#endif
 #ifndef V_WAIT_EARLY
 #define V_WAIT_EARLY 0
 #endif

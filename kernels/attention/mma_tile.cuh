@@ -1,10 +1,11 @@
 // A tile of 3_mma.cu: its rows, the keys that they see, and where all of them lie.
 //
-// 3_mma.cu includes this file after its constants.
-//
 // Archs      sm_80 and later.
 #pragma once
 
+#include "choices.cuh"
+#include "element.cuh"
+#include "mma_sync.cuh"
 #include "row_features.h"
 #include "score_change.cuh"
 #include "strides.cuh"

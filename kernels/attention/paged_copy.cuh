@@ -6,13 +6,15 @@
 // zeros, whatever lies in the page.
 // OWN_COPIES: a warp copies just the keys that it multiplies, so that the warps of a block need not wait for others.
 //
-// attention_paged.cu includes this file after its constants and Problem.
-//
 // Archs      sm_80 and later.
 #pragma once
 
+#include "paged_choices.cuh"
+
 #include "async_copy.cuh"
+#include "mma_block.cuh"
 #include "paged_schedule.cuh"
+#include "paged_tile.cuh"
 
 namespace {
 

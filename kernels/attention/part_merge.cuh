@@ -39,6 +39,19 @@ struct PartFragments {
   float output[ROW_TILES][TILES][4];
   float maximum[ROW_TILES][2];
   float sum[ROW_TILES][2];
+
+  // Before the first key.
+  __device__ __forceinline__ void begin(float lowest) {
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) maximum[i][half] = lowest, sum[i][half] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) output[i][n][e] = 0.0f;
+    }
+  }
 };
 
 template <class Layout, int ROW_TILES, int TILES>

@@ -1,144 +1,59 @@
-// One warp's work on a tile of attention: it copies, multiplies and weighs, block of keys by block of keys.
+// One warp's work on a tile of attention: it copies (tile_copies.cuh), multiplies and weighs, block of keys by block of
+// keys.
 //
-// 3_mma.cu includes this file after its constants and mma_tile.cuh, and explains how the pieces fit together.
-// attention_varlen.cu and attention_paged.cu include it after a Problem and a Tile of their own.
+// 3_mma.cu explains how the pieces fit together. A Tile has rows and the keys that they see: that of 3_mma.cu is in
+// mma_tile.cuh, attention_varlen.cu and attention_paged.cu have their own.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
 #pragma once
 
+#include "async_copy.cuh"
+#include "element.cuh"
+#include "mma_block.cuh"
+#include "mma_sync.cuh"
 #include "part_merge.cuh"
-#include "row_copy.cuh"
 #include "score_change.cuh"
+#include "tile_copies.cuh"
 
 namespace {
 
+constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+
 // A warp's share of a tile.
-struct Worker {
-  const Tile& tile;
-  const int lane, warp_q, warp_kv;
-  const unsigned shared, query_at, keys_at, values_at;  // addresses of this lane's rows for ldmatrix
-  int first_block, blocks, loaded, stage, load_stage;
-  const RowCopy<kDimTiles, kThreads, Rows> copier;
-  const RowCopy<kDimTiles, kThreads, Rows, KeyPolicy> key_copier;
-#if VALUE_DIM != HEAD_DIM
-  const RowCopy<kValueTiles, kThreads, ValueRows, KeyPolicy> value_copier;
-#define VALUE_COPIER value_copier
-#define VALUES_FROM value_copier
-#else
-#define VALUE_COPIER key_copier  // macros: a C++ reference would change the machine code
-#define VALUES_FROM copier
-#endif
-  const Element *keys, *values;  // where this thread copies from, at block 0
+template <class Tile>
+struct Worker : TileCopies<Tile> {
+  using Copies = TileCopies<Tile>;
+  using Copies::tile, Copies::lane, Copies::warp_q, Copies::warp_kv, Copies::row_of, Copies::key_of;
+  using Copies::query_at, Copies::keys_at, Copies::values_at, Copies::first_block, Copies::blocks, Copies::stage;
+  using Copies::load_query, Copies::load_keys, Copies::load_values, Copies::load_next_stage;
+  using Copies::loaded, Copies::load_stage, Copies::shared;
   PartFragments<kRowTiles, kValueTiles> part;
   unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
 #if ALIBI
   float slopes[kRowTiles][2];  // of this lane's rows, in the unit of scores
 #endif
 
-  __device__ __forceinline__ Worker(const Tile& of, unsigned base)
-      : tile(of), lane(threadIdx.x % 32), warp_q(threadIdx.x / 32 % WARPS_Q), warp_kv(threadIdx.x / 32 / WARPS_Q),
-        shared(base), query_at(base + Rows::offset(warp_q * kWarpRows + lane % 16, lane / 16)),
-        keys_at(base + kStagesAt + Rows::offset(warp_kv * kWarpKeys + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
-        values_at(base + kStagesAt + kKeyBytes + ValueRows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
-        loaded(0), stage(0), load_stage(0) {
-#if STRIDED
-    keys = copier.start_of(of.keys_at(of.problem.k, of.problem.k_strides), of.problem.k_strides);
-    values = VALUES_FROM.start_of(of.keys_at(of.problem.v, of.problem.v_strides), of.problem.v_strides);
-#else
-    const long long from = of.keys_offset<HEAD_DIM>() + copier.start();
-    keys = of.problem.k + from;
-    values = of.problem.v +
-             (VALUE_DIM == HEAD_DIM ? from : of.keys_offset<VALUE_DIM>() + VALUES_FROM.start());
-#endif
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) part.maximum[i][half] = kLowest, part.sum[i][half] = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) part.output[i][n][e] = 0.0f;
+  __device__ __forceinline__ Worker(const Tile& of, unsigned base) : Copies(of, base) {
+    part.begin(kLowest);
 #if ALIBI
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         slopes[i][half] = kUnit * of.problem.features.alibi_slopes[of.query_head(row_of(i, half))];
 #endif
-    }
   }
 
-  __device__ __forceinline__ int row_of(int row_tile, int half) const {
-    return tile.first_row + warp_q * kWarpRows + 16 * row_tile + 8 * half + lane / 4;
-  }
-  // Whether this warp has columns to merge and to store.
-  __device__ __forceinline__ bool merges() const { return kMergers == WARPS_KV || warp_kv < kMergers; }
-  __device__ __forceinline__ int key_of(int step) const {
-    return (kReverse ? first_block + blocks - 1 - step : first_block + step) * BLOCK_N;
+  // How many keys from `key` on a window hides from a row.
+  template <bool MASKED>
+  __device__ __forceinline__ int hidden_of(int row, int key) const {
+    if constexpr (MASKED && HAS_WINDOW) return tile.first_seen(row) - key;
+    return 0;
   }
 
   // ---- copies ----
-
-  __device__ __forceinline__ void load_query() const {
-    const int valid = tile.rows - tile.first_row;
-#if STRIDED
-    const Strides& strides = tile.problem.q_strides;
-    const auto row_at = [&](int row) { return tile.row_at(tile.problem.q, strides, tile.first_row + row); };
-    if constexpr (PACK_GQA)
-      copier.gather<BLOCK_M>(shared, row_at, valid);
-    else
-      copier.copy_strided<BLOCK_M>(shared, copier.start_of(row_at(0), strides), strides, valid);
-#else
-    if constexpr (PACK_GQA)
-      copier.gather<BLOCK_M>(
-          shared, [&](int row) { return tile.problem.q + tile.offset<HEAD_DIM>(tile.first_row + row); }, valid);
-    else
-      copier.copy<BLOCK_M>(shared, tile.problem.q + tile.offset<HEAD_DIM>(tile.first_row) + copier.start(), valid);
-#endif
-    close_copy_group();
-  }
-
-  // Loads the block of step `step` of K or V, if there is one. Closes a group either way, so that waits can count them.
-#if STRIDED
-  template <class Copier>
-  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, const Strides& strides,
-                                             unsigned to, int step) const {
-    if (step < blocks) {
-      const int key = key_of(step);
-      block_copier.template copy_strided<BLOCK_N>(to, strides.source(from, key), strides, tile.problem.seq_len_k - key);
-    }
-    close_copy_group();
-  }
-  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
-    load_block(key_copier, keys, tile.problem.k_strides, shared + kStagesAt + to_stage * kStageBytes, step);
-  }
-  __device__ __forceinline__ void load_values(int step, int to_stage) const {
-    load_block(VALUE_COPIER, values, tile.problem.v_strides,
-               shared + kStagesAt + to_stage * kStageBytes + kKeyBytes, step);
-  }
-#else
-  template <int DIM, class Copier>
-  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, unsigned to,
-                                             int step) const {
-    if (step < blocks) {
-      const int key = key_of(step);
-      block_copier.template copy<BLOCK_N>(to, from + static_cast<long long>(key) * DIM, tile.problem.seq_len_k - key);
-    }
-    close_copy_group();
-  }
-  __device__ __forceinline__ void load_keys(int step, int to_stage) const {
-    load_block<HEAD_DIM>(key_copier, keys, shared + kStagesAt + to_stage * kStageBytes, step);
-  }
-  __device__ __forceinline__ void load_values(int step, int to_stage) const {
-    load_block<VALUE_DIM>(VALUE_COPIER, values,
-                          shared + kStagesAt + to_stage * kStageBytes + kKeyBytes, step);
-  }
-#endif
-  __device__ __forceinline__ void load_next_stage() {
-    load_keys(loaded, load_stage);
-    load_values(loaded, load_stage);
-    ++loaded;
-    load_stage = load_stage + 1 == STAGES ? 0 : load_stage + 1;
-  }
 
   // Starts the copies of Q and of the first blocks, and loads Q's fragments into registers. To find packed rows needs
   // divisions: then the first K goes ahead of Q.
@@ -237,11 +152,7 @@ struct Worker {
         const int row = row_of(i, half);
         const bool exists = row < tile.rows;
         const int seen = MASKED ? tile.keys_seen(row) - key - lane % 4 * 2 : 0;
-#if HAS_WINDOW
-        const int hidden = MASKED ? tile.first_seen(row) - key - lane % 4 * 2 : 0;
-#else
-        constexpr int hidden = 0;
-#endif
+        const int hidden = hidden_of<MASKED>(row, key) - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
@@ -268,11 +179,7 @@ struct Worker {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int seen = MASKED ? tile.keys_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
-#if HAS_WINDOW
-        const int hidden = MASKED ? tile.first_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
-#else
-        constexpr int hidden = 0;
-#endif
+        const int hidden = hidden_of<MASKED>(row_of(i, half), key) - lane % 4 * 2;
 #if SCORES_CHANGE
         const ScoreChange change = change_of(i, half, key + lane % 4 * 2);
 #endif
@@ -358,11 +265,7 @@ struct Worker {
     const int key = key_of(step) + warp_kv * kWarpKeys;
     const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's last row
     const int seen = MASKED ? tile.keys_seen(last) - key : kWarpKeys;
-#if HAS_WINDOW
-    const int hidden = MASKED ? tile.first_seen(tile.first_row + warp_q * kWarpRows) - key : 0;
-#else
-    constexpr int hidden = 0;
-#endif
+    const int hidden = hidden_of<MASKED>(tile.first_row + warp_q * kWarpRows, key);
     const bool busy = !MASKED || !SKIP_MASKED || (seen > 0 && (!HAS_WINDOW || hidden < kWarpKeys));
     Scores scores;
     if constexpr (STAGES == 1) {
@@ -433,14 +336,16 @@ struct Worker {
       }
   }
 
-  // Stores O / l, rounded, to `out`, through this warp's own part of shared memory, so that a lane stores 16 bytes.
-  __device__ __forceinline__ void store_rows(const PartFragments<kRowTiles, kOwnTiles>& done, int first_tile) const {
+  // Stores O / l, rounded, to TILES column tiles of `out`, from `first_tile` on, through this warp's own part of shared
+  // memory, so that a lane stores 16 bytes.
+  template <int TILES>
+  __device__ __forceinline__ void store_rows(const PartFragments<kRowTiles, TILES>& done, int first_tile) const {
     unsigned char* base = shared_memory;
 #if STRIDED
     const Strides& strides = tile.problem.out_strides;
     Element* out = PACK_GQA ? nullptr : tile.row_at(tile.problem.out, strides, tile.first_row);
 #else
-    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.offset<VALUE_DIM>(tile.first_row));
+    Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.template offset<VALUE_DIM>(tile.first_row));
 #endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -456,7 +361,7 @@ struct Worker {
         const float scale = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
         const int row = warp_q * kWarpRows + 16 * i + 8 * half + lane / 4;
 #pragma unroll
-        for (int n = 0; n < kOwnTiles; ++n) {
+        for (int n = 0; n < TILES; ++n) {
           const float(&o)[4] = done.output[i][n];
           *reinterpret_cast<unsigned*>(base + Rows::offset(row, first_tile + n) + lane % 4 * 4) =
               pack<kBfloat16>(o[2 * half] * scale, o[2 * half + 1] * scale);
@@ -464,8 +369,8 @@ struct Worker {
       }
     __syncwarp();
 #pragma unroll
-    for (int number = lane; number < kWarpRows * kOwnTiles; number += 32) {
-      const int row = warp_q * kWarpRows + number / kOwnTiles, chunk = first_tile + number % kOwnTiles;
+    for (int number = lane; number < kWarpRows * TILES; number += 32) {
+      const int row = warp_q * kWarpRows + number / TILES, chunk = first_tile + number % TILES;
       const uint4 bits = *reinterpret_cast<const uint4*>(base + Rows::offset(row, chunk));
 #if STRIDED
       if (tile.first_row + row < tile.rows) {
@@ -476,7 +381,8 @@ struct Worker {
 #else
       if (tile.first_row + row < tile.rows)
         *reinterpret_cast<uint4*>(
-            out + (PACK_GQA ? tile.offset<VALUE_DIM>(tile.first_row + row) : row * VALUE_DIM) + chunk * 8) = bits;
+            out + (PACK_GQA ? tile.template offset<VALUE_DIM>(tile.first_row + row) : row * VALUE_DIM) + chunk * 8) =
+            bits;
 #endif
     }
   }

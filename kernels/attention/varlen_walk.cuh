@@ -16,6 +16,8 @@
 // Reference  Graham 1969 (longest processing time first).
 #pragma once
 
+#include "varlen_choices.cuh"
+
 #include "varlen_schedule.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
 // A consumer warpgroup: 64 rows of each tile, from scores to the finished output. Its products and turns are in
-// wgmma_consumer_products.cuh.
+// wgmma_consumer_products.cuh, its stores in wgmma_consumer_stores.cuh.
 //
 // OVERLAP 0: scores, softmax and weighted values of a block follow each other, and another warpgroup fills the gaps.
 // OVERLAP 1: the next block's scores and this block's weighted values are issued together; while the tensor cores sum
@@ -13,8 +13,7 @@
 // values are products of that half, too. (The first one's weighted values are not, and the other half's weights are 0:
 // a copy of `advance` for them made ptxas serialize all products, for want of registers.)
 //
-// SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh. SHARE_TAIL: the sums over a
-// part of a tile's keys go to global memory, see wgmma_tail.cuh.
+// SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //
 // PACKED (attention_varlen_wgmma.cu): a tile's last rows may be another sequence's, as may be its last keys. A group
 // without rows of its own only gives stages and turns back; values of keys that are not the sequence's are cleared.
@@ -23,12 +22,23 @@
 // References FlashAttention-3, Shah et al. 2024 (overlap).
 #pragma once
 
-#include "wgmma_consumer_products.cuh"
+#include "cluster_push.cuh"
+#include "mma_sync.cuh"
+#include "score_change.cuh"
+#include "wgmma_consumer_stores.cuh"
+#include "wgmma_key_bias.cuh"
+#include "wgmma_product.cuh"
+#include "wgmma_rings.cuh"
+#include "wgmma_tile.cuh"
+#include "wgmma_tma.cuh"
+#if !PACKED
+#include "wgmma_merge.cuh"
+#endif
 
 namespace {
 
-struct Consumer : ConsumerProducts {
-  using ConsumerProducts::ConsumerProducts;
+struct Consumer : ConsumerStores {
+  using ConsumerStores::ConsumerStores;
 
 #if SCORES_CHANGE
   // For the scores of one of this thread's rows with the keys from `first` on.
@@ -275,17 +285,6 @@ struct Consumer : ConsumerProducts {
   }
 
 #if PACKED
-  // Gives Q's stage back where nothing is stored there, when all threads of the group are done with it.
-  __device__ __forceinline__ void leave_queries() const {
-    if constexpr (kThroughShared) {
-      sync_named(kFirstStore + group, 128);
-      if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
-    } else {
-      __syncwarp();
-      give_back(query_empty(query.stage));
-    }
-  }
-
   // Takes the part in a tile of a group none of whose rows exist. With OVERLAP a tile has a turn a block but one.
   __device__ __forceinline__ void stand_aside(const Place& place) {
     leave_queries();
@@ -349,81 +348,6 @@ struct Consumer : ConsumerProducts {
       store_tile(place);
 #endif
     query.advance();
-  }
-
-  // The factor of one of this thread's rows at the end: 1 / l, or 0 where l is 0. Called by whole warps.
-  __device__ __forceinline__ float inverse_sum(const Place& place, int half) const {
-    float sum = softmax.row_sum(half);
-#if SINKS || LSE
-    const int query = place.query_of(group, row_of(half));
-    const bool tells = query < place.seq_len_q() && place.share == 0 && lane % 4 == 0;
-    sum = place.total(place.head_of(row_of(half)), query, tells, sum, softmax.maximum[half]);
-#endif
-    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-  }
-
-#if SHARES_TAIL
-  __device__ __forceinline__ void store_part(const Place& place) const {
-    if constexpr (kThroughShared) {  // nothing is stored there: Q's memory is free as soon as all have read it
-      sync_named(kFirstStore + group, 128);
-      if (threadIdx.x % 128 == 0) arrive_at_mbarrier(query_empty(query.stage));
-    }
-    const auto exists = [&](int row) { return place.query_of(group, row % 64) < place.seq_len_q(); };
-    store_tail_part(tail_part_at(problem, place.part), 64 * group + 16 * warp, softmax, output, exists);
-  }
-#endif
-
-  // Columns 8 tile + 2 (lane % 4) and the next of one of this thread's rows, rounded.
-  template <int COUNT>
-  static __device__ __forceinline__ unsigned rounded_pair(const float (&sums)[COUNT], int tile, int half, float scale) {
-    return pack<kBfloat16>(sums[4 * tile + 2 * half] * scale, sums[4 * tile + 2 * half + 1] * scale);
-  }
-
-#if STORE == STORE_BULK
-  __device__ __forceinline__ void store_tile(const Place& place) {
-#if PACKED
-    if (place.query_of(group, 63) >= place.seq_len_q()) {  // the box has rows of the next sequence
-      leave_queries();
-      return store_rows(place, output, 0);
-    }
-#endif
-    const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
-    const unsigned to = query_at(query.stage, group);
-    sync_named(kFirstStore + group, 128);  // all have read the group's Q
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int tile = 0; tile < VALUE_DIM / 8; ++tile)
-        store_word(to + ValueRows::chunk_at(64, row_of(half), tile) + lane % 4 * 4,
-                   rounded_pair(output, tile, half, scale[half]));
-    share_with_engines();
-    sync_named(kFirstStore + group, 128);
-    if (threadIdx.x % 128 == 0) {
-#pragma unroll
-      for (int panel = 0; panel < ValueRows::kCount; ++panel)
-        place.store(to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel, group);
-      wait_stores_read();
-      arrive_at_mbarrier(query_empty(query.stage));
-    }
-  }
-#else
-  __device__ __forceinline__ void store_tile(const Place& place) const { store_rows(place, output, 0); }
-#endif
-
-  // Stores from registers: `sums` are the columns from `column` on.
-  template <int COUNT>
-  __device__ __forceinline__ void store_rows(const Place& place, const float (&sums)[COUNT], int column) const {
-    const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = place.query_of(group, row_of(half));
-      if (query < place.seq_len_q()) {
-        Element* to = place.out_row(place.head_of(row_of(half)), query) + column + lane % 4 * 2;
-#pragma unroll
-        for (int tile = 0; tile < COUNT / 4; ++tile)
-          *reinterpret_cast<unsigned*>(to + 8 * tile) = rounded_pair(sums, tile, half, scale[half]);
-      }
-    }
   }
 
   __device__ __forceinline__ void run() {

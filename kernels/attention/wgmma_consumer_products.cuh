@@ -9,8 +9,15 @@
 // References FlashAttention-3, Shah et al. 2024 (turns).
 #pragma once
 
+#include "cluster_multicast.cuh"
+#include "mma_sync.cuh"
+#include "score_change.cuh"
+#include "wgmma_key_bias.cuh"
+#include "wgmma_product.cuh"
 #include "wgmma_rings.cuh"
 #include "wgmma_softmax.cuh"
+#include "wgmma_tile.cuh"
+#include "wgmma_tma.cuh"
 
 namespace {
 

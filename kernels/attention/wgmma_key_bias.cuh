@@ -17,7 +17,8 @@
 // References PTX ISA: as in wgmma_panels.cuh.
 #pragma once
 
-#include "wgmma_panels.cuh"
+#include "mma_sync.cuh"
+#include "wgmma_tma.cuh"
 
 namespace {
 

@@ -14,6 +14,11 @@
 #pragma once
 
 #include "cluster_push.cuh"
+#include "mma_sync.cuh"
+#include "wgmma_place.cuh"
+#include "wgmma_rings.cuh"
+#include "wgmma_softmax.cuh"
+#include "wgmma_tma.cuh"
 
 namespace {
 

@@ -12,6 +12,12 @@
 // References PTX ISA: "mbarrier", "cp.async.bulk.tensor".
 #pragma once
 
+#include "cluster_multicast.cuh"
+#include "wgmma_choices.cuh"
+#include "wgmma_rings.cuh"
+#include "wgmma_tile.cuh"
+#include "wgmma_tma.cuh"
+
 namespace {
 
 struct Producer {

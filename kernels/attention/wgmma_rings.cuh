@@ -7,6 +7,9 @@
 // References PTX ISA: "setmaxnreg", "mbarrier".
 #pragma once
 
+#include "row_features.h"
+#include "score_change.cuh"
+#include "wgmma_choices.cuh"
 #include "wgmma_panels.cuh"
 #include "wgmma_tma.cuh"
 
@@ -21,7 +24,6 @@ constexpr bool kPingPong = PING_PONG && CONSUMER_WARPGROUPS > 1;
 constexpr bool kSkipMasked = CAUSAL && SKIP_MASKED;
 constexpr bool kThroughShared = STORE == STORE_BULK;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32 * PRODUCER_WARPS;
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 // Registers of a thread: at entry, and of a consumer after the producer warpgroup has given registers away.
 constexpr int kAllowed = 65536 / (kThreads * MIN_CTAS) / 8 * 8;

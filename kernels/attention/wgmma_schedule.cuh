@@ -20,7 +20,11 @@
 // Reference  Osama et al. 2023, "Stream-K".
 #pragma once
 
+#include "wgmma_choices.cuh"
+
 namespace {
+
+constexpr bool kShareTail = SHARES_TAIL;
 
 struct Tiles {
   int row_blocks, tile_heads, all;

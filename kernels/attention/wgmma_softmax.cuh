@@ -16,9 +16,13 @@
 #pragma once
 
 #include "maximum.cuh"
+#include "mma_sync.cuh"
+#include "row_features.h"
 #include "score_change.cuh"
 
 namespace {
+
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 // |x| <= 126; below -126 the result is about 2^-126.
 __device__ __forceinline__ float exp2_polynomial(float x) {

@@ -8,10 +8,16 @@
 // Reference  Osama et al. 2023, "Stream-K".
 #pragma once
 
+#include "mma_sync.cuh"
 #include "split_merge.cuh"
+#include "wgmma_place.cuh"
+#include "wgmma_rings.cuh"
+#include "wgmma_schedule.cuh"
+#include "wgmma_softmax.cuh"
 
 namespace {
 
+constexpr int kMergeThreads = 1024;  // of attention_merge
 using TailPart = SplitPart<BLOCK_M, VALUE_DIM>;
 
 __device__ __forceinline__ float* tail_part_at(const Problem& problem, int number) {

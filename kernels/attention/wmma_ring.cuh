@@ -1,14 +1,17 @@
 // The ring of stages through which K and V reach the warps that multiply, and the two ways to fill it.
 //
-// 2_wmma.cu includes this file after its constants, Problem, Tile and Walk. A stage holds K_TILE rows, of K or
-// of V, in the order of Walk. A multiplying warp calls acquire(), works on the stage that it returns, and calls
-// release(). start_tile() waits for the tile's rows of Q, release_query() gives their memory back.
+// A stage holds K_TILE rows, of K or of V, in the order of Walk. A multiplying warp calls acquire(), works on the stage
+// that it returns, and calls release(). start_tile() waits for the tile's rows of Q, release_query() gives their memory
+// back.
 //
 // Archs      sm_80 and later.
 // References PTX ISA: "cp.async", "mbarrier".
 #pragma once
 
+#include "copy_handover.cuh"
+#include "wmma_block.cuh"
 #include "wmma_rows.cuh"
+#include "wmma_tile.cuh"
 
 namespace {
 

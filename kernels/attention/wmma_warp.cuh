@@ -1,16 +1,23 @@
 // One multiplying warp's work on a tile of attention: Q K^T, softmax and P V of its rows and its keys.
 //
-// 2_wmma.cu includes this file after its constants and Tile, and explains how the pieces fit together. A warp's
-// scores and weights lie in an area of shared memory of its own, so that __syncwarp() is all it needs between them.
+// 2_wmma.cu explains how the pieces fit together. A warp's scores and weights lie in an area of shared memory of its
+// own, so that __syncwarp() is all it needs between them.
 //
 // Archs      sm_80 and later.
 // References CUDA C++ Programming Guide, "Warp Matrix Functions"; Milakov & Gimelshein 2018 (online softmax).
 #pragma once
 
+#include <mma.h>
+
+#include "copy_handover.cuh"
+#include "element.cuh"
 #include "mma_sync.cuh"
-#include "wmma_rows.cuh"
+#include "wmma_block.cuh"
+#include "wmma_tile.cuh"
 
 namespace {
+
+constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 namespace wmma = nvcuda::wmma;
 using Accumulator = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;

@@ -40,15 +40,13 @@
 // Shared      128 * K_PANELS * STAGES * (BLOCK_M + BLOCK_N) + 16 * STAGES bytes
 // Archs       sm_90a: for others linear_mma.cu.
 // References  PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor".
-#define BLOCK_M (64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS))
-#define BLOCK_K (64 * K_PANELS)
-
 #include "../attention/cluster_multicast.cuh"
 #include "../attention/last_block.cuh"
 #include "../attention/mma_sync.cuh"
 #include "../attention/wgmma_panels.cuh"
 #include "../attention/wgmma_product.cuh"
 #include "linear_epilogue.cuh"
+#include "linear_stages.cuh"
 #include "linear_tiles.cuh"
 #include "tma_2d.cuh"
 
@@ -60,32 +58,10 @@
 
 namespace {
 
-using Columns = Panels<BLOCK_K>;
 constexpr int kThreads = 128 * CONSUMER_WARPGROUPS + 32;
 constexpr int kSums = ROW_TILES * BLOCK_N / 2;  // of a consumer's thread
-constexpr int kConsumersOfTile = PINGPONG ? 1 : CONSUMER_WARPGROUPS;
-constexpr int kTilesOfA = ROW_TILES * kConsumersOfTile;
-
-// Shared memory: the stages, each 64 rows of A after the other and then B; the mbarriers.
-constexpr unsigned kTileBytes = 128 * BLOCK_K;  // 64 rows of A
-constexpr unsigned kStageBytes = 2 * BLOCK_K * (BLOCK_M + BLOCK_N);
-constexpr unsigned kBarriersAt = STAGES * kStageBytes;
-constexpr unsigned kSharedBytes = kBarriersAt + 16 * STAGES;
 static_assert(SPLIT_K == 1 || !PERSISTENT, "a block merges one tile");
 static_assert(!PINGPONG || PERSISTENT, "consumers that take turns need several tiles");
-static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 16 && BLOCK_N <= 256, "an MMA has up to 256 columns");
-static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of the swizzle");
-extern __shared__ __align__(1024) unsigned char shared_memory[];
-
-__device__ __forceinline__ unsigned shared_at(unsigned offset) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + offset;
-}
-__device__ __forceinline__ unsigned a_at(int stage, int tile) {
-  return shared_at(stage * kStageBytes + tile * kTileBytes);
-}
-__device__ __forceinline__ unsigned b_at(int stage) { return a_at(stage, kTilesOfA); }
-__device__ __forceinline__ unsigned full(int stage) { return shared_at(kBarriersAt + 16 * stage); }
-__device__ __forceinline__ unsigned empty(int stage) { return full(stage) + 8; }
 
 // Each block counts the bytes of all of its stage. B's may arrive before its own thread has announced them.
 __device__ __forceinline__ void produce(const Problem& problem, const TensorMap& a, const TensorMap& b) {

@@ -12,6 +12,9 @@
 // Archs      sm_90 and later.
 #pragma once
 
+#define BLOCK_M (64 * ROW_TILES * (PINGPONG ? 1 : CONSUMER_WARPGROUPS))
+#define BLOCK_K (64 * K_PANELS)
+
 namespace {
 
 __device__ __forceinline__ int number_in_cluster() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }

@@ -58,7 +58,8 @@ PACKED = {"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 900, "tokens_k"
 PACKED |= {"longest_q": 400, "longest_k": 400}
 # 24 rows of a kv head: fewer than some tiles have.
 PAGES = {"sequences": 3, "queries": 12, "heads": 4, "kv_heads": 2, "longest": 500, "page_size": 16}
-RINGS = KERNELS / "attention" / "wgmma_rings.cuh"
+SIZES_IN = ("wmma_block.cuh", "mma_block.cuh", "wgmma_rings.cuh", "wgmma_choices.cuh")
+SIZES_IN += ("varlen_choices.cuh", "varlen_place.cuh", "linear_stages.cuh", "linear_tiles.cuh")
 WGMMA_REGISTERS = (
     "PRODUCER_WARPS == 4 ? (kMoveRegisters ? kConsumerRegisters : kEntryRegisters) : -1"
 )
@@ -112,6 +113,7 @@ RUNGS = [
         "attention/attention_varlen.cu",
         VARLEN_BYTES,
         ("attention/shared_rows.cuh",),
+        defaults="constexpr int VALUE_DIM = HEAD_DIM, WARPS_KV = 1;",
         shape=PACKED,
         sizes=SIZES,
     ),
@@ -131,7 +133,8 @@ RUNGS = [
         "attention/attention_paged.cu",
         PAGED_BYTES,
         ("attention/shared_rows.cuh", "attention/split_merge.cuh"),
-        defaults="constexpr int SWIZZLE_XOR = 1, SWIZZLE_PAD = 2, SWIZZLE = SWIZZLE_XOR;",
+        defaults="constexpr int SWIZZLE_XOR = 1, SWIZZLE_PAD = 2, SWIZZLE = SWIZZLE_XOR, "
+        "VALUE_DIM = HEAD_DIM, SHARE_QK_SMEM = 1;",
         shape=PAGES,
         sizes=((32, 32), (64, 64), (128, 128)),
     ),
@@ -167,11 +170,24 @@ RUNGS = [
 ]
 
 
+def text_of(source: str, seen: set[str] | None = None) -> str:
+    """The source with the headers of its sizes in the place of their first includes."""
+    seen = set() if seen is None else seen
+    path = KERNELS / source
+
+    def included(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in SIZES_IN or name in seen:
+            return ""
+        seen.add(name)
+        return text_of(str(path.parent / name), seen)
+
+    return re.sub(r'^#include "([^"]+)"$', included, path.read_text(), flags=re.MULTILINE)
+
+
 def constants_of(stated: Stated) -> str:
-    """The kernel's constants, type names and macros at the top level, in their order, with those of
-    the rings of the wgmma rungs."""
-    text = (KERNELS / stated.kernel).read_text()
-    text = text.replace(f'#include "{RINGS.name}"', RINGS.read_text())
+    """The kernel's constants and type names at the top level, in their order."""
+    text = text_of(stated.kernel)
     types = "Rows|ValueRows|WarpParts|SplitParts"
     kept = rf"^(?:constexpr (?:int|unsigned|bool) [^;]*;|using (?:{types}) [^;]*;)"
     found = re.findall(kept, text, re.MULTILINE)
@@ -179,7 +195,7 @@ def constants_of(stated: Stated) -> str:
 
 
 def macros_of(stated: Stated) -> str:
-    text = (KERNELS / stated.kernel).read_text()
+    text = text_of(stated.kernel)
     return "\n".join(re.findall(r"^#define \w+ \(.*\)$", text, re.MULTILINE))
 
 

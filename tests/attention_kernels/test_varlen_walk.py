@@ -44,7 +44,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str]
     folder, found = tmp_path_factory.mktemp("walk"), {}
     source = folder / "list_tiles.cu"
     source.write_text(LISTING)
-    macros = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "CONSUMER_WARPGROUPS": GROUPS}
+    macros = {"BLOCK_N": BLOCK_N, "CONSUMER_WARPGROUPS": GROUPS}
     macros |= {"HEAD_SECTION": HEAD_SECTION, "WALK_SNAKE": 1, "WALK_QUEUE": 2}
     for causal, walk in itertools.product((False, True), ("SNAKE", "QUEUE")):
         options = [f"-D{name}={value}" for name, value in macros.items()]
