@@ -53,11 +53,11 @@ class Job:
 
 
 def paged(
-    sequences: int, longest: int, page_size: int, *, queries: int = 1, even: bool = True
+    sequences: int, longest: int, page_size: int, *, queries: int = 1, lengths: str = "even"
 ) -> Any:
-    """32 heads over 8 kv heads of 128. Not even: the n-th longest has 1/n of the longest."""
+    """32 heads over 8 kv heads of 128. By zipf the n-th longest has 1/n of the longest; geometric
+    lengths go down to 1/128 of it."""
     shape = {"sequences": sequences, "queries": queries, "heads": 32, "kv_heads": 8}
-    lengths = "even" if even else "zipf"
     return {
         **shape,
         "longest": longest,
@@ -88,7 +88,8 @@ JOBS = (
     Job("decode 8x4096 pages 16", PAGED, paged(8, 4096, 16), True),
     Job("decode 8x4096 pages 64", PAGED, paged(8, 4096, 64), True),
     Job("decode 1x8192 pages 16", PAGED, paged(1, 8192, 16), True),
-    Job("decode 16 uneven pages 16", PAGED, paged(16, 16384, 16, even=False), True),
+    Job("decode 16 uneven pages 16", PAGED, paged(16, 16384, 16, lengths="zipf"), True),
+    Job("decode 16 geometric pages 16", PAGED, paged(16, 16384, 16, lengths="geometric"), True),
     Job("four queries 4x8192 pages 16", PAGED, paged(4, 8192, 16, queries=4), True),
     Job("decode 8x4096 pages 1", PAGED, paged(8, 4096, 1), True, 60),
     Job("decode 8x4096 pages 256", PAGED, paged(8, 4096, 256), True, 60),

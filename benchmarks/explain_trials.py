@@ -65,7 +65,7 @@ CHAMPION, LISTED = "champion", "docs/results.md"
 PREDICTED = ("attention_wmma", "attention_mma", "attention_wgmma", "rms_norm")
 PREDICTED_SMOKE = ("rms_norm_cpu", "softmax_cpu")
 CHANGES = 20
-"""Of each space, where it has so many: rms_norm had 9 before numbers got their smallest value."""
+"""Of each space, where its champion has so many that can run: those of rms_norm have had 9."""
 
 
 def searched(

@@ -11,11 +11,16 @@ package does not claim is skipped and counted by its reason, and so is a test th
 out. A test whose case lies in the domain and is served by no kernel fails. Backward passes are
 PyTorch's. A package for a CPU runs the tests there.
 
-The domain is that of the cases for which the package was tuned. One run a dtype has the head sizes,
-lengths, groups of heads and masks of the tests:
+The domain is that of the cases for which the package was tuned. A search takes cases of one number
+of heads and of heads of keys, since parameters of its space depend on them. So each of the four
+files in benchmarks/cases has a run of its own; together they have the head sizes, lengths and masks
+of the tests:
 
-    evotune run attention-mma --cases benchmarks/cases/flash_tests.yaml --trials 24
-    evotune export latest -o DIR --name flash_tests
+    evotune run attention-mma --cases benchmarks/cases/flash_tests_6_1.yaml --trials 6
+    (the same with flash_tests_6_2.yaml, flash_tests_6_6.yaml and flash_tests_16_16.yaml)
+    evotune export RUN RUN RUN RUN -o DIR --name flash_tests
+
+A run without a champion that is faster than SDPA in some case adds no kernel to the package.
 
 Prints one JSON record; exit code 1 when a test failed or was not collected, or none ran on a
 kernel.

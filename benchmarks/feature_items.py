@@ -100,7 +100,8 @@ def _mistral(module: ModuleType, tiny: bool) -> Built:
     )
     torch.manual_seed(0)
     model = transformers.MistralForCausalLM(config)
-    return _built(module, model, _OTHERS, _prompt(size.length, device_of(module)))
+    call = _prompt(size.length, config, device_of(module), dtype_of(module))
+    return _built(module, model, _OTHERS, call)
 
 
 def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
@@ -125,19 +126,46 @@ def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
         torch.nn.init.normal_(layer.self_attn.sinks)
     if dtype_of(module) == torch.float32:  # the reference is in float64, which grouped GEMMs lack
         model.set_experts_implementation("eager")
-    return _built(module, model, _OTHERS[1:], _prompt(size.length, device_of(module)))
+    call = _prompt(size.length, config, device_of(module), dtype_of(module))
+    return _built(module, model, _OTHERS[1:], call)
 
 
-def _prompt(length: int, device: torch.device) -> Callable[[Any], torch.Tensor]:
+def _prompt(
+    length: int, config: transformers.PretrainedConfig, device: torch.device, dtype: torch.dtype
+) -> Callable[[Any], torch.Tensor]:
     """A prompt with a cache, as in the first step of `generate`. Without one, transformers makes a
     mask while a graph is captured, which no kernel serves."""
     tokens = _tokens(1, length, device)
+    empty = _emptied(config, device, dtype)
 
     def call(model: Any) -> torch.Tensor:
-        out: torch.Tensor = model(tokens, logits_to_keep=min(length, 128)).logits
+        cache = empty if model.dtype == dtype else _emptied(config, device, model.dtype)
+        out: torch.Tensor = model(
+            tokens, past_key_values=cache(), logits_to_keep=min(length, 128)
+        ).logits
         return out
 
     return call
+
+
+def _emptied(
+    config: transformers.PretrainedConfig, device: torch.device, dtype: torch.dtype
+) -> Callable[[], transformers.DynamicCache]:
+    """A cache that is empty again at each call. A new one copies an empty tensor from the CPU at
+    its first use, which no graph can capture."""
+    cache = transformers.DynamicCache(config=config)
+    heads, size = config.num_key_value_heads, config.head_dim
+    nothing = torch.empty(1, heads, 0, size, device=device, dtype=dtype)
+    for layer in cache.layers:
+        layer.lazy_initialization(nothing, nothing)
+    states = [dict(vars(layer)) for layer in cache.layers]
+
+    def empty() -> transformers.DynamicCache:
+        for layer, state in zip(cache.layers, states, strict=True):
+            vars(layer).update(state)
+        return cache
+
+    return empty
 
 
 def _bert(module: ModuleType, tiny: bool) -> Built:

@@ -1,12 +1,14 @@
 """How many losses a portfolio's rule serves among made-up kernels, whose times are all known.
 
-    python benchmarks/portfolio_draws.py [--seeds 8] [--random 1000] [-o FILE.json]
+    python benchmarks/portfolio_draws.py [--seeds 8] [--random 1000] [--most N] [-o FILE.json]
 
 No GPU is needed. Each seed makes twelve kernels of 64, 128 or 192 rows a tile: a time is the number
 of waves of tiles on 132 multiprocessors, with a launch's overhead and 5% noise that is the same for
 a kernel and a case each time. The baseline has tiles of 128 rows and fills its waves better. The
 rule is learnt from the 60 cases of portfolio.py, tried on drawn cases as in a portfolio, and served
-to random cases. `below`: how many of these are below 0.98 of the baseline.
+to random cases. `below`: how many of these are below 0.98 of the baseline. `untried`: the same
+figures of the rule that keeps the parts where the model expects a loss of a case that was not
+tried. With `--most` no round of draws begins after so many, as where a portfolio has no time left.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from typing import Any
 from portfolio import drawn, geometric, listed
 
 from evotune.portfolios._drawn_cases import DrawnCases
-from evotune.portfolios._held_out_judge import judged, without_losses
+from evotune.portfolios._held_out_judge import judged, without_doubts, without_losses
 from evotune.portfolios._kernel_choice import chosen_kernels
 from evotune.portfolios._rule_tree import learnt_leaves
 from evotune.portfolios.points import Point, Score, point_of
-from evotune.portfolios.rule import kernel_at, regions_of
+from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
@@ -98,7 +100,7 @@ def made(seed: int) -> tuple[list[Kernel], dict[int, list[Kernel]]]:
     return kernels, baselines
 
 
-def measured(seed: int, count: int) -> dict[str, Any]:
+def measured(seed: int, count: int, most: float) -> dict[str, Any]:
     kernels, baselines = made(seed)
 
     def scored(case: Case, only: int | None = None) -> Point:
@@ -128,19 +130,30 @@ def measured(seed: int, count: int) -> dict[str, Any]:
         for number, k in enumerate(kernels)
     }
     draws = DrawnCases(_PROBLEM, given, 0, _MULTIPROCESSORS)
-    tried, rule = learnt(points, chosen, domains, draws, scored)
-    speedups, served = [], 0
+    tried, untried, rule = learnt(points, chosen, domains, draws, scored, most)
+    others = []
     for each in drawn(count, seed + 10, tiny=False):
         shape = {"batch": each["batch"], "heads": 16, "seq_len": each["length"]}
         case = _PROBLEM.case({**shape, "head_dim": each["head_dim"]}, {"causal": each["causal"]})
-        point = scored(case)
+        others.append(scored(case))
+    return {
+        "seed": seed,
+        "draws": tried,
+        **_figures(rule, points, others),
+        "untried": _figures(untried, points, others),
+    }
+
+
+def _figures(
+    rule: Sequence[RuleRegion], points: Sequence[Point], others: Sequence[Point]
+) -> dict[str, Any]:
+    speedups, served = [], 0
+    for point in others:
         kernel = kernel_at(rule, point)
         score = None if kernel is None else point.scores[kernel]
         speedups.append(1.0 if score is None else score.speedup)
         served += score is not None
     return {
-        "seed": seed,
-        "draws": tried,
         "regions": len(rule),
         "listed_mean": judged(points, rule).mean,
         "random_mean": geometric(speedups),
@@ -150,14 +163,16 @@ def measured(seed: int, count: int) -> dict[str, Any]:
     }
 
 
-def learnt(
+def learnt(  # noqa: PLR0917
     points: Sequence[Point],
     chosen: Sequence[int],
     domains: dict[int, list[Region]],
     draws: DrawnCases,
     scored: Callable[..., Point],
-) -> tuple[int, Any]:
-    """The number of drawn cases, and the rule: as in evotune/portfolios/_portfolio_work.py."""
+    most: float,
+) -> tuple[int, list[RuleRegion], list[RuleRegion]]:
+    """The number of drawn cases, the rule with the parts where a loss is expected, and without
+    them: as in evotune/portfolios/_portfolio_work.py."""
     known: dict[str, tuple[Point, Case]] = {}
     lost: dict[str, Point] = {}
     number = 0
@@ -167,7 +182,7 @@ def learnt(
         for _ in range(_ROUNDS):
             seen = [*points, *(point for point, _ in known.values())]
             new = draws.drawn(regions, seen, lambda kernel, case: True)
-            if not new:
+            if not new or number >= most:
                 break
             number += len(new)
             for kernel, case in new:
@@ -181,7 +196,7 @@ def learnt(
             for point, case in known.values()
             if point.label not in lost and any(s is not None and not s.won for s in point.scores)
         ]
-        if not (losing and left):
+        if not (losing and left) or number >= most:
             break
         for point, case in losing:
             whole = scored(case).scores
@@ -189,26 +204,51 @@ def learnt(
             known[point.label] = point.with_scores(scores), case
             lost[point.label] = dataclasses.replace(point.with_scores(scores), weight=0.0)
         leaves = learnt_leaves([*points, *lost.values()], chosen)
-    rule, _ = without_losses(regions, [point for point, _ in known.values()], points, drawn=True)
-    return number, rule
+    judges = [point for point, _ in known.values()]
+    untried, _ = without_losses(regions, judges, points, drawn=True)
+    rule, _ = without_doubts(
+        untried,
+        lambda region: draws.doubted(region, [*points, *judges], lambda kernel, case: True),
+        points,
+    )
+    return number, untried, rule
+
+
+def _mean(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure, but for the seed."""
+    return {
+        name: _mean([record[name] for record in records])
+        if isinstance(value, dict)
+        else statistics.mean(record[name] for record in records)
+        for name, value in records[0].items()
+        if name != "seed"
+    }
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _rounded(value) if isinstance(value, dict) else round(value, 4)
+        for name, value in record.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--random", type=int, default=1000, help="the number of random cases")
+    parser.add_argument("--most", type=float, default=math.inf, help="draws; then no round begins")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     records = []
     for seed in range(options.seeds):
-        records.append(measured(seed, options.random))
-        print({name: round(value, 4) for name, value in records[-1].items()}, flush=True)
-    names = [name for name in records[0] if name != "seed"]
-    means = {name: statistics.mean(record[name] for record in records) for name in names}
-    print("mean", {name: round(value, 4) for name, value in means.items()})
+        records.append(measured(seed, options.random, options.most))
+        print(_rounded(records[-1]), flush=True)
+    mean = _mean(records)
+    print("mean", _rounded(mean))
     if options.output:
         command = f"python benchmarks/portfolio_draws.py --seeds {options.seeds}"
-        data = {"command": command, "mean": means, "seeds": records}
+        command += f" --most {options.most:g}" if options.most < math.inf else ""
+        data = {"command": command, "mean": mean, "seeds": records}
         options.output.write_text(json.dumps(data, indent=1) + "\n")
 
 

@@ -24,6 +24,8 @@ from evotune.space.specs import GivenCase
 
 _SURE = 1.02
 """A case with a greater predicted speedup is not tried where others in the region were."""
+_DOUBTED = 0.98
+"""PyTorch serves a case that was not tried and has a smaller predicted speedup."""
 _AT_ONCE = 3
 """So many cases of a region are tried at once. The model knows their times before it is asked for
 the next ones."""
@@ -88,6 +90,27 @@ class DrawnCases:
             for case in self._doubtful(region, known, left, can_run, is_untried=is_untried):
                 found[case.label] = region.kernel, case
         return list(found.values())
+
+    def doubted(
+        self, region: RuleRegion, tried: Sequence[Point], can_run: CanRun
+    ) -> tuple[Point, float] | None:
+        """The case of a region that its kernel loses worst, by the model, and the speedup there. It
+        was not tried. None where the model knows of no such case."""
+        known = [point for point in tried if _teaches(point, region)]
+        if region.exact or not region.cases or not known:
+            return None
+        tried_labels = {point.label for point in known}
+        left = [
+            point
+            for label, (case, point) in self._inside(region).items()
+            if label not in tried_labels and can_run(region.kernel, case)
+        ]
+        if not left:
+            return None
+        lows = predicted_lows(known, region.kernel, left, self._parallel)
+        worst = int(np.argmin(lows))
+        speedup = math.exp(lows[worst])
+        return (left[worst], speedup) if speedup < _DOUBTED else None
 
     def _doubtful(
         self,

@@ -8,6 +8,7 @@ from evotune.engine.confirmed_champions import Champion
 from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import CellPlans, cell_of
 from evotune.portfolios._drawn_cases import DrawnCases
+from evotune.portfolios._held_out_judge import Doubted
 from evotune.portfolios.matrix_store import Cell, Matrix
 from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion
@@ -76,6 +77,14 @@ class DrawnTrials:
             if out_of_time() and asked - self._matrix.cells.keys():
                 break
         return len(asked - self._matrix.cells.keys())
+
+    def doubts(self, champions: Sequence[Champion], tried: Sequence[Point]) -> Doubted:
+        """Where the champions are expected to lose. `tried`: all measured cases."""
+
+        def can_run(kernel: int, case: Case) -> bool:
+            return self._plans.job(champions[kernel], case) is not None
+
+        return lambda region: self._draws.doubted(region, tried, can_run)
 
     def ask(self, wanted: Sequence[tuple[Champion, Case]], measure: Measure) -> None:
         """Measures drawn cases that are not measured yet."""

@@ -1,18 +1,22 @@
 """Judges a rule by cases that it was not made of, and cuts out the cases that lose.
 
-They are the held-out cases of the list, and cases drawn between the measured ones.
+They are the held-out cases of the list, and cases drawn between the measured ones. A drawn case
+that was not tried is cut out where a model of the kernel's speed expects a loss.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from evotune.portfolios.points import Point
 from evotune.portfolios.rule import RuleRegion, cut, kernel_at
+
+Doubted = Callable[[RuleRegion], tuple[Point, float] | None]
+"""A case of a region where a loss is expected, and the expected speedup; None for no such case."""
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -20,6 +24,7 @@ class Cut(msgspec.Struct, frozen=True):
 
     `before`, `after`: the region in words, before the cut and after it; "" for nothing left.
     `drawn`: whether the case was drawn between the measured ones; else it is a held-out case.
+    `predicted`: the case was not tried, and `speedup` is the model's.
     """
 
     case: str
@@ -27,12 +32,14 @@ class Cut(msgspec.Struct, frozen=True):
     before: str
     after: str
     drawn: bool = False
+    predicted: bool = False
 
     @property
     def words(self) -> str:
         kind = "drawn" if self.drawn else "held out"
+        has = "was not tried and may have" if self.predicted else "has"
         left = f"left: {self.after}" if self.after else "nothing of it is left"
-        return f"{self.case}, {kind}, has {self.speedup:.3f}x in [{self.before}]; {left}"
+        return f"{self.case}, {kind}, {has} {self.speedup:.3f}x in [{self.before}]; {left}"
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -116,6 +123,27 @@ def without_losses(
             words = "" if rest is None else rest.words
             cuts.append(Cut(point.label, score.speedup, region.words, words, drawn))
             left[number : number + 1] = [] if rest is None else [rest]
+    return left, cuts
+
+
+def without_doubts(
+    regions: Sequence[RuleRegion], doubted: Doubted, measured: Sequence[Point]
+) -> tuple[list[RuleRegion], list[Cut]]:
+    """The rule without the parts where a loss is expected. A region has one cut, whose case is the
+    worst."""
+    left, cuts = [], []
+    for region in regions:
+        rest: RuleRegion | None = region
+        first = found = doubted(region)
+        while rest is not None and found is not None:
+            rest = cut(rest, found[0], measured)
+            found = None if rest is None else doubted(rest)
+        if first is not None:
+            point, speedup = first
+            words = "" if rest is None else rest.words
+            cuts.append(Cut(point.label, speedup, region.words, words, drawn=True, predicted=True))
+        if rest is not None:
+            left.append(rest)
     return left, cuts
 
 

@@ -122,6 +122,7 @@ class PortfolioWork:
         # A case that was not measured judges nothing.
         able = [p for p in self._judges if not self._lacking(champions, [self._case(p)])]
         regions, drawn = self._tried(champions, leaves)
+        seen, held_out = (self._scored(champions, points) for points in (self._seen, able))
         return finished_portfolio(
             self._matrix,
             self._setup,
@@ -132,9 +133,10 @@ class PortfolioWork:
             skipped=skipped,
             given=self._given,
             cases=self._cases,
-            seen=self._scored(champions, self._seen),
-            held_out=self._scored(champions, able),
-            drawn=drawn,
+            seen=seen,
+            held_out=held_out,
+            drawn=[point for point in drawn if kernel_at(regions, point) is not None],
+            doubted=self._drawn.doubts(champions, [*seen, *held_out, *drawn]),
             searched={label: run.id for label, run in self._searches.runs.items()},
             unmeasured=self._unmeasured(champions),
             say=self._say,
@@ -284,7 +286,7 @@ class PortfolioWork:
     def _tried(
         self, champions: Sequence[Champion], leaves: Sequence[Leaf]
     ) -> tuple[list[RuleRegion], list[Point]]:
-        """The rule, and the cases drawn in it. Where a kernel loses a drawn case, the rule is
+        """The rule, and all drawn cases. Where a kernel loses a drawn case, the rule is
         learnt anew with that case; the last rule may still hold some that lose."""
         for left in reversed(range(_RULES)):
             regions = learnt_rule(self._matrix, self._setup, champions, leaves, self._cases)
@@ -310,8 +312,7 @@ class PortfolioWork:
             self._drawn.ask(wanted, self._measure_cells)
             self._lost |= {p.label: dataclasses.replace(p, weight=0.0) for p in lost}
             leaves = self._confirmed_leaves(champions)
-        drawn = self._drawn.all_points(champions)
-        return regions, [p for p in drawn if kernel_at(regions, p) is not None]
+        return regions, self._drawn.all_points(champions)
 
     # --- the matrix --------------------------------------------------------------------------
 

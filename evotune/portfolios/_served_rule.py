@@ -10,7 +10,12 @@ import msgspec
 from evotune.engine.confirmed_champions import Champion, has_own_check
 from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import cell_of, extended_domain
-from evotune.portfolios._held_out_judge import judged, without_losses
+from evotune.portfolios._held_out_judge import (
+    Doubted,
+    judged,
+    without_doubts,
+    without_losses,
+)
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios._single_cases import single_cases
 from evotune.portfolios._variant_checks import confirmed_domain
@@ -56,20 +61,24 @@ def finished_portfolio(
     seen: Sequence[Point],
     held_out: Sequence[Point],
     drawn: Sequence[Point],
+    doubted: Doubted,
     searched: Mapping[str, str],
     unmeasured: int,
     say: Callable[[str], None],
 ) -> Portfolio:
     """The portfolio whose rule has these `regions`, less the parts that the judging cases show to
-    lose. Before them come cases of the list that these serve badly, each alone.
+    lose, and those where a loss is expected. Before them come cases of the list that these serve
+    badly, each alone.
 
     `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it. All
-    have the scores of the champions. `given`, `cases`, `searched` (the run of its own search): by
-    label.
+    have the scores of the champions. `doubted`: where a loss is expected. `given`, `cases`,
+    `searched` (the run of its own search): by label.
     """
     left, cuts = without_losses(regions, held_out, seen)
-    general, more = without_losses(left, drawn, seen, drawn=True)
-    for each in (*cuts, *more):
+    left, lost = without_losses(left, drawn, seen, drawn=True)
+    general, doubts = without_doubts(left, doubted, seen)
+    cuts += [*lost, *doubts]
+    for each in cuts:
         say(f"cut: {each.words}")
     kernels = sorted({region.kernel for region in regions})
     domains = {number: _domain(matrix, champions[number], cases) for number in kernels}
@@ -111,7 +120,7 @@ def finished_portfolio(
             for number in used
         ),
         rule=_renumbered(rule, used),
-        cuts=(*cuts, *more),
+        cuts=tuple(cuts),
         figures={
             "listed": judged(listed, rule),
             "seen": judged(seen, general),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+_SHORTEST = 1 / 128
+"""Of the longest one, where lengths are geometric."""
+
 
 def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[int]:
     """Lengths of at most `longest` that add up to `tokens`, longest first."""
@@ -15,6 +18,18 @@ def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[i
         found[place] += by
         missing -= by
     return sorted(found, reverse=True)
+
+
+def paged_lengths(lengths: str, sequences: int, longest: int) -> list[int]:
+    """The numbers of keys, longest first."""
+    match lengths:
+        case "even":
+            return [longest] * sequences
+        case "zipf":
+            return [longest // n for n in range(1, sequences + 1)]
+        case _:
+            steps = max(1, sequences - 1)
+            return [round(longest * _SHORTEST ** (n / steps)) for n in range(sequences)]
 
 
 def visible(rows: int, keys: int, causal: bool) -> int:

@@ -11,7 +11,8 @@ shared. Entries beyond a length are no pages; slots that no sequence has hold ga
 
 Causal is aligned to the bottom right, as users of both need it: a sequence's last row sees all of
 its keys. A row that sees no key is 0. `lengths` says how long sequences are on timed inputs:
-`zipf`, the n-th longest has 1/n of the longest one, or `even`. `_ragged_torch` has the tensor side.
+`zipf`, the n-th longest has 1/n of the longest one, or `even`; paged ones may be `geometric`, each
+shorter by the same factor, down to 1/128 of the longest. `_ragged_torch` has the tensor side.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evotune.problems._lengths import other_scalar
-from evotune.problems._ragged_lengths import partition, visible
+from evotune.problems._ragged_lengths import paged_lengths, partition, visible
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
 from evotune.trial import Value
 
 if TYPE_CHECKING:
     import torch
 
-_LENGTHS = ("zipf", "even")
 _PAGES_BESIDE = 3
 """Pages that no sequence has."""
 _LENGTH_TABLES = ("cu_seqlens_q", "cu_seqlens_k", "seq_lens")
@@ -54,6 +54,7 @@ class RaggedAttention(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     optional: ClassVar[tuple[str, ...]] = ()
+    length_kinds: ClassVar[tuple[str, ...]] = ("zipf", "even")
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -84,9 +85,10 @@ class RaggedAttention(ABC):
         if sizes["heads"] % sizes["kv_heads"]:
             message = f"heads ({sizes['heads']}) must be a multiple of kv_heads"
             raise WrongSymbol(message, "kv_heads")
-        lengths = shape.get("lengths", _LENGTHS[0])
-        if lengths not in _LENGTHS:
-            message = f"expected lengths to be {' or '.join(_LENGTHS)}, got {lengths!r}"
+        usual_lengths, *_ = self.length_kinds
+        lengths = shape.get("lengths", usual_lengths)
+        if lengths not in self.length_kinds:
+            message = f"expected lengths to be {' or '.join(self.length_kinds)}, got {lengths!r}"
             raise WrongSymbol(message, "lengths")
         usual = 1.0 / math.sqrt(sizes["head_dim"])
         scale = shape.get("scale", usual)
@@ -97,7 +99,7 @@ class RaggedAttention(ABC):
         symbols |= {"softmax_scale": float(scale), "lengths": str(lengths)}
         symbols |= self.derived(sizes)
         told = f",scale={scale}" if not math.isclose(scale, usual) else ""
-        told += ",even" if lengths == "even" else ""
+        told += f",{lengths}" if lengths != usual_lengths else ""
         numbers = ",".join(f"{name}={sizes[name]}" for name in self.sizes)
         mask = "causal" if causal else "full"
         return Case(f"({numbers}{told}) {mask}", symbols)
@@ -322,6 +324,7 @@ class PagedAttention(RaggedAttention):
     sizes: ClassVar[tuple[str, ...]] = (
         *("sequences", "queries", "heads", "kv_heads", "longest", "page_size", "head_dim"),
     )
+    length_kinds: ClassVar[tuple[str, ...]] = ("zipf", "even", "geometric")
     extents: ClassVar[Mapping[str, tuple[Extent, ...]]] = {
         "q": _extents("sequences", "queries", "heads", "head_dim"),
         "k_pages": _extents("pages", "page_size", "kv_heads", "head_dim"),
@@ -342,8 +345,7 @@ class PagedAttention(RaggedAttention):
 
     def timed_lengths(self, case: Case) -> list[tuple[int, int]]:
         s: Any = case.symbols
-        parts = range(1, s["sequences"] + 1)
-        each = [s["longest"] if s["lengths"] == "even" else s["longest"] // n for n in parts]
+        each = paged_lengths(s["lengths"], s["sequences"], s["longest"])
         return [(s["queries"], max(s["queries"], keys)) for keys in each]
 
     def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:

@@ -15,6 +15,7 @@ GUIDES = (
     "your-kernel.md",
     "from-python.md",
     "export.md",
+    "reading-a-report.md",
     "trusting-a-result.md",
     "search-research.md",
 )

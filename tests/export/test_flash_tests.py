@@ -13,6 +13,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from evotune.engine.setup import load_kernel_setup
+from evotune.engine.spaces import shipped_spaces
+from evotune.execute.executor import TIMED
+from evotune.space.reading.case_file import read_cases
 from tests.export.making import ROOT
 from tests.export.runtime.packages import imported
 
@@ -160,3 +164,19 @@ def test_a_folder_without_the_tests_is_told_in_a_line(
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match=r"test_flash_attn\.py is missing: [^\n]*$"):
         benchmark_module("export_flash_tests").main()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "count"), [(16, 16, 8), (6, 1, 8), (6, 2, 8), (6, 6, 4)]
+)
+def test_a_search_takes_the_cases_of_the_tests(heads: int, kv_heads: int, count: int) -> None:
+    cases = read_cases(ROOT / "benchmarks" / "cases" / f"flash_tests_{heads}_{kv_heads}.yaml")
+    space = shipped_spaces()["attention-mma"]
+    setup = load_kernel_setup(space, "h100", compile_only=True, cases=cases)
+    timed = setup.cases[TIMED]
+    assert len(cases) == len(timed) == count
+    assert setup.skipped == ()
+    assert {case.symbols["head_dim"] for case in timed} == {32, 64, 96, 128}
+    assert {(case.symbols["heads"], case.symbols["kv_heads"]) for case in timed} == {
+        (heads, kv_heads)
+    }

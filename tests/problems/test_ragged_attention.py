@@ -201,6 +201,16 @@ def test_timed_lengths_add_up_and_their_work_is_counted(lengths: str) -> None:
     assert drawn == [keys for _, keys in VARLEN.timed_lengths(this)]
 
 
+def test_geometric_lengths_go_down_to_a_128th_of_the_longest() -> None:
+    this = case(PAGED, sequences=16, longest=16384, lengths="geometric")
+    keys = [each for _, each in PAGED.timed_lengths(this)]
+    assert (keys[0], keys[-1]) == (16384, 128)
+    assert all(1.36 < one / next_one < 1.40 for one, next_one in pairwise(keys))
+    inputs = PAGED.make_inputs(this, "normal", 3)
+    assert sorted(inputs["seq_lens"].tolist(), reverse=True) == keys
+    assert ",geometric)" in this.label
+
+
 @pytest.mark.parametrize(
     ("problem", "sizes", "words"),
     [
@@ -208,6 +218,8 @@ def test_timed_lengths_add_up_and_their_work_is_counted(lengths: str) -> None:
         (VARLEN, {"tokens_k": 241}, r"tokens_k must lie between .*, got 241"),
         (VARLEN, {"lengths": "random"}, "expected lengths to be zipf or even, got 'random'"),
         (VARLEN, {"seq_len": 4}, "unknown size 'seq_len' in a shape; known: sequences, heads"),
+        (VARLEN, {"lengths": "geometric"}, "expected lengths to be zipf or even"),
+        (PAGED, {"lengths": "random"}, "expected lengths to be zipf or even or geometric"),
         (PAGED, {"queries": 38}, r"queries \(38\) must not exceed longest"),
         (PAGED, {"heads": 3}, "must be a multiple of kv_heads"),
         (PAGED, {"page_size": 0}, "expected page_size to be an integer of at least 1, got 0"),
