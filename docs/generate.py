@@ -116,7 +116,8 @@ def space_reference() -> str:
         "<!-- written by docs/generate.py -->\n",
         "A space is one YAML file. Expressions are a small safe language: numbers, names, "
         "`+ - * / // % **`, comparisons, `and or not`, `a if b else c`, `min max abs ceil_div log2 "
-        "is_pow2`; names are parameters, sizes of the problem, `let` and `device.*`. `evotune "
+        "is_pow2`; [names](writing-a-kernel.md#names-in-expressions) are parameters, sizes of the "
+        "problem, `let` and `device.*`. `evotune "
         "check SPACE` says what is wrong as `file:line:column`, and `evotune schema` prints the "
         "schema that editors use through the first line:\n",
         "```yaml\n# yaml-language-server: $schema=space.schema.json\n```\n",

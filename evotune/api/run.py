@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.api._watching import watching
 from evotune.command_line import RUNS_DIR
 from evotune.engine.folder import RunFolder, find_run
-from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
 from evotune.errors import UsageError
 from evotune.report import wording
 from evotune.report.data import RunData
@@ -227,6 +227,7 @@ class Run:
         allow_mixed: bool = False,
         trust: bool = False,
         on_trial: Callable[[Trial], object] | None = None,
+        on_note: Callable[[str], object] | None = None,
     ) -> Run:
         """Continues the run. `trials` and `minutes` are new totals. Returns this run.
 
@@ -243,7 +244,7 @@ class Run:
         with trusting(trust):
             resume_run(
                 self.folder,
-                watching(on_trial),
+                watching(on_trial, on_note),
                 trials=trials,
                 minutes=minutes,
                 strategy=strategy,
@@ -332,8 +333,9 @@ class Run:
         trust: bool = False,
     ) -> Path:
         """Writes the run's confirmed champions as a Python package that needs PyTorch and not
-        evotune. Returns the folder. Warns if no kernel is surely faster in any timed case and the
-        package uses it all the same, as it does but for attention.
+        evotune. Returns the folder. Warns of a kernel whose figures are too noisy, and if no kernel
+        is surely faster in any timed case and the package uses it all the same, as it does but for
+        attention.
 
         `name` is the package's; the space's name if not given. Runs of the same problem and device
         `beside` it go into the same package. `trust`: see `tune`. EvotuneError when no champion is
@@ -346,6 +348,8 @@ class Run:
         with trusting(trust):
             runs = [self.folder, *(run.folder for run in beside)]
             found = export_runs(runs, Path(folder), name)
+        for doubt in found.doubts:
+            warnings.warn(f"{found.name}: {doubt}", stacklevel=2)
         if not found.served:
             words = "no kernel is surely faster than the baseline in any timed case"
             warnings.warn(f"{found.name}: {words}; the package uses it all the same", stacklevel=2)
@@ -371,23 +375,3 @@ def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run
     UsageError where there is no such run.
     """
     return Run(find_run(str(run), Path(runs_dir)))
-
-
-class _Calls(SilentObserver):
-    """Calls `on_trial` with each trial that was not stored before this part of the run."""
-
-    def __init__(self, on_trial: Callable[[Trial], object]) -> None:
-        self._on_trial = on_trial
-        self._known = 0
-
-    def started(self, info: RunInfo) -> None:
-        self._known = info.already_done
-
-    def told(self, trial: Trial, progress: Progress) -> None:
-        if progress.told > self._known:
-            self._on_trial(trial)
-
-
-def watching(on_trial: Callable[[Trial], object] | None) -> Observer:
-    """An observer that calls `on_trial`; a silent one when that is None."""
-    return SilentObserver() if on_trial is None else _Calls(on_trial)

@@ -15,7 +15,8 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
-from evotune.api.run import Run, open_run, watching
+from evotune.api._watching import watching
+from evotune.api.run import Run, open_run
 from evotune.command_line import RUNS_DIR
 from evotune.engine.cluster_run import cluster_request
 from evotune.engine.setup import GpuRequest
@@ -48,6 +49,7 @@ def tune(
     allow_mixed: bool = False,
     trust: bool = False,
     on_trial: Callable[[Trial], object] | None = None,
+    on_note: Callable[[str], object] | None = None,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> Run:
     """Searches a space for the fastest correct configuration. Returns the finished run.
@@ -73,6 +75,8 @@ def tune(
     - `trust`: execute kernels and problems even if they lie outside the working folder.
     - `on_trial`: called with each finished trial (number, configuration, outcome) while the next
       ones are at work. An exception from it ends the run, which can be resumed.
+    - `on_note`: called with a line for each stage, such as `print`: which other work may disturb
+      the times, and that champions are being confirmed, which can take minutes.
 
     Ctrl-C in the main thread ends the run tidily; its state is then "interrupted". Nothing else in
     the caller's process changes. Worker processes do not run the caller's script again, so it needs
@@ -117,7 +121,7 @@ def tune(
             cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
             cases=case_entries(cases),
         )
-        run = Run(start_run(request, watching(on_trial)).run)
+        run = Run(start_run(request, watching(on_trial, on_note)).run)
     if said := run.skipped_cases:
         warnings.warn(said, stacklevel=2)
     return run

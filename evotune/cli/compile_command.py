@@ -20,6 +20,7 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_output
+from evotune.report.wording import compiled_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -252,8 +253,10 @@ def summary_lines(summary: CompileSummary) -> Iterator[str]:
         f"{summary.limited:,} break a limit once compiled" if summary.limited else "",
     ]
     if summary.most_registers:
-        spills = f"{summary.spilling:,} spill"
+        spills = f"{summary.spilling:,} spill" if summary.spilling else "none spills"
         spills += f" (at most {summary.most_spill_bytes:,} bytes)" if summary.spilling else ""
         facts += [spills, f"at most {summary.most_registers} registers"]
-    facts.append(f"{summary.wall_s:.1f} s for {summary.device}")
+    facts.append(f"compiled for {summary.device} in {summary.wall_s:.1f} s")
     yield ", ".join(filter(None, facts))
+    if summary.default is not None and (figures := compiled_text(summary.default.resources)):
+        yield f"the default: {figures}"

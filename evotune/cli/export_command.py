@@ -80,6 +80,8 @@ def export(
         print_tables(terminal, [text_table(("", str(found.folder)), rows)], "-")
     if found.slower_because:
         terminal.note(f"note: {found.slower_because}")
+    for doubt in found.doubts:
+        terminal.note(f"warning: {doubt}")
     terminal.note(f"install: {install_command(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
@@ -116,4 +118,5 @@ def _record(found: Exported) -> dict[str, object]:
         "kernels": [{"run": run, "trial": trial} for run, trial in found.champions],
         "served": found.served,
         "slower_because": found.slower_because,
+        "too_noisy": [{"run": run, "trial": trial} for run, trial in found.too_noisy],
     }

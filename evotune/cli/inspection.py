@@ -50,6 +50,10 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
 
     found = evotune.check(space, device=device)
     print_tables(terminal, _check_parts(found))
+    for name in found.unread:
+        terminal.note(
+            f"warning: {name} changes nothing: no kernel's source and no launch has the name"
+        )
     if no_compile or not found.kernels:
         return 0
     terminal.note(f"compiling a sample of {_SAMPLE}")

@@ -143,6 +143,7 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
         default="auto",
         show_default=True,
         metavar="auto|cpu|cuda:N|NAME",
+        callback=lambda context, option, value: value.lower(),
         shell_complete=_complete_device,
         help=help_text,
     )

@@ -93,7 +93,9 @@ def portfolio(
     device: str,
     style: str,
 ) -> int:
-    """Find few kernels for all cases of a list, and a rule.
+    """Find a few kernels that together cover a list of cases.
+
+    A rule picks one of them for each call.
 
     Searches where cases differ, each search an ordinary run in RUNS. Measures all champions on all
     cases, each checked and timed in turn with the baseline. Further searches go where all champions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from evotune.cli.live_view import panel
 from evotune.cli.standing import Standing, result
 from evotune.cli.terminal import Terminal, say
-from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
+from evotune.engine.observer import OTHER_WORK, Observer, Progress, RunInfo, SilentObserver
 from evotune.report import wording
 from evotune.trial import Outcome, Trial
 
@@ -94,6 +94,9 @@ class LiveProgress:
 
     def phase(self, text: str) -> None:
         self._standing.phase = text
+        if text.startswith(OTHER_WORK):  # stays on the screen; the next phase takes its place there
+            with contextlib.suppress(OSError):
+                self._write(text)
 
     def started(self, info: RunInfo) -> None:
         self._standing.start(info)

@@ -16,7 +16,7 @@ from evotune.engine._calibration import calibrate
 from evotune.engine.baseline_choice import chosen_baseline
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.observer import Observer
+from evotune.engine.observer import OTHER_WORK, Observer
 from evotune.engine.setup import KernelSetup
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.executor import (
@@ -129,7 +129,7 @@ class KernelRun:
         """Names the other work on this machine; the record has it by the trials stored before."""
         found = others_at_work(self.setup.devices)
         if found:
-            self._observer.phase(f"times may be disturbed: {'; '.join(found)}")
+            self._observer.phase(f"{OTHER_WORK}: {'; '.join(found)}")
             known = self._store.meta("beside", {})
             self._store.set_meta("beside", {**known, str(self._store.count()): found})
 

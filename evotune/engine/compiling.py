@@ -64,7 +64,8 @@ class CompileRow:
 
 @dataclass(slots=True)
 class CompileSummary:
-    """Counts over all rows. `rejected` ones never reached the compiler."""
+    """Counts over all rows. `rejected` ones never reached the compiler. `default`: the row of the
+    space's default configuration, once it is there."""
 
     device: str
     expected: int | None = None  # number of rows, when it is known beforehand
@@ -77,6 +78,7 @@ class CompileSummary:
     most_registers: int = 0
     most_spill_bytes: int = 0
     wall_s: float = 0.0
+    default: CompileRow | None = None
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
@@ -113,7 +115,8 @@ def compile_space(
     seed: int,
     on_row: Callable[[CompileRow, CompileSummary], object],
 ) -> CompileSummary:
-    """Compiles every valid configuration, or `sample` distinct ones, on all cores.
+    """Compiles every valid configuration, or `sample` distinct ones, on all cores. The default
+    is among them.
 
     `on_row` gets each row as it finishes, in any order, and the summary so far; rows are not
     kept, so a space may be of any size.
@@ -132,11 +135,13 @@ def compile_space(
         chosen = distinct_samples(setup.space, sample, seed)
         configurations, summary.expected = chosen, len(chosen)
     timeout_s = setup.document.timeouts.compile_s
+    default = setup.space.default()
     with interruptible(), scratch_folder() as folder:
         pool = CompilePool(folder, writable_cache_dir(), timeout_s=timeout_s)
         try:
             for row in _compile_all(pool, setup.planner, iter(configurations)):
                 summary.add(row)
+                summary.default = row if row.configuration == default else summary.default
                 summary.wall_s = time.monotonic() - started
                 on_row(row, summary)
         finally:
@@ -162,12 +167,13 @@ def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary
 
 
 def distinct_samples(space: BoundSpace, count: int, seed: int) -> list[Configuration]:
-    """Up to `count` distinct valid configurations; fewer when the space is smaller."""
+    """Up to `count` distinct valid configurations, the default first; fewer when the space is
+    smaller."""
     size = space.size()
     if size.exact and size.valid <= count:
         return list(space.enumerate())
     rng = random.Random(seed)
-    found: dict[Configuration, None] = {}
+    found: dict[Configuration, None] = {space.default(): None}
     for _ in range(50 * count):
         if len(found) == count:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evotune.backends import registry
+from evotune.engine._unread_parameters import unread_parameters
 from evotune.engine.setup import KernelSetup, RecordedSetup, Setup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.device_slot import ProblemSource
@@ -31,7 +32,10 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The facts about a valid space that `evotune check` prints."""
+    """The facts about a valid space that `evotune check` prints.
+
+    `unread`: parameters that no kernel and no launch reads.
+    """
 
     name: str
     path: str
@@ -42,6 +46,7 @@ class CheckReport:
     after_compile: tuple[str, ...]
     kernels: tuple[KernelSummary, ...]
     cases: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
 
 def try_problem(setup: Setup) -> None:
@@ -88,6 +93,7 @@ def check_space(space: str, device: str) -> CheckReport:
         cases=tuple(case.label for cases in setup.cases.values() for case in cases)
         if isinstance(setup, KernelSetup)
         else (),
+        unread=tuple(unread_parameters(document)) if document else (),
     )
 
 

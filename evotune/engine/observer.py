@@ -8,6 +8,9 @@ from typing import Protocol
 
 from evotune.trial import Configuration, Outcome, Trial
 
+OTHER_WORK = "times may be disturbed"
+"""The beginning of the phase that names other work on the machine: a remark for the whole run."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:

@@ -27,6 +27,7 @@ from evotune.export._champions import Selection, confirmed, selected
 from evotune.export._descriptions import certificate, dispatch, frame, package_files
 from evotune.export._json_text import json_text
 from evotune.export._portfolio_selection import selected_by_rule
+from evotune.measure.processes import TOO_NOISY
 from evotune.package_name import checked_name, default_name
 from evotune.problems import UserProblem
 
@@ -40,6 +41,7 @@ class Exported:
     - `champions`: run and trial of each kernel; `served`: the number of regions that they won.
     - `whole_domain`: whether they serve all cases that they were checked on, won or not.
     - `slower_because`: why calls take longer than they could, if a launcher could not be built.
+    - `too_noisy`: run and trial of the kernels whose speed differed too much between processes.
     """
 
     folder: Path
@@ -51,6 +53,16 @@ class Exported:
     served: int
     whole_domain: bool = False
     slower_because: str = ""
+    too_noisy: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def doubts(self) -> Iterator[str]:
+        """A line for each kernel whose figures are uncertain."""
+        for run, trial in self.too_noisy:
+            yield (
+                f"trial {trial} of run {run} is too_noisy: its speed differed by more than a "
+                "tenth between processes; run it again on a quiet machine"
+            )
 
 
 def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None) -> Exported:
@@ -103,6 +115,9 @@ def _export(chosen: Selection, folder: Path, name: str | None) -> Exported:
         served=len(chosen.served),
         whole_domain=isinstance(setup.planner.problem, UserProblem),
         slower_because=registry.named(setup.profile.backend).exported_slower_because(),
+        too_noisy=tuple(
+            champion.key for champion in chosen.champions if TOO_NOISY in champion.outcome.flags
+        ),
     )
 
 

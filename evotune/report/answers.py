@@ -20,6 +20,8 @@ _MEASURES = "measures what limits its speed and what each of its values is worth
 _SHOWN_CHANGES = 4
 _SHOWN_EFFECTS = 3
 _RESUMABLE = ("interrupted", "killed")
+_FEW_TRIALS = 10
+"""A search of fewer trials has hardly begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,18 @@ def answers(
 
 
 def _winner(data: RunData, leader: Row) -> str:
-    text = f"Trial {leader.number} of {data.totals.trials}"
+    number, speedup = f"{leader.number} of {data.totals.trials}", leader.figures.speedup
+    text = f"Trial {number}"
+    if not data.recorded and speedup is not None and speedup < 1:
+        text = f"Nothing is faster than the baseline. The best is trial {number}"
     if data.default is None:
         return f"{text}."
     changed = wording.difference(leader.configuration, data.default)
     if not changed:
-        return f"{text}: the space's default. The search found nothing better."
+        text += ": the space's default. "
+        if data.totals.trials < _FEW_TRIALS:
+            return f"{text}So few trials say little."
+        return f"{text}The search found nothing better."
     text += f". {len(changed)} of its {counted(len(leader.configuration), 'value')} "
     text += "differs from the default's" if len(changed) == 1 else "differ from the default's"
     if len(changed) > _SHOWN_CHANGES:
@@ -93,8 +101,11 @@ def _gain(leader: Row) -> str:
     speedups = [m.speedup for m in cases]
     baselines = ", ".join(dict.fromkeys(m.baseline for m in cases))
     if len(cases) == 1:
-        times = f"{wording.time_text(cases[0].time_us)} instead of"
-        return f"{times} {wording.time_text(cases[0].baseline_us)} of {baselines}."
+        (only,) = cases
+        if (only.baseline_us > only.time_us) != (only.speedup > 1):  # medians of noisy samples
+            return f"{only.speedup:.2f} times as fast as {baselines}, taken in turn with it."
+        times = f"{wording.time_text(only.time_us)} instead of"
+        return f"{times} {wording.time_text(only.baseline_us)} of {baselines}."
     least, most = f"{min(speedups):.2f}", f"{max(speedups):.2f}"
     if least == most:
         return f"{least} times as fast as {baselines} in each of {len(cases)} cases."
@@ -119,7 +130,8 @@ def _certainty(data: RunData, leader: Row) -> Iterator[str]:
     yield _confirmation(leader)
     slower = [m for m in leader.outcome.measurements if m.speedup_high < 1]
     if slower:
-        yield f"It is surely slower than the baseline at {_cases(slower)}."
+        surely = "probably" if noise else "surely"
+        yield f"It is {surely} slower than the baseline at {_cases(slower)}."
     if data.beside:
         yield f"Times may be disturbed: {wording.beside_text(data.beside)}."
 
@@ -184,9 +196,17 @@ def _use(data: RunData) -> Answer:
     question = "How do I use it?"
     problem = str((data.meta.get("problem") or {}).get("name", ""))
     if not data.won:
-        nothing = "Not yet: no confirmed champion is surely faster than the baseline in any case."
+        nothing = (
+            "Not yet: no confirmed champion is surely faster than the baseline in a timed case."
+        )
         if ":" in problem and any(each.ok for each in data.confirmations.values()):
             nothing += " A package of it can be made all the same, with evotune export."
+        elif data.won_held_out:
+            held_out = " and ".join(data.won_held_out)
+            nothing = (
+                "Not yet: no confirmed champion is surely faster than the baseline in a case that "
+                f"it was tuned for. A package, which evotune export makes, would serve {held_out}."
+            )
         return Answer(question, (nothing,))
     found = package_commands(data.path, data.space, problem)
     return Answer(

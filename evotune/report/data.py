@@ -227,6 +227,21 @@ class RunData:
         )
 
     @property
+    def won_held_out(self) -> tuple[str, ...]:
+        """The held-out cases in which a confirmed champion is surely faster than the baseline."""
+        return tuple(
+            dict.fromkeys(
+                measured.case
+                for outcome in self.confirmations.values()
+                for measured in outcome.measurements
+                if outcome.ok
+                and measured.held_out
+                and measured.cache == "warm"
+                and measured.speedup_low >= 1.0
+            )
+        )
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters, in the space's order."""
         return tuple(self.trials[0].configuration) if self.trials else ()

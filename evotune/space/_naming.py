@@ -170,6 +170,8 @@ class Names:
                 message = f"unknown name '{name.name}'; quote it: '{name.name}' is a value"
                 raise expression.error(message, name.offset)
         hint = did_you_mean(name.name, known)
+        if not hint and self.figures:
+            hint = f"; known besides those of constraints: {', '.join(sorted(self.figures))}"
         raise expression.error(f"unknown name '{name.name}'{hint}", name.offset)
 
     def with_choices(self, node: Node) -> Node:

@@ -7,10 +7,15 @@ from collections.abc import Iterable
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known word, empty when none is close."""
-    folded = {candidate.lower(): candidate for candidate in sorted(set(known))}
-    close = difflib.get_close_matches(word.lower()[:80], folded, n=1, cutoff=0.6)
-    return f"; did you mean '{folded[close[0]]}'?" if close else ""
+    """`; did you mean 'x'?` for the closest known word, empty when none is close. Of words in
+    capitals, as parameters are, another one in capitals comes first: a size may be as close."""
+    candidates = sorted(set(known))
+    for group in ([each for each in candidates if each.isupper() == word.isupper()], candidates):
+        folded = {candidate.lower(): candidate for candidate in group}
+        close = difflib.get_close_matches(word.lower()[:80], folded, n=1, cutoff=0.6)
+        if close:
+            return f"; did you mean '{folded[close[0]]}'?"
+    return ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

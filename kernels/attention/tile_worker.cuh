@@ -1,8 +1,12 @@
 // One warp's work on a tile of attention: it copies (tile_copies.cuh), multiplies and weighs, block of keys by block of
 // keys.
 //
-// 3_mma.cu explains how the pieces fit together. A Tile has rows and the keys that they see: that of 3_mma.cu is in
-// mma_tile.cuh, attention_varlen.cu and attention_paged.cu have their own.
+// 3_mma.cu explains how the pieces fit together. A Tile has rows and the keys that they see, as in mma_tile.cuh:
+//   problem, first_row, rows, last_row(), keys_seen(row); first_seen(row) for HAS_WINDOW; total() for SINKS and LSE
+//   position(row), query_head(row) for SCORES_CHANGE; own_key(row) for ALIBI
+//   row_at() and keys_at() if STRIDED, else offset<DIM>(row) and keys_offset<DIM>(): where rows and keys lie in memory
+// Of a warp's keys in a block, those from `seen` on are masked, and the first `hidden` lie before the window. Changed
+// scores are in units of kUnit: log2(e), or 1 with a score modification. kChangedExponent makes them exponents of 2.
 //
 // Archs      sm_80 and later.
 // References Milakov & Gimelshein 2018 (online softmax); FlashAttention-2, Dao 2023.
@@ -19,7 +23,7 @@
 namespace {
 
 constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+constexpr float kLowest = -1e30f;  // finite, so that a row of -inf scores does not compute -inf - (-inf) = NaN
 
 // A warp's share of a tile.
 template <class Tile>

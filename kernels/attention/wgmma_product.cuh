@@ -33,8 +33,8 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
 
 // Keeps the code that makes `value` (never negative) before this place. ptxas 12.9 moves a softmax behind the wait that
 // follows it in the source, to where no MMA runs beside it (seen in the SASS: all of its ex2), and neither pin()
-// nor the vote in it prevents that. A store that depends on `value` does, though it never happens. (A conditional trap
-// does too, but ends the basic block: ptxas then serializes MMA, C7512.)
+// nor the vote of the lazy rescale prevents that. A store that depends on `value` does, though it never happens. (A
+// conditional trap does too, but ends the basic block: ptxas then serializes MMA, C7512.)
 __device__ __forceinline__ void finish_first(float value) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(value), "r"(0)
                : "memory");
@@ -52,7 +52,8 @@ __device__ __forceinline__ void finish_first(float value, const unsigned (&words
         : "memory");
 }
 
-// d (+)= a b for N columns; TRANSPOSED: B's rows in shared memory are the summed-over index.
+// d (+)= a b for N columns; TRANSPOSED: B's rows in shared memory are the summed-over index. `a` and `b` are
+// shared-memory matrix descriptors, which wgmma_panels.cuh makes; `a0` to `a3` are A's registers.
 template <int N>
 struct Product;
 
@@ -109,7 +110,7 @@ struct Product;
 #define SUMS_15 SUMS_14, SUMS_OF(112)
 #define SUMS_16 SUMS_15, SUMS_OF(120)
 
-// p0 .. p6 are the names of the operands behind the sums.
+// p0 .. p6 are the names of the operands after the sums; `a` and `b` are descriptors, 64 bits each.
 #define SHARED_PRODUCT(N, BLOCKS, TYPE, p0, p1, p2)                                                                    \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE     \
                "." TYPE " {" NAMES_##BLOCKS "}, " p0 ", " p1 ", p, 1, 1, 0, 0;\n}\n"                                   \

@@ -178,6 +178,15 @@ def test_a_strategy_that_is_wrong_is_named(space: Path, strategy: Any, message: 
         tuned(space, strategy=strategy)
 
 
+def test_on_note_gets_the_stages(space: Path) -> None:
+    notes: list[str] = []
+    run = tuned(space, on_note=notes.append)
+    assert "searching" in notes
+    notes.clear()
+    run.resume(trials=20, on_note=notes.append)
+    assert "searching" in notes
+
+
 def test_what_on_trial_raises_ends_the_run_which_can_be_resumed(space: Path) -> None:
     def stop(trial: Trial) -> None:
         if trial.number == 4:

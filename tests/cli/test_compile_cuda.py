@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,22 @@ def test_every_configuration_compiles_for_a_gpu_that_is_not_here(
     assert code == 0, err
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == "outcome regs spill B shared B occ. s configuration"
-    assert "24 of 24 compile" in lines[-2]
-    assert "30 rejected before compiling" in lines[-1]
-    assert "s for NVIDIA L4" in lines[-1]
+    assert "24 of 24 compile" in lines[-3]
+    assert "30 rejected before compiling" in lines[-2]
+    assert "compiled for NVIDIA L4 in " in lines[-2]
+    assert re.fullmatch(r"the default: \d+ registers, no spills, \d+% occupancy", lines[-1])
     assert any(
         line.startswith("resource_limit 64 ") and "after_compile: spill_bytes == 0" in line
         for line in lines
     )
     assert any("105536 bytes of shared memory (40000 of them static)" in line for line in lines)
+
+
+def test_a_sample_has_the_default(sound: Path, tmp_path: Path) -> None:
+    code, out, err = evotune("compile", sound, "--device", "L4", "--sample", 1, cwd=tmp_path)
+    assert code == 0, err
+    assert "1 of 1 compile" in out
+    assert "the default: " in out
 
 
 def test_all_figures_are_in_jsonl(sound: Path, tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ import shlex
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder
 from evotune.package_name import checked_name, offered_name
+from evotune.store import RunStore
 from evotune.user_code import trust
 from tests.engine.runs import RECORDING, recorded_space, run_here
 from tests.export.making import fabricated, own_problem, tiny_space, with_speedup
@@ -67,12 +70,29 @@ def test_it_writes_a_package_and_says_how_to_use_it(
         "kernels": [{"run": attention.id, "trial": 0}],
         "served": 4,
         "slower_because": "",
+        "too_noisy": [],
     }
     assert "use: import mine; mine.activate()\n" in done.stderr
     assert "note:" not in done.stderr
     monkeypatch.setattr(CpuBackend, "exported_slower_because", lambda self: "g++ fails (why)")
     done = invoke("export", softmax.id, "-o", "slow", "--trust")
     assert "note: g++ fails (why)\n" in done.stderr
+    assert "warning:" not in done.stderr
+
+
+def test_a_kernel_whose_figures_are_too_noisy_is_told(
+    invoke: Invoke, runs: Path, tmp_path: Path
+) -> None:
+    softmax = run_of(runs, "softmax-cpu")
+    with RunStore.open_for_writing(softmax.store) as store:
+        for number, outcome in store.confirmations().items():
+            noisy = msgspec.structs.replace(outcome, flags=("too_noisy",))
+            store.confirm(number, noisy, 100.0)
+    done = invoke("export", softmax.id, "-o", "pkg", "--trust")
+    assert done.exit_code == 0, done.output
+    assert f"warning: trial 0 of run {softmax.id} is too_noisy: " in done.stderr
+    with pytest.warns(UserWarning, match="too_noisy: its speed differed by more than a tenth"):
+        evotune.open_run(softmax.path).export(tmp_path / "more", trust=True)
 
 
 @pytest.mark.parametrize(

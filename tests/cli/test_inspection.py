@@ -47,6 +47,14 @@ def space(tmp_path: Path) -> Path:
     return path
 
 
+def test_check_names_a_parameter_that_changes_nothing(invoke: Invoke, space: Path) -> None:
+    said = "warning: BLOCK_N changes nothing: no kernel's source and no launch has the name"
+    assert said in invoke("check", space, "--no-compile").stderr
+    kernel = space.parent / "kernels" / "scale.cpp"
+    kernel.write_text(f"{kernel.read_text()}// BLOCK_N\n")
+    assert "warning" not in invoke("check", space, "--no-compile").stderr
+
+
 def test_check_tells_the_size_the_constraints_and_the_kernels(invoke: Invoke, space: Path) -> None:
     result = invoke("check", space, "--no-compile")
     assert result.exit_code == 0

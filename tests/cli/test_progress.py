@@ -151,6 +151,15 @@ def render(standing: Standing, width: int = 80, encoding: str = "utf-8") -> str:
     return file.getvalue()
 
 
+def test_other_work_stays_on_a_live_screen() -> None:
+    lines: list[str] = []
+    live = LiveProgress(Standing(Clock()), lines.append)
+    live.phase("timing the baselines")
+    live.phase("times may be disturbed: other processes keep 2.0 of 2 cores busy")
+    live.phase("searching")
+    assert lines == ["times may be disturbed: other processes keep 2.0 of 2 cores busy"]
+
+
 def test_the_live_panel_shows_everything_at_a_glance() -> None:
     live = LiveProgress(standing := Standing(clock := Clock()))
     live.started(info())

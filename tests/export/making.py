@@ -247,4 +247,4 @@ def faster(outcome: Outcome, speedup: float, cases: Mapping[str, float]) -> Outc
                 each, speedup=own, speedup_low=own * 0.98, speedup_high=own * 1.02
             )
         )
-    return msgspec.structs.replace(outcome, measurements=tuple(measurements))
+    return msgspec.structs.replace(outcome, measurements=tuple(measurements), flags=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from evotune.report import markdown
 from evotune.report.data import RunData
-from evotune.report.html import Explained
+from evotune.report.html import Explained, html_page
 from evotune.report.html._payload import run_payload
 from evotune.trial import Outcome, OutcomeKind
 
@@ -97,6 +98,31 @@ def test_a_case_that_got_slower_and_a_skipped_check_are_named(tmp_path: Path) ->
     assert "1 skipped, evotune verify says why" in sure
 
 
+def test_a_leader_that_is_slower_did_not_win(tmp_path: Path) -> None:
+    slow = ok(0.8, 0.7, 0.9, held_out=("odd",))
+    odd = msgspec.structs.replace(
+        slow.measurements[-1], speedup=1.5, speedup_low=1.4, speedup_high=1.6
+    )
+    slow = msgspec.structs.replace(slow, measurements=(*slow.measurements[:-1], odd))
+    meta = {"default": configuration(0)}
+    found = opening(tmp_path, [ok(0.9)], confirmations={0: slow}, meta=meta)
+    assert said(found["What won?"]) == (
+        "Nothing is faster than the baseline. The best is trial 0 of 1: the space's default. "
+        "So few trials say little."
+    )
+    assert said(found["How do I use it?"]).endswith("would serve odd.")
+
+
+def test_times_that_contradict_the_speedup_are_left_out(tmp_path: Path) -> None:
+    slow = ok(0.8, 0.7, 0.9, flags=("too_noisy",))
+    (first, *_) = slow.measurements
+    only = msgspec.structs.replace(first, time_us=first.baseline_us * 0.9)
+    slow = msgspec.structs.replace(slow, measurements=(only,))
+    found = opening(tmp_path, [ok(0.9)], confirmations={0: slow})
+    assert said(found["By how much?"]).startswith("0.80 times as fast as ")
+    assert "probably slower than the baseline at" in said(found["Is it sure?"])
+
+
 def test_a_page_without_a_browser_has_the_same_answers(tmp_path: Path) -> None:
     data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4, 1.35, 1.45)}))
     page = markdown.page(data)
@@ -104,6 +130,15 @@ def test_a_page_without_a_browser_has_the_same_answers(tmp_path: Path) -> None:
     assert places == sorted(places)
     assert "**Is it sure?** Yes: the results are right" in page
     assert "- `pip install --no-deps ./attention_cpu_package` installs it" in page
+
+
+def test_a_page_without_javascript_has_the_same_answers(tmp_path: Path) -> None:
+    data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4, 1.35, 1.45)}))
+    _, rest = html_page([data]).split("<noscript>")
+    static, _ = rest.split("</noscript>")
+    for answer in run_payload(data)["answers"]:
+        assert f"<b>{answer['question']}</b> {escape(' '.join(answer['sentences']))}" in static
+        assert all(escape(line) in static for line, _ in answer["commands"])
 
 
 def test_the_reason_is_an_ablation_of_this_leader(tmp_path: Path) -> None:

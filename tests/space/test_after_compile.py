@@ -48,6 +48,17 @@ def test_figures_stand_beside_parameters_lets_symbols_and_device() -> None:
     )
 
 
+def test_an_unknown_name_lists_the_figures() -> None:
+    with pytest.raises(SpaceError, match=r"unknown name 'waves'; .*occupancy, registers, .*spill"):
+        bound("after_compile: [waves <= 1]\n")
+
+
+def test_a_name_in_capitals_is_taken_for_a_parameter() -> None:
+    head = HEAD.replace("A: [1, 2]", "ROWS: [1, 2]").replace("{n: 64}", "{n: 64, rows: 8}")
+    with pytest.raises(SpaceError, match="unknown name 'ROW'; did you mean 'ROWS'"):
+        bind(parse_space(head + "constraints: [ROW > 1]\n"), [{"n": 64, "rows": 8}], DEVICE)
+
+
 def test_a_constraint_without_a_value_is_broken() -> None:
     found = violated("after_compile: [16 / spill_bytes > 1]\n", spill_bytes=0)
     assert "division by zero" in found

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from evotune.report.answers import Explained
@@ -64,7 +64,10 @@ def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] 
 </style>
 </head>
 <body>
-<noscript>This report draws itself with JavaScript, all of which is inside the file.</noscript>
+<noscript>
+<p>This report draws itself with JavaScript, all of which is inside the file. In short:</p>
+{_opening(payloads)}
+</noscript>
 <main id="page"></main>
 <script type="application/json" id="data">{_embedded(data)}</script>
 <script>{script}</script>
@@ -72,6 +75,19 @@ def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] 
 </body>
 </html>
 """
+
+
+def _opening(payloads: Sequence[Mapping[str, Json]]) -> str:
+    """The answers of each run, for a reader without JavaScript."""
+    parts = []
+    for payload in payloads:
+        parts.append(f"<h2>{html.escape(str(payload['id']))}</h2>")
+        for answer in payload["answers"]:
+            said = html.escape(" ".join(answer["sentences"]))
+            parts.append(f"<p><b>{html.escape(answer['question'])}</b> {said}</p>")
+            lines = [f"{line}  # {why}" for line, why in answer["commands"]]
+            parts += [f"<pre>{html.escape(line)}</pre>" for line in lines]
+    return "\n".join(parts)
 
 
 def _asset(name: str) -> str:
