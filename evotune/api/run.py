@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evotune.api._watching import watching
+from evotune.api._observing_calls import watching
 from evotune.command_line import RUNS_DIR
 from evotune.engine.folder import RunFolder, find_run
 from evotune.errors import UsageError

@@ -15,7 +15,7 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
-from evotune.api._watching import watching
+from evotune.api._observing_calls import watching
 from evotune.api.run import Run, open_run
 from evotune.command_line import RUNS_DIR
 from evotune.engine.cluster_run import cluster_request

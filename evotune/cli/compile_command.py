@@ -20,7 +20,6 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_output
-from evotune.report.wording import compiled_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -246,6 +245,8 @@ def failure_parts(summary: CompileSummary) -> Iterator[Table | str]:
 
 
 def summary_lines(summary: CompileSummary) -> Iterator[str]:
+    from evotune.report.wording import compiled_text
+
     from_cache = f", {summary.cached:,} from the cache" if summary.cached else ""
     yield f"{summary.compiled:,} of {summary.tried:,} compile{from_cache}"
     facts = [
