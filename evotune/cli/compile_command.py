@@ -261,3 +261,5 @@ def summary_lines(summary: CompileSummary) -> Iterator[str]:
     yield ", ".join(filter(None, facts))
     if summary.default is not None and (figures := compiled_text(summary.default.resources)):
         yield f"the default: {figures}"
+    if summary.no_default:
+        yield summary.no_default

@@ -14,7 +14,7 @@ from evotune.engine._planning import Planner
 from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.stop_signal import interruptible
-from evotune.errors import UsageError
+from evotune.errors import SpaceError, UsageError
 from evotune.execute.build_cache import writable_cache_dir
 from evotune.execute.build_review import BuildRules, review_build
 from evotune.execute.compile_pool import CompilePool
@@ -65,7 +65,8 @@ class CompileRow:
 @dataclass(slots=True)
 class CompileSummary:
     """Counts over all rows. `rejected` ones never reached the compiler. `default`: the row of the
-    space's default configuration, once it is there."""
+    space's default configuration, once it is there; `no_default`: why it is not valid here.
+    """
 
     device: str
     expected: int | None = None  # number of rows, when it is known beforehand
@@ -79,6 +80,7 @@ class CompileSummary:
     most_spill_bytes: int = 0
     wall_s: float = 0.0
     default: CompileRow | None = None
+    no_default: str = ""
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
@@ -116,7 +118,7 @@ def compile_space(
     on_row: Callable[[CompileRow, CompileSummary], object],
 ) -> CompileSummary:
     """Compiles every valid configuration, or `sample` distinct ones, on all cores. The default
-    is among them.
+    is among them, where it is valid.
 
     `on_row` gets each row as it finishes, in any order, and the summary so far; rows are not
     kept, so a space may be of any size.
@@ -135,7 +137,7 @@ def compile_space(
         chosen = distinct_samples(setup.space, sample, seed)
         configurations, summary.expected = chosen, len(chosen)
     timeout_s = setup.document.timeouts.compile_s
-    default = setup.space.default()
+    default, summary.no_default = _default_of(setup.space)
     with interruptible(), scratch_folder() as folder:
         pool = CompilePool(folder, writable_cache_dir(), timeout_s=timeout_s)
         try:
@@ -167,18 +169,27 @@ def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary
 
 
 def distinct_samples(space: BoundSpace, count: int, seed: int) -> list[Configuration]:
-    """Up to `count` distinct valid configurations, the default first; fewer when the space is
+    """Up to `count` distinct valid configurations, a valid default first; fewer when the space is
     smaller."""
     size = space.size()
     if size.exact and size.valid <= count:
         return list(space.enumerate())
     rng = random.Random(seed)
-    found: dict[Configuration, None] = {space.default(): None}
+    default, _ = _default_of(space)
+    found: dict[Configuration, None] = {} if default is None else {default: None}
     for _ in range(50 * count):
         if len(found) == count:
             break
         found[space.sample(rng)] = None
     return list(found)
+
+
+def _default_of(space: BoundSpace) -> tuple[Configuration | None, str]:
+    """The default, or None and why it is not valid on this device: others may compile there."""
+    try:
+        return space.default(), ""
+    except SpaceError as error:
+        return None, error.message
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from evotune.space.specs import GivenCase
 _SURE = 1.02
 """A case with a greater predicted speedup is not tried where others in the region were."""
 _DOUBTED = 0.98
-"""PyTorch serves a case that was not tried and has a smaller predicted speedup."""
+"""A region ends before a case that was not tried and has a smaller predicted speedup."""
 _AT_ONCE = 3
 """So many cases of a region are tried at once. The model knows their times before it is asked for
 the next ones."""

@@ -103,7 +103,7 @@ def _gain(leader: Row) -> str:
     if len(cases) == 1:
         (only,) = cases
         if (only.baseline_us > only.time_us) != (only.speedup > 1):  # medians of noisy samples
-            return f"{only.speedup:.2f} times as fast as {baselines}, taken in turn with it."
+            return f"{only.speedup:.2f} times as fast as {baselines}, measured alternating with it."
         times = f"{wording.time_text(only.time_us)} instead of"
         return f"{times} {wording.time_text(only.baseline_us)} of {baselines}."
     least, most = f"{min(speedups):.2f}", f"{max(speedups):.2f}"
@@ -205,7 +205,7 @@ def _use(data: RunData) -> Answer:
             held_out = " and ".join(data.won_held_out)
             nothing = (
                 "Not yet: no confirmed champion is surely faster than the baseline in a case that "
-                f"it was tuned for. A package, which evotune export makes, would serve {held_out}."
+                f"it was tuned for. A package, made by evotune export, may serve {held_out}."
             )
         return Answer(question, (nothing,))
     found = package_commands(data.path, data.space, problem)

@@ -65,6 +65,15 @@ def test_a_sample_has_the_default(sound: Path, tmp_path: Path) -> None:
     assert "the default: " in out
 
 
+def test_a_space_compiles_where_its_default_is_not_valid(sound: Path, tmp_path: Path) -> None:
+    more = "constraints: [THREADS <= device.threads_per_block]\n"
+    more += "default: {FAULT: none, SPLIT: 1, THREADS: 2048, SHARED_KIB: 0}\n"
+    sound.write_text(sound.read_text() + more)
+    code, out, err = evotune("compile", sound, "--device", "l4", "--sample", 3, cwd=tmp_path)
+    assert code == 0, err
+    assert "the default is not valid: THREADS <= device.threads_per_block" in out
+
+
 def test_all_figures_are_in_jsonl(sound: Path, tmp_path: Path) -> None:
     code, _, err = evotune(
         "compile", sound, "--device", "h200", "--all", "--format", "jsonl", "-o", "all.jsonl",

@@ -110,7 +110,7 @@ def test_a_leader_that_is_slower_did_not_win(tmp_path: Path) -> None:
         "Nothing is faster than the baseline. The best is trial 0 of 1: the space's default. "
         "So few trials say little."
     )
-    assert said(found["How do I use it?"]).endswith("would serve odd.")
+    assert said(found["How do I use it?"]).endswith("may serve odd.")
 
 
 def test_times_that_contradict_the_speedup_are_left_out(tmp_path: Path) -> None:
