@@ -1,7 +1,7 @@
 """`evotune` and `python -m evotune`: the start of the command line's process.
 
-It imports almost nothing until Ctrl-C is taken care of. For `doctor` it first checks which packages
-are installed.
+It imports almost nothing until Ctrl-C is taken care of, which its own import does: only a command's
+process imports it. For `doctor` it first checks which packages are installed.
 
 `python -m` puts the working folder before everything that is installed. The folder's files must not
 be taken for modules, so this module first removes the folder from the path, unless evotune itself
@@ -22,17 +22,27 @@ try:
 
     import signal
     from types import FrameType
+
+    def _leave(signum: int, frame: FrameType | None) -> None:
+        """Ends the process at Ctrl-C. Commands replace this handler while something needs cleaning
+        up.
+
+        It raises no KeyboardInterrupt, since an import may turn that into another error.
+        """
+        try:
+            os.write(2, b"interrupted\n")
+        finally:
+            os._exit(130)
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell has `&` ignore it
+        signal.signal(signal.SIGINT, _leave)
 except KeyboardInterrupt:
     raise SystemExit(130) from None
-
-_INTERRUPTED = 130
 
 
 def main() -> None:
     """Runs the command line and exits the process with its code."""
     _open_closed_streams()
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell has `&` ignore it
-        signal.signal(signal.SIGINT, _leave)
     from evotune.cli import packages
 
     if sys.argv[1:2] == ["doctor"] and (missing := packages.missing()):
@@ -56,17 +66,6 @@ def _open_closed_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    """Ends the process at Ctrl-C. Commands replace this handler while something needs cleaning up.
-
-    It raises no KeyboardInterrupt, since an import may turn that into another error.
-    """
-    try:
-        os.write(2, b"interrupted\n")
-    finally:
-        os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,23 @@ def test_an_interrupted_command_ends_with_130_and_no_traceback(folder: Path, com
     assert INTERRUPTED in codes
     if command == "run":
         _can_all_be_resumed(folder)
+
+
+def test_an_interrupt_before_any_import_of_evotune() -> None:
+    """The signal arrives while the command opens the null device for closed streams."""
+    begun = """
+import os, runpy, signal
+opened = os.open
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    return opened(*arguments)
+os.open = interrupted
+runpy.run_module("evotune", run_name="__main__", alter_sys=True)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", begun], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert (process.returncode, process.stderr) == (INTERRUPTED, "interrupted\n")
 
 
 def _can_all_be_resumed(folder: Path) -> None:
