@@ -1,0 +1,101 @@
+"""`benchmarks/attention_power.py`: champions on a cool device and at its power limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from evotune.device.session import Session
+from evotune.execute.device_worker import open_session
+from evotune.trial import Json
+
+SHAPE = {"batch": 1, "heads": 2, "seq_len": 64, "head_dim": 64}
+
+
+@pytest.fixture
+def benchmark(
+    benchmark_module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    module = benchmark_module("attention_power")
+    monkeypatch.setattr(module, "HEAT_S", 0.0)
+    monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setattr(module, "FIRST_REST_S", 0.001)
+    return module
+
+
+def measured(
+    benchmark: ModuleType, folder: Path, libraries: tuple[str, ...], see: Callable[[Session], None]
+) -> tuple[Any, dict[str, Any], int]:
+    problem = {"dtype": "float32", "shapes": [SHAPE], "variants": [{"causal": True}]}
+    row = benchmark.row_of("attention_cpu", problem, {}, baseline="sdpa:math", device="cpu")
+    session = open_session(row.profile)
+    see(session)
+    heated = []
+    bench = benchmark.Bench(session, row.problem, lambda: heated.append(1))
+    paths = benchmark.build_all([row], folder)
+    return row, bench.measure(row, paths, libraries), len(heated)
+
+
+def test_a_champion_is_timed_hot_and_cool_against_each_rival(
+    benchmark: ModuleType, tmp_path: Path
+) -> None:
+    row, found, heated = measured(benchmark, tmp_path, ("fa4",), lambda session: None)
+    assert [(each["against"], each["manner"]) for each in found["pairs"]] == [
+        ("sdpa:math", "hot"),
+        ("sdpa:math", "cool"),
+        ("blhd", "hot"),
+        ("blhd", "cool"),
+    ]
+    assert heated == 2 * benchmark.ROUNDS * 4, "before each of four samples of a round"
+    assert all(each["low"] <= each["ratio"] <= each["high"] for each in found["pairs"])
+    assert "fa4" in found["left_out"]
+    data = {"device": row.profile.name, "date": "then", "rows": [found]}
+    text = "\n".join(benchmark.table(data))
+    assert "| (1,2,64,64) causal | blhd |" in text
+    assert "sdpa, cool: " in text
+
+
+def test_a_device_at_its_power_limit_rests_longer(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "MOST_REST_S", 0.01)
+
+    def limited(session: Session) -> None:
+        def state() -> Mapping[str, Json]:
+            return {"sm_mhz": 1500, "power_w": 700.0, "throttled_by": ["sw_power_cap"]}
+
+        monkeypatch.setattr(session, "state", state)
+
+    row, found, _ = measured(benchmark, tmp_path, (), limited)
+    rests_ms = [each["rest_ms"] for each in found["pairs"] if each["manner"] == "cool"]
+    assert rests_ms == pytest.approx([9.0, 9.0])
+    data = {"device": row.profile.name, "date": "then", "rows": [found]}
+    assert "1500 MHz, 700 W, power limit" in "\n".join(benchmark.table(data))
+
+
+def test_a_kernel_with_wrong_results_is_not_timed(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(session: Session) -> None:
+        monkeypatch.setattr(session, "bind", lambda *_: lambda: None)
+
+    with pytest.raises(ValueError, match=r"\(1,2,64,64\) causal: "):
+        measured(benchmark, tmp_path, (), broken)
+
+
+def test_each_row_of_the_results_has_both_layouts_where_the_kernel_takes_them(
+    benchmark: ModuleType,
+) -> None:
+    problem = {
+        "shapes": [{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}],
+        "variants": [{"causal": False}],
+    }
+    options = {"baseline": "sdpa:cudnn", "device": "h200", "compile_only": True}
+    row = benchmark.row_of("attention_mma", problem, {}, **options)
+    assert [job.case.label for job in row.jobs] == ["(1,8,512,64) full", "(1,8,512,64,blhd) full"]
+    scalar = benchmark.row_of("attention_scalar", problem, {}, **options)
+    assert [job.case.label for job in scalar.jobs] == ["(1,8,512,64) full"]
