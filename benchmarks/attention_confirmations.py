@@ -34,21 +34,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Manner:
-    """How champions are confirmed: the options of --confirm."""
+    """How champions are confirmed: the options of --confirm, but for the type."""
 
     baseline: str = ""
     layout: str = ""
     heat_s: float = 0.0
 
 
+DEFAULT_DTYPE = "float16"
+
+
+def type_of(record: Mapping[str, Any]) -> str:
+    """A record without a type is from before there were others."""
+    return str(record.get("dtype", DEFAULT_DTYPE))
+
+
 class Unfit(Exception):
     """A champion cannot run on the cases; the message is the reason."""
 
 
-def confirm(job: Job, record: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
-    """Puts a recorded champion through today's confirmation, as a run confirms its first one."""
+def confirm(
+    job: Job, record: Mapping[str, Any], manner: Manner, dtype: str = DEFAULT_DTYPE
+) -> dict[str, Any]:
+    """Puts a recorded champion through today's confirmation, as a run confirms its first one. It
+    may have been found in another type than `dtype`, in which it is confirmed."""
+    found_in = type_of(record)
     with tempfile.TemporaryDirectory() as folder:
-        problem = job.problem()
+        problem = {**job.problem(), "dtype": dtype}
         if manner.layout:
             others = [{**each, "layout": manner.layout} for each in problem["variants"]]
             problem["variants"] += others
@@ -86,6 +98,8 @@ def confirm(job: Job, record: Mapping[str, Any], manner: Manner) -> dict[str, An
             executor.close()
     return {
         "name": job.name,
+        "dtype": dtype,
+        "found_in": found_in,
         "outcome": outcome.kind.value,
         "reason": outcome.reason,
         "flags": list(outcome.flags),
@@ -104,7 +118,7 @@ def confirm(job: Job, record: Mapping[str, Any], manner: Manner) -> dict[str, An
                 "speedup_low": m.speedup_low,
                 "speedup_high": m.speedup_high,
                 "processes": list(m.processes),
-                "before": speedup_before(record, m),
+                "before": speedup_before(record, m) if found_in == dtype else None,
             }
             for m in outcome.measurements
         ],
@@ -135,8 +149,8 @@ def heat(seconds: float) -> None:
 def confirm_all(
     jobs: Sequence[Job], records: Mapping[str, dict[str, Any]], options: argparse.Namespace
 ) -> None:
-    """Confirms the recorded champions of `jobs` that the options' file has not."""
-    only, output = options.only or (), options.output
+    """Confirms the recorded champions of `jobs` that the options' file has not in this type."""
+    only, output, dtype = options.only or (), options.output, options.dtype
     manner = Manner(options.baseline, options.layout, options.heat)
     record: dict[str, Any] = {
         "command": f"python benchmarks/attention_cuda.py {' '.join(sys.argv[1:])}",
@@ -151,13 +165,13 @@ def confirm_all(
             sys.exit(f"{output} was made with other options: {kept['manner']}")
         record |= kept
     found: list[dict[str, Any]] = record["confirmed"]
-    shown = ("name", "outcome", "reason", "seconds", "device")
-    done = {each["name"] for each in found}
+    shown = ("name", "dtype", "outcome", "reason", "seconds", "device")
+    done = {each["name"] for each in found if type_of(each) == dtype}
     for job in jobs:
         if job.name not in records or job.name in done or (only and job.name not in only):
             continue
         try:
-            found.append(confirm(job, records[job.name], manner))
+            found.append(confirm(job, records[job.name], manner, dtype))
         except Unfit as reason:
             print(f"{job.name}: {reason}", file=sys.stderr)
             continue

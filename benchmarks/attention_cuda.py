@@ -1,20 +1,23 @@
 """Compares the CUDA attention ladder, tuned for each shape, with SDPA on one GPU.
 
-    python benchmarks/attention_cuda.py [--only NAME ...] [--seed 0] [--trials N] [--again]
-        [--ablate] -o benchmarks/results/FILE.json
+    python benchmarks/attention_cuda.py [--only NAME ...] [--dtype float16|bfloat16] [--seed 0]
+        [--trials N] [--again] [--ablate] -o benchmarks/results/FILE.json
     python benchmarks/attention_cuda.py --confirm benchmarks/results/FILE.json [-o OTHER.json]
-        [--baseline NAME] [--layout NAME] [--heat SECONDS]
-    python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json
+        [--dtype float16|bfloat16] [--baseline NAME] [--layout NAME] [--heat SECONDS]
+    python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json [--dtype ...]
 
 Each job is one `evotune run` (its space, trials and seed are in the record) whose best
-configuration was confirmed in a fresh process. A job's record replaces the one of the same name in
-the file. Times are device time by CUDA graph replay, warm unless it says cold.
+configuration was confirmed in a fresh process. A job's record replaces the one of the same name and
+type in the file, after each job; one without a type is float16. A job that fails is told and left
+out. Times are device time by CUDA graph replay, warm unless it says cold.
 
-- --again: the search starts from the champion of the job's last record.
+- --again: the search starts from the champion of the job's last record: that of the other type
+  where this one has none.
 - --ablate: the record also has the worth of each choice of the champion, measured in turn with it.
 - --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
   says for each how it ended, in how many seconds, how fast it was, and the device's clock and power
   after its last sample. A second call with the same options continues where the first one ended.
+  In a type of which FILE has no champion the other type's is confirmed.
   --baseline: against this one, such as fa4, in place of the space's. --layout: also on tensors that
   lie like this, such as blhd, in the same process. --heat: so many seconds of matrix products come
   before each champion, so that the device has reached its power limit.
@@ -26,19 +29,23 @@ import argparse
 import dataclasses
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attention_confirmations import confirm_all
+from attention_confirmations import DEFAULT_DTYPE, confirm_all, type_of
 from tuning import champion, derive, environment, told, tune
 
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 
-PROBLEM = Attention("float16")
+DTYPES = (DEFAULT_DTYPE, "bfloat16")
+PROBLEM = Attention(DEFAULT_DTYPE)
+"""Its cases, bytes and operations are those of both types."""
 Shape = tuple[int, int, int, int, int, int]
 """Batch, query heads, key and value heads, queries, keys, head size."""
 
@@ -131,9 +138,10 @@ LADDERS = (("scalar", "wmma", "mission {}"), ("large", "tma 16x2048x64 {}", "hop
 """Rungs at the same shape, slowest first."""
 
 
-def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
+def run(job: Job, dtype: str, seed: int, *, ablate: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        changes = {"problem": job.problem(), **({"default": job.start} if job.start else {})}
+        changes: dict[str, Any] = {"problem": {**job.problem(), "dtype": dtype}}
+        changes |= {"default": job.start} if job.start else {}
         path = derive(job.space, changes, Path(folder) / "space.yaml")
         options = ["--trials", str(job.trials), "--seed", str(seed), "--device", "cuda:0"]
         report = tune(path, Path(folder), *options)
@@ -142,6 +150,7 @@ def run(job: Job, seed: int, *, ablate: bool) -> dict[str, Any]:
     return {
         "name": job.name,
         "space": job.space,
+        "dtype": dtype,
         "seed": seed,
         "trials": len(report["trials"]),
         "ok_trials": sum(trial["outcome"] == "ok" for trial in report["trials"]),
@@ -160,7 +169,9 @@ def case_of(job: Job, causal: bool) -> Case:
     return PROBLEM.case(job.sizes(), {"causal": causal})
 
 
-Records = dict[str, dict[str, Any]]
+Record = dict[str, Any]
+Records = dict[str, Record]
+"""The records of one type, by name."""
 
 
 def measurement(
@@ -248,15 +259,41 @@ def ratio(found: dict[str, Any]) -> str:
     return f"{found['speedup']:.2f}× [{low:.2f}, {high:.2f}]"
 
 
-def load(path: Path | None) -> Records:
-    if path is None or not path.exists():
-        return {}
-    return {record["name"]: record for record in json.loads(path.read_text())["jobs"]}
+class RecordFile:
+    """The records of FILE, by name and type."""
+
+    def __init__(self, path: Path | None) -> None:
+        found = json.loads(path.read_text())["jobs"] if path and path.exists() else []
+        self._path = path
+        self._records: dict[tuple[str, str], Record] = {
+            (record["name"], type_of(record)): record for record in found
+        }
+
+    def of(self, dtype: str) -> Records:
+        return {name: record for (name, kind), record in self._records.items() if kind == dtype}
+
+    def nearest(self, dtype: str) -> Records:
+        """The records of the type, and of the other one for jobs that have none."""
+        (other,) = (each for each in DTYPES if each != dtype)
+        return {**self.of(other), **self.of(dtype)}
+
+    def keep(self, record: Record) -> None:
+        """Replaces the record of the same name and type, and writes the file."""
+        self._records[record["name"], record["dtype"]] = record
+        if self._path is not None:
+            command = f"python benchmarks/attention_cuda.py --seed {record['seed']}"
+            data = {"command": command, "jobs": list(self._records.values())}
+            self._path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def load(path: Path | None, dtype: str = DEFAULT_DTYPE) -> Records:
+    return RecordFile(path).of(dtype)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=[job.name for job in JOBS])
+    parser.add_argument("--dtype", choices=DTYPES, default=DEFAULT_DTYPE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trials", type=int)
     parser.add_argument("--again", action="store_true")
@@ -268,24 +305,22 @@ def main() -> None:
     parser.add_argument("--heat", type=float, default=0.0, metavar="SECONDS", help="of --confirm")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
+    dtype = options.dtype
     if options.confirm:
-        confirm_all(JOBS, load(options.confirm), options)
+        confirm_all(JOBS, RecordFile(options.confirm).nearest(dtype), options)
         return
-    records = load(options.table or options.output)
+    file = RecordFile(options.table or options.output)
     for job in () if options.table else JOBS:
         if options.only and job.name not in options.only:
             continue
-        known = records.get(job.name, {}).get("configuration") if options.again else None
-        records[job.name] = run(
-            dataclasses.replace(job, trials=options.trials or job.trials, start=known or job.start),
-            options.seed,
-            ablate=options.ablate,
-        )
-        if options.output:  # after each job: a long benchmark may be stopped
-            command = f"python benchmarks/attention_cuda.py --seed {options.seed}"
-            data = {"command": command, "jobs": list(records.values())}
-            options.output.write_text(json.dumps(data, indent=1) + "\n")
-    print("\n".join(table(records)))
+        known = file.nearest(dtype).get(job.name, {}) if options.again else {}
+        start = known.get("configuration") or job.start
+        asked = dataclasses.replace(job, trials=options.trials or job.trials, start=start)
+        try:
+            file.keep(run(asked, dtype, options.seed, ablate=options.ablate))
+        except (subprocess.CalledProcessError, ValueError) as error:  # the others go on
+            print(f"{job.name}, {dtype}: no champion: {error}", file=sys.stderr)
+    print("\n".join(table(file.of(dtype))))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ import attention_ragged
 import msgspec
 from tuning import ROOT, derive
 
-from evotune.device.launch import CompileFailure, CompileJob
+from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.device.session import Session
+from evotune.device.session import Sampler, Session
 from evotune.engine.setup import load_kernel_setup
 from evotune.execute.compile_worker import compiler_for
 from evotune.execute.device_worker import open_session
@@ -101,6 +101,16 @@ def build(job: CompileJob, path: Path) -> None:
     assert not isinstance(built, CompileFailure), built
 
 
+def placed_sampler(
+    session: Session, path: Path, plan: LaunchPlan, buffers: BufferSets, settings: TimingSettings
+) -> Sampler:
+    """A sampler of a built kernel's launches on each of the sets of buffers."""
+    kernel = session.load(path, plan)
+    places = range(len(buffers))
+    launches = [session.bind(kernel, plan, buffers.pointers(place)) for place in places]
+    return warm_sampler(session, launches, settings, graphs=settings.graphs)
+
+
 def compare(session: Session, subject: Subject, now: Path, changed: Path) -> dict[str, Any]:
     plan = subject.timed.plan
     case = subject.timed.case
@@ -109,12 +119,9 @@ def compare(session: Session, subject: Subject, now: Path, changed: Path) -> dic
     specs = subject.problem.tensors(case)
     buffers = BufferSets(specs, plan, [inputs] * PLACES, session.torch_device)
     settings = TimingSettings.thorough()
-    samplers = []
-    for path in (now, now, changed):
-        kernel = session.load(path, plan)
-        launches = [session.bind(kernel, plan, buffers.pointers(place)) for place in range(PLACES)]
-        samplers.append(warm_sampler(session, launches, settings, graphs=settings.graphs))
-    reference, *others = samplers
+    reference, *others = (
+        placed_sampler(session, path, plan, buffers, settings) for path in (now, now, changed)
+    )
     same, other = (
         measure_paired(each, reference, case="", baseline_name="", settings=settings)
         for each in others

@@ -20,6 +20,8 @@ from feature_cases import Bert, Decode, GptOss, Mistral, bert_of, decode_of, gpt
 
 ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
 Call = Callable[[], torch.Tensor]
+Compile = Callable[[Any], Any]
+"""torch.compile with some options: takes a module or a function."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Built:
     """An item on a device.
 
     - sides: a call by each way to compute attention; `package` is one of them.
+    - compiled: the call of a side whose model, or whole loop, is compiled at its first call.
     - limit: the side whose error limits that of the package.
     - reference: the right output in a wider type.
     - attention_calls: the calls of attention in one call.
     """
 
     sides: Mapping[str, Call]
+    compiled: Callable[[str, Compile], Call]
     limit: str
     reference: Call
     attention_calls: int
@@ -74,11 +78,15 @@ def _built(
     def called(side: str) -> Call:
         return lambda: call(copies[side])
 
+    def compiled(side: str, compile_: Compile) -> Call:
+        model = compile_(copies[side])
+        return lambda: call(model)
+
     def reference() -> torch.Tensor:
         return call(copy.deepcopy(copies["eager"]).to(_wider(dtype_of(module))))
 
     layers = int(model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
-    return Built({side: called(side) for side in ways}, "eager", reference, layers)
+    return Built({side: called(side) for side in ways}, compiled, "eager", reference, layers)
 
 
 def _tokens(batch: int, length: int, device: torch.device) -> torch.Tensor:
@@ -196,13 +204,16 @@ def _bert(module: ModuleType, tiny: bool) -> Built:
 
 
 class _Cache:
-    """Keys in pages, and the rows of some steps that are to come."""
+    """Keys in pages, and the rows of some steps that are to come. All are values of the type
+    `drawn_in`, which `dtype` has too."""
 
-    def __init__(self, size: Decode, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, size: Decode, device: torch.device, dtype: torch.dtype, drawn_in: torch.dtype
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
 
         def drawn(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator).half().to(device, dtype)
+            return torch.randn(shape, generator=generator).to(drawn_in).to(device, dtype)
 
         self.size = size
         most_pages = -(-size.longest // size.page_size)
@@ -250,7 +261,7 @@ class _Cache:
 def _decode(module: ModuleType, tiny: bool) -> Built:
     size: Decode = decode_of(tiny)
     device, dtype = device_of(module), dtype_of(module)
-    cache = _Cache(size, device, dtype)
+    cache = _Cache(size, device, dtype, dtype)
 
     def paged(q: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = module.attention_paged(
@@ -261,7 +272,7 @@ def _decode(module: ModuleType, tiny: bool) -> Built:
         return out
 
     def reference() -> torch.Tensor:
-        wide = _Cache(size, device, _wider(dtype))
+        wide = _Cache(size, device, _wider(dtype), dtype)
         return wide.looped(wide.gathered)
 
     sides: dict[str, Call] = {
@@ -269,7 +280,7 @@ def _decode(module: ModuleType, tiny: bool) -> Built:
         "none": lambda: cache.looped(torch.empty_like),
         "package": lambda: cache.looped(paged),
     }
-    return Built(sides, "sdpa", reference, size.steps)
+    return Built(sides, lambda side, compile_: compile_(sides[side]), "sdpa", reference, size.steps)
 
 
 ITEMS = {

@@ -1,7 +1,7 @@
 """Times models with windows, sinks, padded batches and pages with exported packages' attention.
 
-    python benchmarks/feature_models.py PACKAGE... [--items NAME...] [--ways graph eager]
-        [--minutes M] [--rounds 30] [--tiny] [-o FILE]
+    python benchmarks/feature_models.py PACKAGE... [--items NAME...]
+        [--ways graph eager compile] [--minutes M] [--rounds 30] [--tiny] [-o FILE]
     python benchmarks/feature_models.py --table FILE
 
 PACKAGE is a package's module folder (DIR/NAME of `evotune export`): of attention, of packed or of
@@ -17,11 +17,14 @@ each package of its problem:
 Sides take turns: `package`; `sdpa`, which is transformers' own, or SDPA on gathered keys;
 `flex_attention` of transformers for models on a GPU; `eager` where a model has no `sdpa`; `none`,
 all but attention. A side that fails is told in `failed`: transformers' eager attention makes its
-mask in a way that no graph captures. `us` are median times of a call: in a CUDA graph (graph), or
-from call to the end on the device (eager). `errors` are the largest ones of the
-output against eager attention in a wider type; the package's may be twice that of `limit`, which is
-eager attention in the same type or SDPA, and one rounding. `served` is the number of calls that
-kernels served in a call that was timed, of `attention_calls`.
+mask in a way that no graph captures. `us` are median times of a call: in a CUDA graph (graph), from
+call to the end on the device (eager), or the same of the model, or of all steps, under
+torch.compile (compile). There a side is one graph if it can be, else several (`graphs`). `errors`
+are the largest ones of the output, with `compile` of the package's compiled call, against eager
+attention in a wider type; the package's may be twice that of `limit`, which is eager attention in
+the same type or SDPA, and one rounding. `served` is the number of calls that kernels served in a
+call that was timed, of `attention_calls`: while torch.compile traces, they serve neither windows
+nor padded batches in models.
 
 Each item and package has a process of its own. Cells that are in FILE already are not measured
 again, so a campaign can be run in parts: `--minutes` ends a part. Exit code 1 when an output is off
@@ -31,6 +34,7 @@ or a call fails.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
@@ -54,8 +58,10 @@ _ITEMS = {
     "bert-padded": "attention_varlen",
     "decode-paged": "attention_paged",
 }
-_WAYS = ("graph", "eager")
+_WAYS = ("graph", "eager", "compile")
 _WARM_UP = 3
+_RECOMPILATIONS = 64
+"""The sides share their code, and PyTorch keeps 8 compiled versions of a function at most."""
 _OWN = frozenset({"package", "none"})
 _FAULTS = (RuntimeError, TypeError, ValueError, AttributeError)
 Cell = dict[str, Any]
@@ -70,6 +76,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then it ends")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tiny", action="store_true", help="models of two small layers")
+    parser.add_argument("--compiler", default="inductor", help="torch.compile's backend")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a record")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -143,7 +150,7 @@ def measured(
 ) -> list[Cell]:
     """The cells of one item and package, from a process of their own."""
     words = [str(path), "--items", item, "--ways", *ways, "--rounds", str(options.rounds)]
-    words += ["--tiny"] if options.tiny else []
+    words += ["--compiler", options.compiler, *(["--tiny"] if options.tiny else [])]
     output, ended = from_child([sys.executable, __file__, *words], seconds)
     cells = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
     lost = [way for way in ways if way not in {cell["way"] for cell in cells}]
@@ -154,7 +161,7 @@ def child(options: argparse.Namespace) -> int:
     warnings.simplefilter("ignore")
     module = opened(options.packages[0])
     with torch.no_grad():
-        trial = Trial(module, options.items[0], options.tiny, options.rounds)
+        trial = Trial(module, options.items[0], options.tiny, options.rounds, options.compiler)
         for way in options.ways:
             try:
                 found = {**trial.about, **trial.cell(way)}
@@ -187,10 +194,12 @@ def _first_line(error: Exception) -> str:
 class Trial:
     """An item with a package, and its other ways to compute attention."""
 
-    def __init__(self, module: ModuleType, item: str, tiny: bool, rounds: int) -> None:
+    def __init__(
+        self, module: ModuleType, item: str, tiny: bool, rounds: int, compiler: str = "inductor"
+    ) -> None:
         from feature_items import ITEMS
 
-        self._module, self._rounds = module, rounds
+        self._module, self._rounds, self._compiler = module, rounds, compiler
         self._device = device_of(module)
         self._built = ITEMS[item].build(module, tiny)
         self.about = self._compared()
@@ -201,11 +210,9 @@ class Trial:
         compared = [side for side in built.sides if side != "none"]
         needed = {*_OWN, built.limit}
         outputs, self._failed = made(lambda side: built.sides[side](), compared, needed)
-        reference = built.reference().double()
-        largest = float(reference.abs().max())
-        errors = {
-            side: float((out.double() - reference).abs().max()) for side, out in outputs.items()
-        }
+        self._reference = built.reference().double()
+        largest = float(self._reference.abs().max())
+        errors = {side: self._error(out) for side, out in outputs.items()}
         eps = torch.finfo(outputs["package"].dtype).eps
         allowed = 2 * errors[built.limit] + eps * largest
         return {
@@ -216,34 +223,74 @@ class Trial:
             "agrees": errors["package"] <= allowed,  # false for NaN
         }
 
+    def _error(self, output: torch.Tensor) -> float:
+        return float((output.double() - self._reference).abs().max())
+
     def cell(self, way: str) -> Cell:
         if way == "graph" and self._device.type != "cuda":
             return {"skipped": "needs a CUDA device"}
         served = 0
 
-        def counted() -> None:
+        def counted(call: Callable[[], torch.Tensor]) -> torch.Tensor:
             nonlocal served
             before = calls(self._module)
-            self._built.sides["package"]()
+            output = call()
             served = calls(self._module) - before
+            return output
 
-        sides: dict[str, Callable[[], object]] = {
+        sides: dict[str, Callable[[], torch.Tensor]] = {
             side: call for side, call in self._built.sides.items() if side not in self._failed
         }
         if "sdpa" in sides:
             sides.pop("eager", None)  # for the limit alone: it may need tens of GB in a graph
-        if way == "graph":
-            sides["package"] = counted  # the last call is the captured one
+        failed: dict[str, str] = {}
+        found: Cell = {}
+        if way == "compile":
+            compiled, failed = made(self._compiled, sides, _OWN)
+            sides = {side: call for side, (call, _) in compiled.items()}
+            found["graphs"] = {side: graphs for side, (_, graphs) in compiled.items()}
+            error = self._error(counted(sides["package"]))
+            found["errors"] = {**self.about["errors"], "package": error}
+            found["agrees"] = error <= self.about["allowed"]  # false for NaN
+        elif way == "graph":
+            package = sides["package"]
+            sides["package"] = lambda: counted(package)  # the last call is the captured one
         else:
-            counted()
-        samplers, failed = made(lambda side: self._sampler(way, sides[side]), sides, _OWN)
+            counted(sides["package"])
+        samplers, others = made(lambda side: self._sampler(way, sides[side]), sides, _OWN)
         times = in_turn(samplers, self._rounds)
         return {
-            "failed": self._failed | failed,
+            **found,
+            "failed": self._failed | failed | others,
             "served": served,
             "rounds": min(map(len, times.values())),
-            "us": {side: round(statistics.median(found), 2) for side, found in times.items()},
+            "us": {side: round(statistics.median(each), 2) for side, each in times.items()},
         }
+
+    def _compiled(self, side: str) -> tuple[Callable[[], torch.Tensor], int]:
+        """A call of the side that is compiled already, and how many graphs it became."""
+        torch._dynamo.config.recompile_limit = _RECOMPILATIONS
+        backend = torch._dynamo.lookup_backend(self._compiler)
+        for whole in (True, False):
+            graphs = 0
+
+            def compiled(graph: Any, inputs: Any) -> Any:
+                """A backend of the side's own. PyTorch keeps compiled code by the model's code and
+                the backend, and a side that is one graph would run in the parts of another's."""
+                nonlocal graphs
+                graphs += 1
+                return backend(graph, inputs)
+
+            compiler = functools.partial(torch.compile, backend=compiled, fullgraph=whole)
+            call = self._built.compiled(side, compiler)
+            try:
+                call()
+            except _FAULTS:
+                if not whole:
+                    raise
+            else:
+                break
+        return call, graphs
 
     def _sampler(self, way: str, call: Callable[[], object]) -> Callable[[], float]:
         """A function that times one call, in us."""
@@ -261,11 +308,11 @@ def table(cells: Sequence[Cell]) -> str:
     """A line for each cell: times in us, then the speedup of the whole and that of attention, the
     time above `none`, against the fastest other side."""
     lines = [
-        f"{'item':15} {'dtype':9} {'way':6} {'against':14} {'us':>10} {'none':>10} {'package':>10}"
+        f"{'item':15} {'dtype':9} {'way':7} {'against':14} {'us':>10} {'none':>10} {'package':>10}"
         f" {'whole':>7} {'attention':>9}  served"
     ]
     for cell in sorted(cells, key=lambda c: (c["item"], c["dtype"], c["way"], c["package"])):
-        words = f"{cell['item']:15} {cell['dtype']:9} {cell['way']:6}"
+        words = f"{cell['item']:15} {cell['dtype']:9} {cell['way']:7}"
         if "us" not in cell:
             lines.append(f"{words} {cell.get('skipped') or fault(cell)}")
             continue

@@ -1,4 +1,4 @@
-"""TILE_OVERLAP of 5_wgmma.cu on the CPU model: a tile begins under the last values of the one before.
+"""TILE_OVERLAP of 5_wgmma.cu on the CPU model: a tile begins under the one before it.
 
 `test_varlen_wgmma.py` has it for packed sequences, `test_machine_code.py` its order in the cubin.
 """

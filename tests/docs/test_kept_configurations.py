@@ -65,7 +65,7 @@ def test_kept_configurations_are_of_todays_space(
 def test_a_configuration_of_another_space_is_told(
     benchmark_module: BenchmarkModule, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    (record,) = [each for told, each in records("attention_h200.json") if "mission full" in told]
+    record = next(each for told, each in records("attention_h200.json") if "mission full" in told)
     space, problem = asked(benchmark_module("attention_cuda"), record)
     setup = load_kernel_setup(write(space, problem, tmp_path / "a.yaml"), "h200", compile_only=True)
     assert words in fault(setup, {**record["configuration"], **change})
@@ -86,7 +86,7 @@ def asked(module: ModuleType, record: Record) -> tuple[str, dict[str, Any]]:
     job = next(each for each in jobs if each.name == record["name"])
     match module.__name__:
         case "attention_cuda":
-            return job.space, job.problem()
+            return job.space, {**job.problem(), "dtype": record.get("dtype", "float16")}
         case "showcases":
             return job.space, dict(job.changes.get("problem", {}))
     problem = {"dtype": record["dtype"], "shapes": [job.shape], "held_out": []}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ from tests.export.making import ROOT
 from tests.export.runtime.packages import imported
 
 Benchmarks = Callable[[str], ModuleType]
+COMPILED = {
+    **{"mistral-window": (0, True), "gpt-oss-sinks": (1, False)},
+    **{"bert-padded": (0, True), "decode-paged": (4, True)},
+}
+"""How many calls kernels serve while PyTorch's compiler traces, and whether all is one graph."""
 ABOUT = {"item": "bert-padded", "package": "p", "dtype": "float16"}
 
 
@@ -65,6 +71,141 @@ def test_an_item_needs_a_package_of_its_problem(
         list(script.pairs(["bert-padded"], modules))
 
 
+class Counting:
+    """Stands for a package on the CPU whose kernels serve each call."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.__name__ = "counting"
+        self.served = 0
+        kernels = SimpleNamespace(dtype=dtype)
+        self._loaded = SimpleNamespace(_loaded=SimpleNamespace(device_type="cpu"), _kernels=kernels)
+
+    def info(self) -> dict[str, int]:
+        return {"calls": self.served}
+
+    def register_transformers(self) -> None:
+        """Its attention is the eager one of GPT-OSS, with sinks or without."""
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import eager_mask
+        from transformers.models.gpt_oss import modeling_gpt_oss
+        from transformers.models.llama import modeling_llama
+
+        def attend(module: Any, *given: Any, **named: Any) -> Any:
+            self.served += 1
+            sinks = named.get("s_aux") is not None
+            of = modeling_gpt_oss if sinks else modeling_llama
+            if not hasattr(module, "num_key_value_groups"):
+                module.num_key_value_groups = 1
+            return of.eager_attention_forward(module, *given, **named)
+
+        AttentionInterface.register(self.__name__, attend)
+        AttentionMaskInterface.register(self.__name__, eager_mask)
+
+    def attention_paged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        **_: Any,
+    ) -> torch.Tensor:
+        self.served += 1
+        pages = table.long()
+        keys, values = (each[pages].flatten(1, 2).transpose(1, 2) for each in (k, v))
+        seen = torch.arange(keys.shape[2]) < lengths[:, None]
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, seen[:, None, None], enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+
+@pytest.fixture
+def trial(
+    benchmark_module: Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[], torch.Tensor]], Any]]:
+    """Makes a trial of one item: x + 1, which the package computes as it is told."""
+    script = benchmark_module("feature_models")
+    x = torch.arange(4, dtype=torch.float32)
+
+    def made(package: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        sides = {"none": lambda: x, "sdpa": lambda: x + 1, "package": lambda: package(x)}
+        built = SimpleNamespace(
+            sides=sides,
+            compiled=lambda side, compiler: compiler(sides[side]),
+            limit="sdpa",
+            reference=lambda: x.double() + 1,
+            attention_calls=1,
+        )
+        item = SimpleNamespace(build=lambda module, tiny: built)
+        items = SimpleNamespace(ITEMS={"item": item})
+        monkeypatch.setitem(sys.modules, "feature_items", items)
+        return script.Trial(Counting(torch.float32), "item", True, 1, "eager")
+
+    torch._dynamo.reset()
+    yield made
+    torch._dynamo.reset()
+
+
+def test_a_side_is_compiled_in_parts_where_it_cannot_be_one_graph(trial: Any) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        twice = 2 * x
+        torch._dynamo.graph_break()
+        return twice - x + 1
+
+    found = trial(broken).cell("compile")
+    assert found["graphs"] == {"none": 1, "sdpa": 1, "package": 2}
+    assert found["us"].keys() == {"none", "sdpa", "package"}
+    assert found["agrees"]
+
+
+def test_a_compiled_package_that_is_off_is_a_fault(
+    benchmark_module: Benchmarks, trial: Any
+) -> None:
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x + (2 if torch.compiler.is_compiling() else 1)
+
+    made = trial(wrong)
+    assert made.about["agrees"]
+    found = {**made.about, **made.cell("compile")}
+    assert found["errors"] == {"sdpa": 0.0, "package": 1.0}
+    assert benchmark_module("feature_models").fault(found) == "the output is off"
+    assert made.cell("eager").keys().isdisjoint({"errors", "graphs"})
+
+
+def test_rows_and_keys_in_pages_are_values_of_the_packages_type(
+    benchmark_module: Benchmarks,
+) -> None:
+    """Else the reference would have other inputs than the sides in bfloat16."""
+    pytest.importorskip("transformers")
+    module = benchmark_module("feature_items")
+    size = benchmark_module("feature_cases").decode_of(True)
+    device = torch.device("cpu")
+    mine = module._Cache(size, device, torch.bfloat16, torch.bfloat16)
+    wide = module._Cache(size, device, torch.float32, torch.bfloat16)
+    for name in ("q", "k", "v", "k_pages", "v_pages"):
+        assert torch.equal(getattr(mine, name).float(), getattr(wide, name))
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("item", ["mistral-window", "gpt-oss-sinks", "bert-padded", "decode-paged"])
+def test_tiny_models_in_half_precision(
+    benchmark_module: Benchmarks, item: str, dtype: torch.dtype
+) -> None:
+    pytest.importorskip("transformers")
+    script = benchmark_module("feature_models")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        trial = script.Trial(Counting(dtype), item, True, 1, "eager")
+        assert trial.about["agrees"], trial.about
+        assert trial.cell("eager")["served"] == trial.about["attention_calls"]
+        found = trial.cell("compile")
+        assert found["agrees"], found
+        assert {"package", "none"} <= found["us"].keys()
+
+
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # of transformers and of calls that are not served
 def test_tiny_models_are_served(benchmark_module: Benchmarks, tmp_path: Path) -> None:
@@ -78,9 +219,13 @@ def test_tiny_models_are_served(benchmark_module: Benchmarks, tmp_path: Path) ->
         paths = [Path(path) for path in record["packages"].values()]
         modules = {path: stack.enter_context(imported(path)) for path in paths}
         for item, path in script.pairs(script._ITEMS, modules):
-            trial = script.Trial(modules[path], item, True, 1)
+            trial = script.Trial(modules[path], item, True, 1, "eager")
             assert trial.about["agrees"], (item, trial.about)
             found = trial.cell("eager")
             assert found["served"] == trial.about["attention_calls"], item
             assert {"package", "none"} < found["us"].keys()
             assert "skipped" in trial.cell("graph")
+            found = trial.cell("compile")
+            assert found["agrees"], (item, found)
+            assert {"package", "none"} < found["us"].keys()
+            assert (found["served"], found["graphs"]["package"] == 1) == COMPILED[item], item

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from evotune.engine.setup import load_kernel_setup
+
 BenchmarkModule = Callable[[str], ModuleType]
 
 
@@ -44,6 +46,22 @@ def called(benchmark_module: BenchmarkModule, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(benchmark_module("attention_ragged"), "tune", tune)
     return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_each_search_begins_with_a_configuration_that_its_shape_allows(
+    benchmark_module: BenchmarkModule, tmp_path: Path, dtype: str
+) -> None:
+    module, tuning = benchmark_module("attention_ragged"), benchmark_module("tuning")
+    for job in module.JOBS:
+        problem = {"dtype": dtype, "shapes": [job.shape], "held_out": []}
+        problem["variants"] = [{"causal": job.causal}]
+        first = {"default": {**tuning.shipped(job.space)["default"], **job.start}}
+        path = tuning.derive(job.space, {"problem": problem, **first}, tmp_path / "space.yaml")
+        setup = load_kernel_setup(path, "h100", compile_only=True)
+        assert not setup.planner.proposal(0, setup.space.default()).rejection, job.name
+    sizes = {job.shape["page_size"] for job in module.JOBS if "page_size" in job.shape}
+    assert sizes == {1, 16, 64, 256}
 
 
 def test_a_campaign_goes_on_where_it_was_and_compares_with_libraries(
