@@ -39,6 +39,8 @@ FAILED = Outcome(OutcomeKind.COMPILE_ERROR)
 class VirtualPipeline:
     """Compile processes, then devices. Each takes the oldest trial that waits for it."""
 
+    step = ""
+
     def __init__(self, processes: int, devices: int, compile_s: float, device_s: float) -> None:
         self._rng = random.Random(0)
         self._means = {"compile": compile_s, "device": device_s}

@@ -221,6 +221,7 @@ class Run:
         *,
         trials: int | None = None,
         minutes: float | None = None,
+        champions: int | None = None,
         strategy: StrategyMaker | None = None,
         gpus: int | str | None = None,
         cluster: str | None = None,
@@ -229,7 +230,10 @@ class Run:
         on_trial: Callable[[Trial], object] | None = None,
         on_note: Callable[[str], object] | None = None,
     ) -> Run:
-        """Continues the run. `trials` and `minutes` are new totals. Returns this run.
+        """Continues the run. `trials`, `minutes` and `champions` are new totals. Returns this run.
+
+        `champions` are confirmed however long it takes if no `minutes` are given. What is
+        confirmed already is not confirmed again.
 
         A run with a strategy of your own needs it again as `strategy`. The other arguments are
         those of `tune`; `allow_mixed` also allows another device or driver than before.
@@ -247,6 +251,7 @@ class Run:
                 watching(on_trial, on_note),
                 trials=trials,
                 minutes=minutes,
+                champions=champions,
                 strategy=strategy,
                 allow_mixed=allow_mixed,
                 gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),

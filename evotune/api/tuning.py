@@ -58,7 +58,9 @@ def tune(
     kernel with the other arguments of `Space` as keywords.
 
     - `trials`, `minutes`, `compiles`, `speedup`, `no_improvement` (in trials): limits that end the
-      run; None means the space's own.
+      run; None means the space's own. Of the `minutes`, which count over all sessions, 70% are for
+      searching and the rest for confirming, which may take longer; all are for searching where
+      nothing is confirmed.
     - `strategy`: evolution, local, random, exhaustive, nsga2, or a class with `ask` and `tell`
       (`evotune.Strategy`).
     - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which requires that model.
@@ -76,7 +78,8 @@ def tune(
     - `on_trial`: called with each finished trial (number, configuration, outcome) while the next
       ones are at work. An exception from it ends the run, which can be resumed.
     - `on_note`: called with a line for each stage, such as `print`: which other work may disturb
-      the times, and that champions are being confirmed, which can take minutes.
+      the times, and that champions are being confirmed. That can take minutes: every ten seconds
+      a line says how far it is.
 
     Ctrl-C in the main thread ends the run tidily; its state is then "interrupted". Nothing else in
     the caller's process changes. Worker processes do not run the caller's script again, so it needs

@@ -65,6 +65,11 @@ class PlainProgress:
         if self._clock() - self._line_at_s >= _PLAIN_EVERY_S:
             self._say(f"{standing.pace()}; {standing.counts()}; best {standing.best()}")
 
+    def step(self, text: str) -> None:
+        if text != self._standing.phase and self._clock() - self._line_at_s >= _PLAIN_EVERY_S:
+            self._standing.phase = text
+            self._say(text)
+
     def confirmed(self, trial: Trial, outcome: Outcome) -> None:
         self._say(confirmation(trial, outcome))
 
@@ -105,6 +110,9 @@ class LiveProgress:
     def told(self, trial: Trial, progress: Progress) -> None:
         self._standing.tell(trial, progress)
 
+    def step(self, text: str) -> None:
+        self._standing.phase = text
+
     def confirmed(self, trial: Trial, outcome: Outcome) -> None:
         self._standing.confirmed[trial.number] = outcome
         with contextlib.suppress(OSError):
@@ -130,6 +138,7 @@ class KnowsTheRun:
         self.phase = observer.phase
         self._started = observer.started
         self.told = observer.told
+        self.step = observer.step
         self.confirmed = observer.confirmed
         self.finished = observer.finished
 

@@ -38,7 +38,12 @@ _INTERRUPTED = 130
 @click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
 @space_argument(required=False)
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after this many trials.")
-@click.option("--minutes", type=POSITIVE, help="Stop after this many minutes.")
+@click.option(
+    "--minutes",
+    type=POSITIVE,
+    help="Stop after this many minutes of work, over all sessions. 70% of them are for searching, "
+    "the rest for confirming, which may take longer.",
+)
 @click.option("--compiles", type=click.IntRange(min=1), help="Stop after this many compiles.")
 @click.option("--speedup", type=POSITIVE, help="Stop when a candidate reaches this speedup.")
 @click.option(
@@ -135,7 +140,17 @@ def run(
 @click.command(cls=Command, example="evotune resume latest --trials 2000")
 @run_argument
 @click.option("--trials", type=click.IntRange(min=1), help="New total of trials.")
-@click.option("--minutes", type=POSITIVE, help="New total of minutes.")
+@click.option(
+    "--minutes",
+    type=POSITIVE,
+    help="New total of minutes, over all sessions; 70% of them are for searching.",
+)
+@click.option(
+    "--champions",
+    type=click.IntRange(1, 100),
+    help="New number of the best to confirm. Those that are missing are confirmed, however long it "
+    "takes if no --minutes are given.",
+)
 @trust_option
 @click.option("--allow-mixed", is_flag=True, help="Go on even with another device or driver.")
 @gpus_option
@@ -148,6 +163,7 @@ def resume(
     run: str,
     trials: int | None,
     minutes: float | None,
+    champions: int | None,
     allow_mixed: bool,
     gpus: int | str | None,
     cluster: str | None,
@@ -155,7 +171,8 @@ def resume(
 ) -> int:
     """Go on with an interrupted run, or with a finished one.
 
-    A finished run needs more budget: new totals of trials or minutes.
+    A finished run needs more budget: new totals of trials or minutes, or more champions. What is
+    confirmed already is not confirmed again.
     """
     from evotune.cli.progress import show_progress
     from evotune.engine.cluster_run import cluster_request
@@ -171,6 +188,7 @@ def resume(
             observer,
             trials=trials,
             minutes=minutes,
+            champions=champions,
             allow_mixed=allow_mixed,
             gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
             cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),

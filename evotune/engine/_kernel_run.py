@@ -101,6 +101,7 @@ class KernelRun:
         """Confirms the finalists that were not confirmed before. An interruption loses only the one
         at work."""
         known = self._store.confirmations()
+        earlier = self._confirmed_earlier(known)
         # Champions of one model meet on one device.
         models = [device.name for device in self.setup.devices]
         own = str(self._store.meta("device")["name"])
@@ -114,7 +115,7 @@ class KernelRun:
                 executor,
                 (
                     trial
-                    for trial in confirming.finalists(self._store)
+                    for trial in confirming.finalists(self._store, earlier)
                     if (trial.outcome.device_model or own) == model
                 ),
                 known=known,
@@ -123,7 +124,19 @@ class KernelRun:
                 stop=stop,
                 least_width=registry.named(self.setup.profile.backend).least_half_width,
                 no_time=no_time,
+                tell=self._observer.step,
             )
+
+    def _confirmed_earlier(self, known: Mapping[int, Outcome]) -> dict[int, Outcome]:
+        """The confirmations made when the run had fewer trials. The store keeps which these are:
+        an interrupted session is followed by one that takes the same trials in the same order."""
+        trials = self._store.count()
+        with self._store.trusting_facts():
+            fact = self._store.meta("confirming", {"trials": 0, "earlier": []})
+            if fact["trials"] == trials:
+                return {number: known[number] for number in fact["earlier"]}
+        self._store.set_meta("confirming", {"trials": trials, "earlier": sorted(known)})
+        return dict(known)
 
     def _name_other_work(self) -> None:
         """Names the other work on this machine; the record has it by the trials stored before."""

@@ -54,6 +54,11 @@ class InlineExecutor:
         self.now_s = 0.0
         """Virtual time: when the last trial that was polled finished."""
 
+    @property
+    def step(self) -> str:
+        """Not known: recorded trials take no time."""
+        return ""
+
     def submit(self, proposal: Proposal) -> None:
         finish_s = max(self.now_s, self._free_s[0]) + self._duration_s(proposal)
         heapq.heapreplace(self._free_s, finish_s)

@@ -62,14 +62,17 @@ class RunWork:
         options: RunOptions,
         observer: Observer,
         strategy: str | StrategyMaker | None = None,
+        patient: bool = False,
     ) -> None:
-        """`strategy`: of a user's own, which the options hold by name alone."""
+        """`strategy`: of a user's own, which the options hold by name alone. `patient`: champions
+        are confirmed even when the run's minutes are over."""
         self.run = run
         self.store = store
         self._kind = kind
         self._options = options
         self._observer = observer
         self._strategy = strategy
+        self._patient = patient
         self._signals = StopSignal()
         self._began_s = time.monotonic() - store.elapsed_s()  # as if the run had one part
 
@@ -145,7 +148,7 @@ class RunWork:
 
     def _is_over_time(self) -> bool:
         seconds = self._options.seconds
-        return seconds is not None and self._elapsed_s > seconds
+        return seconds is not None and self._elapsed_s > seconds and not self._patient
 
     def _info(self) -> RunInfo:
         setup, options = self._kind.setup, self._options

@@ -8,6 +8,7 @@ from evotune.execute.executor import BaselineTiming
 from evotune.problems.libraries.library_catalog import FAMILY, LIBRARIES
 from evotune.problems.problem import Case
 from evotune.space.document import SpaceDocument
+from evotune.space.suggest import did_you_mean
 
 
 def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
@@ -35,3 +36,16 @@ def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[Basel
             + "".join(f"; {reason}" for reason in reasons)
         )
     return min(usable, key=lambda t: t.time_us).name
+
+
+def require_baseline(document: SpaceDocument, names: Sequence[str]) -> None:
+    """SpaceError when `baseline:` is none of the problem's baselines on any device, nor the best of
+    some. Where no `names` are known, it may be any."""
+    families = {name.partition(":")[0] for name in names if ":" in name}
+    if LIBRARIES.keys() & set(names):
+        families.add(FAMILY)
+    known = {*names, "best", *(f"{family}:best" for family in families)}
+    if names and document.baseline not in known:
+        hint = did_you_mean(document.baseline, known)
+        message = f"unknown baseline {document.baseline!r}{hint}"
+        raise document.baseline_position.error(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -16,11 +17,23 @@ from evotune.trial import Outcome, Trial
 # --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
 
 
-def finalists(store: RunStore) -> Iterator[Trial]:
-    """Successful trials, best first, one for each machine code."""
-    for trial in store.best_first():
-        if trial.outcome.duplicate_of is None:
-            yield trial
+def finalists(store: RunStore, earlier: Mapping[int, Outcome]) -> Iterator[Trial]:
+    """Successful trials, best first, one for each machine code. One that has an `earlier`
+    confirmation ranks by it, since the search's figures of the best are too high; one that failed
+    it is left out."""
+
+    def slowness(trial: Trial) -> float:
+        fitness = earlier.get(trial.number, trial.outcome).fitness
+        assert fitness is not None
+        return -fitness
+
+    passed = [trial for trial in store.trials_of(earlier) if earlier[trial.number].ok]
+    others = (
+        trial
+        for trial in store.best_first()
+        if trial.outcome.duplicate_of is None and trial.number not in earlier
+    )
+    return heapq.merge(others, sorted(passed, key=slowness), key=slowness)
 
 
 def confirm(
@@ -33,12 +46,14 @@ def confirm(
     stop: Callable[[], bool],
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
 
     Each is timed in further processes until it is clear whether it beats the leader so far;
     `least_width` is as for `repeated`. Gives up after three times `count` candidates. Ends early
-    when `stop` says so, or when one passed and there is `no_time` for another.
+    when `stop` says so, or when one passed and there is `no_time` for another. `tell` gets what is
+    at work, twice a second.
     """
     passed = 0
     leader: Outcome | None = None
@@ -49,10 +64,13 @@ def confirm(
         if outcome is None:
             executor.set_contender(_bound(leader))
             proposal = propose(trial)
-            first = outcome_unless(executor, proposal, stop)
+            which = f"confirming {passed + 1} of {count} (trial {trial.number})"
+            run = functools.partial(
+                outcome_unless, executor, stop=stop, tell=functools.partial(_tell, tell, which)
+            )
+            first = run(proposal)
             if first is None:
                 return
-            run = functools.partial(outcome_unless, executor, stop=stop)
             outcome = repeated(
                 run,
                 proposal,
@@ -67,6 +85,11 @@ def confirm(
         passed += outcome.ok
         if outcome.ok and _bound(outcome) > _bound(leader):
             leader = outcome
+
+
+def _tell(tell: Callable[[str], None], which: str, proposal: Proposal, step: str) -> None:
+    process = f"process {proposal.repeat or 1} of at most {MOST}"
+    tell(f"{which}, {process}{step and f': {step}'}")
 
 
 def _bound(outcome: Outcome | None) -> float:
@@ -150,11 +173,15 @@ def outcome_of(executor: Executor, proposal: Proposal) -> Outcome:
 
 
 def outcome_unless(
-    executor: Executor, proposal: Proposal, stop: Callable[[], bool]
+    executor: Executor,
+    proposal: Proposal,
+    stop: Callable[[], bool],
+    tell: Callable[[Proposal, str], None] = lambda proposal, step: None,
 ) -> Outcome | None:
-    """Runs one proposal to its end; None when `stop` said so before."""
+    """Runs one proposal to its end; None when `stop` said so before. `tell` gets each step."""
     executor.submit(proposal)
     while not stop():
+        tell(proposal, executor.step)
         for _, outcome in executor.poll(0.5):
             return outcome
     return None

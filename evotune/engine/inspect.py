@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from evotune.backends import registry
 from evotune.engine._unread_parameters import unread_parameters
-from evotune.engine.setup import KernelSetup, RecordedSetup, Setup, load_setup
+from evotune.engine.baseline_choice import require_baseline
+from evotune.engine.setup import KernelSetup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.executor import TIMED
 from evotune.execute.problem_check import check_problem
 from evotune.problems import UserProblem, create_problem
+from evotune.problems.baseline_names import baseline_names
 from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.parameters import Parameter
@@ -49,16 +51,17 @@ class CheckReport:
     unread: tuple[str, ...] = ()
 
 
-def try_problem(setup: Setup) -> None:
-    """Calls every method of a user's problem once. ProblemMistake when one is wrong."""
-    if isinstance(setup, RecordedSetup):
-        return
+def try_problem(setup: KernelSetup) -> tuple[str, ...]:
+    """Calls every method of a user's problem once. ProblemMistake when one is wrong. Returns the
+    names of the problem's baselines on its device, empty where they are not known."""
     spec, root = setup.problem_spec, setup.root
     problem = create_problem(spec.name, spec.dtype, root)
+    tried: tuple[str, ...] = ()
     if isinstance(problem, UserProblem):
         source = ProblemSource(spec.name, spec.dtype, root)
         timed = registry.named(setup.profile.backend).times_user_problems
-        check_problem(problem, source, setup.cases[TIMED], timed=timed)
+        tried = check_problem(problem, source, setup.cases[TIMED], timed=timed)
+    return baseline_names(problem) or tried
 
 
 def check_space(space: str, device: str) -> CheckReport:
@@ -67,7 +70,8 @@ def check_space(space: str, device: str) -> CheckReport:
     setup = load_setup(path, device, compile_only=True)
     size = setup.space.size()
     setup.space.starts()
-    try_problem(setup)
+    if isinstance(setup, KernelSetup):
+        require_baseline(setup.document, try_problem(setup))
     document = setup.document
     if document is not None:
         _require_strategy(document.options.strategy, document.search_position)

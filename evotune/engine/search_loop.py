@@ -88,7 +88,7 @@ class SearchLoop:
         self._restore()
         while True:
             self._advance()
-            ended = self._end_of_asking()
+            ended = self._end_of_asking() or self._stop_reason()
             if self._told >= self._asked and ended:
                 return ended
             reason = self._stop_reason()
@@ -155,7 +155,7 @@ class SearchLoop:
             number = self._asked
             known = self._stored.pop(number, None)
             # A stored trial was asked for before, when fewer may have been told.
-            if known is None and self._end_of_asking():
+            if known is None and (self._end_of_asking() or self._stop_reason()):
                 return
             if known is not None:
                 configuration: Configuration | None = known.configuration

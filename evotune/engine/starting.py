@@ -239,13 +239,15 @@ def resume_run(
     *,
     trials: int | None = None,
     minutes: float | None = None,
+    champions: int | None = None,
     strategy: str | StrategyMaker | None = None,
     allow_mixed: bool = False,
     gpus: GpuRequest | None = None,
     cluster: ClusterRequest | None = None,
 ) -> RunResult:
-    """Goes on with a run, on as many GPUs as are asked for now; `trials` and `minutes` are new
-    totals. `strategy`: the maker of the strategy of a user's own that the run has."""
+    """Goes on with a run, on as many GPUs as are asked for now; `trials`, `minutes` and `champions`
+    are new totals. `champions` without `minutes` are confirmed however long it takes.
+    `strategy`: the maker of the strategy of a user's own that the run has."""
     with (
         run.locked(),
         RunStore.open_for_writing(run.store) as store,
@@ -256,8 +258,8 @@ def resume_run(
         done = store.count()
         if trials is not None and trials < done:
             raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
-        options = options.replaced({"trials": trials, "minutes": minutes})
-        if done >= options.trials:
+        options = options.replaced({"trials": trials, "minutes": minutes, "champions": champions})
+        if done >= options.trials and champions is None:
             observer.phase(f"all {done} trials are done; --trials asks for more")
         setup = load_run_setup(run, store, gpus, elsewhere)
         changes = []
@@ -272,7 +274,10 @@ def resume_run(
             )
         with measuring_alone(() if elsewhere else setup.devices), interruptible():
             store.set_facts({"settings": options.to_json(), "state": "running"})
-            return _finish(run, store, setup, options, observer, elsewhere, strategy)
+            patient = champions is not None and minutes is None
+            return _finish(
+                run, store, setup, options, observer, elsewhere, strategy, patient=patient
+            )
 
 
 def stored_options(store: RunStore) -> RunOptions:
@@ -290,12 +295,16 @@ def _finish(  # noqa: PLR0917
     observer: Observer,
     cluster: Cluster | None,
     strategy: str | StrategyMaker | None,
+    *,
+    patient: bool = False,
 ) -> RunResult:
     kind: KindOfRun
     if isinstance(setup, RecordedSetup):
         kind = RecordedRun(setup)
     else:
         kind = KernelRun(run, store, setup, options=options, observer=observer, cluster=cluster)
-    work = RunWork(run, store, kind, options=options, observer=observer, strategy=strategy)
+    work = RunWork(
+        run, store, kind, options=options, observer=observer, strategy=strategy, patient=patient
+    )
     reason = work.run_to_end()
     return RunResult(run, reason, store.count_ok())

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +26,7 @@ from evotune.execute._scoring import (
     needed_speedup,
     outcome_of,
 )
+from evotune.execute._stages import Stages
 from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
 from evotune.execute.messages import PrepareRequest, TrialCase, TrialRequest
@@ -124,10 +124,15 @@ class TrialRunner:
                 self._pool.get(case, "normal", seed + 1)
                 self._pool.changed(case, seed)
 
-    def run(self, job: TrialRequest, beside: Beside | None) -> Outcome:
-        """The whole gate, then the timing; a failure is an Outcome."""
+    def run(
+        self,
+        job: TrialRequest,
+        beside: Beside | None,
+        tell: Callable[[str], None] = lambda step: None,
+    ) -> Outcome:
+        """The whole gate, then the timing; a failure is an Outcome. `tell` gets each step."""
         self.doubtful = False
-        stage_s: dict[str, float] = {}
+        stages = Stages(tell)
         verdict = Verdict(list(job.skipped))
         measurements: list[Measurement] = []
         seed = self._seed(job)
@@ -137,30 +142,30 @@ class TrialRunner:
             return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
         random_tests: list[Case] = []
         try:
-            with _timed(stage_s, "load"):
+            with stages.timed("load"):
                 subjects = self._load(job.cases)
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
             if beside is not None:
-                random_tests = self._check_champion(subjects, job, verdict, stage_s, beside)
+                random_tests = self._check_champion(subjects, job, verdict, stages, beside)
             elif not job.repeat:
-                self._examine(subjects, seed, verdict, stage_s)
+                self._examine(subjects, seed, verdict, stages)
             if verdict.passed:
-                with _timed(stage_s, "measure"):
-                    measurements = self._measure(subjects, rivals, job, seed, verdict)
+                with stages.timed("measure"):
+                    measurements = self._measure(subjects, rivals, job, verdict, stages)
         except LaunchFailure as error:
-            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stage_s)
+            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stages.seconds)
         except RuntimeError as error:
             fault = self._session.fault(error)
             if fault is None:
                 raise
             self.tainted = fault.fatal
             self.doubtful = fault.kind is OutcomeKind.DEVICE_OOM
-            return Outcome(fault.kind, reason=fault.reason, stage_s=stage_s)
+            return Outcome(fault.kind, reason=fault.reason, stage_s=stages.seconds)
         if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
             self.doubtful = not self._pool.intact()
         if not job.audit and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
-        outcome = outcome_of(verdict, measurements, stage_s, self._session.state())
+        outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
         if job.confirm and verdict.passed:
             domain = self._domain(job.cases, random_tests)
             outcome = msgspec.structs.replace(outcome, domain=domain)
@@ -171,38 +176,38 @@ class TrialRunner:
         subjects: Sequence[Loaded],
         job: TrialRequest,
         verdict: Verdict,
-        stage_s: dict[str, float],
+        stages: Stages,
         beside: Beside,
     ) -> list[Case]:
         """A champion's checks before the timing. Returns the cases of random tests that passed."""
         seed = self._seed(job)
         random_tests: list[Case] = []
-        with _timed(stage_s, "start"):
+        with stages.timed("start"):
             self._check_start(subjects, job, seed, verdict)
-        self._examine(subjects, seed, verdict, stage_s)
+        self._examine(subjects, seed, verdict, stages)
         if "random" not in self._without:
-            with _timed(stage_s, "random_tests"):
-                random_tests = self._test_randomly(subjects, seed, verdict)
+            with stages.timed("random_tests"):
+                random_tests = self._test_randomly(subjects, seed, verdict, stages)
         timed = [subject for item, subject in subjects if item.role == TIMED]
         disturbs = "perturbation" not in self._without
         rebuilt: list[Rebuilt] = []
         if disturbs and verdict.passed:  # now, while the tools still work
-            with _timed(stage_s, "perturbation"):
+            with stages.timed("perturbation"):
                 rebuilt = self._champions.load_rebuilt(timed, job.cases, beside)
         if verdict.passed:
-            with _timed(stage_s, "sanitizer"):
+            with stages.timed("sanitizer"):
                 beside.judge(verdict)
         # Launches that are disturbed on purpose come after the tools, which would slow them down.
         if disturbs and verdict.passed:
-            with _timed(stage_s, "perturbation"):
+            with stages.timed("perturbation"):
                 self._champions.disturb(timed, seed, verdict, rebuilt)
         return random_tests
 
     def _examine(
-        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stage_s: dict[str, float]
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
     ) -> None:
-        with _timed(stage_s, "verify"):
-            self._verify(subjects, seed, verdict)
+        with stages.timed("verify"):
+            self._verify(subjects, seed, verdict, stages)
             self._check_quiet(verdict)
 
     def _domain(self, cases: Sequence[TrialCase], random_tests: Sequence[Case]) -> Domain:
@@ -231,11 +236,14 @@ class TrialRunner:
             subjects.append((item, Subject(item.case, item.plan, kernels[key])))
         return subjects
 
-    def _verify(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> None:
-        for role in (TIMED, EDGE, HELD_OUT):
-            for item, subject in subjects:
-                if item.role == role and role not in self._without:
-                    self._gate.examine(subject, self._kinds, seed, verdict)
+    def _verify(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+    ) -> None:
+        roles = [role for role in (TIMED, EDGE, HELD_OUT) if role not in self._without]
+        examined = [each for role in roles for item, each in subjects if item.role == role]
+        for number, subject in enumerate(examined, 1):
+            stages.at("checking case", number, len(examined))
+            self._gate.examine(subject, self._kinds, seed, verdict)
 
     def _check_start(
         self, subjects: Sequence[Loaded], job: TrialRequest, seed: int, verdict: Verdict
@@ -247,7 +255,9 @@ class TrialRunner:
             limit_s = _START_S / len(timed)
             self._gate.start(subject, seed, verdict, limit_s=limit_s, draw=job.draw)
 
-    def _test_randomly(self, subjects: Sequence[Loaded], seed: int, verdict: Verdict) -> list[Case]:
+    def _test_randomly(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+    ) -> list[Case]:
         """Runs the random tests and returns the cases that passed."""
         chosen = [subject for item, subject in subjects if item.role == RANDOM]
         made = run_random_tests(
@@ -257,6 +267,7 @@ class TrialRunner:
             seed,
             verdict,
             limit_s=_RANDOM_TESTS_S,
+            begins=lambda number: stages.at("random cases", number, len(chosen)),
         )
         self._check_quiet(verdict)
         return made
@@ -270,10 +281,10 @@ class TrialRunner:
         subjects: Sequence[Loaded],
         rivals: Mapping[str, Subject],
         job: TrialRequest,
-        seed: int,
         verdict: Verdict,
+        stages: Stages,
     ) -> list[Measurement]:
-        repeat = job.repeat > 0
+        repeat, seed = job.repeat > 0, self._seed(job)
         thorough = (job.confirm and not job.audit) or repeat
         settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
         sample_us = self._session.champion_sample_us
@@ -283,10 +294,12 @@ class TrialRunner:
         settings = dataclasses.replace(settings, sample_us=sample_us)
         timed = sum(item.role == TIMED for item, _ in subjects)
         measurements: list[Measurement] = []
-        for item, subject in subjects:
+        measured = [each for each in subjects if each[0].role in (TIMED, HELD_OUT)]
+        for number, (item, subject) in enumerate(measured, 1):
             role, flops = item.role, item.flops
-            if role not in (TIMED, HELD_OUT) or not verdict.passed:
-                continue
+            if not verdict.passed:
+                break
+            stages.at("timing case", number, len(measured))
             deciding = thorough and role == TIMED and not repeat
             own = settings.deciding(timed) if deciding else settings
             timer = CaseTimer(
@@ -381,12 +394,3 @@ class TrialRunner:
         if reason:
             verdict.kind = OutcomeKind.TOO_FAST
             verdict.reason = f"{measurement.case}: {reason}"
-
-
-@contextlib.contextmanager
-def _timed(stage_s: dict[str, float], stage: str) -> Iterator[None]:
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        stage_s[stage] = stage_s.get(stage, 0.0) + time.monotonic() - started

@@ -35,6 +35,10 @@ class BackgroundExecutor:
         self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
         self._thread.start()
 
+    @property
+    def step(self) -> str:
+        return self._inner.step
+
     def submit(self, proposal: Proposal) -> None:
         self._command(lambda: self._inner.submit(proposal))
 

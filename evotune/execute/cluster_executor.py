@@ -87,6 +87,11 @@ class ClusterExecutor:
         self._done: list[tuple[int, Outcome]] = []
         self._reached_s = time.monotonic()
 
+    @property
+    def step(self) -> str:
+        """Not known: a task tells nothing before its end."""
+        return ""
+
     def submit(self, proposal: Proposal) -> None:
         if proposal.rejection:
             outcome = Outcome(OutcomeKind.REJECTED, reason=proposal.rejection)

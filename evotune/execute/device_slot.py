@@ -34,6 +34,7 @@ from evotune.execute.messages import (
     PrepareRequest,
     ProblemToLoad,
     Request,
+    Step,
     ToDeviceWorker,
     TrialDone,
     TrialRequest,
@@ -47,6 +48,7 @@ _WHOLE_GATE = GateSettings()
 _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
+_MOST_STEP = 80  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class DeviceSlot:
         self._deaths = 0
         self._served = 0  # requests that the present worker got
         self.busy = False
+        self.step = ""
+        """What the request under way is at, in words; "" where that is not known."""
 
     @property
     def child(self) -> Worker | None:
@@ -198,6 +202,8 @@ class DeviceSlot:
                 self._opened()
             elif isinstance(message, Prepared):
                 self._prepared()
+            elif isinstance(message, Step):
+                self.step = _in_one_line(message.text)
             else:
                 return self._answered(message)
         return None
@@ -206,7 +212,7 @@ class DeviceSlot:
         if self._opening:
             return (Opened, Mistaken)
         if isinstance(self._request, TrialRequest):
-            return (Prepared, TrialDone, Mistaken)
+            return (Prepared, Step, TrialDone, Mistaken)
         return (BaselinesTimed, BaselineFailed, Mistaken)
 
     def _refuse(self, message: Mistaken) -> None:
@@ -226,6 +232,7 @@ class DeviceSlot:
     def _answered(self, answer: Answer) -> Answer | None:
         """The answer; None where the trial runs again."""
         self.busy = False
+        self.step = ""
         self._exceptions = 0
         if isinstance(answer, TrialDone):
             lost = answer.outcome.kind is OutcomeKind.DEVICE_LOST and not self._deaths
@@ -277,6 +284,7 @@ class DeviceSlot:
         self._ahead = None
         self._opening = False
         self.busy = False
+        self.step = ""
         self._served = 0
 
     def close(self) -> None:
@@ -294,10 +302,12 @@ class DeviceSlot:
         self._child = spare or self._spawn()
         self._tell(self._hello)
         self._opening = True
+        self.step = "starting a process"
         self._start_clock(OPEN_TIMEOUT_S)
 
     def _opened(self) -> None:
         self._opening = False
+        self.step = ""
         self._failed_starts = 0
         if self._backend.spare_worker:
             # A champion's next processes follow sooner than a new worker has its libraries.
@@ -368,3 +378,9 @@ class DeviceSlot:
             log=log,
             flags=(QUARANTINED,) if self._deaths and not broke else (),
         )
+
+
+def _in_one_line(text: str) -> str:
+    """`text` as a terminal can show it: a candidate shares the worker's process, and could write
+    anything there."""
+    return "".join(filter(str.isprintable, text[:_MOST_STEP]))

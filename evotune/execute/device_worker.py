@@ -34,6 +34,7 @@ from evotune.execute.messages import (
     Preload,
     Prepared,
     PrepareRequest,
+    Step,
     ToDeviceWorker,
     TrialDone,
     TrialRequest,
@@ -151,13 +152,18 @@ def _run_trial(
     request: TrialRequest,
     blaming: Callable[[], AbstractContextManager[None]],
 ) -> None:
+    def tell(step: str) -> None:
+        if request.thorough:
+            channel.send(Step(token=request.token, text=step))
+
     started = time.monotonic()
+    tell("making inputs and references")
     with runner.beside(request) as beside:
         with blaming():
             runner.prepare(request)
         prepare_s = time.monotonic() - started
         channel.send(Prepared(token=request.token))
-        outcome = runner.run(request, beside)
+        outcome = runner.run(request, beside, tell)
     outcome = msgspec.structs.replace(outcome, stage_s={"prepare": prepare_s, **outcome.stage_s})
     channel.send(
         TrialDone(

@@ -93,6 +93,10 @@ class BaselineReport(msgspec.Struct, frozen=True, tag=True):
 class Executor(Protocol):
     """Runs trials. `submit` never blocks; `poll` waits at most `timeout_s` for outcomes."""
 
+    @property
+    def step(self) -> str:
+        """What a champion's proposal is at, in words; "" where that is not known."""
+
     def submit(self, proposal: Proposal) -> None: ...
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:

@@ -83,6 +83,13 @@ class LocalExecutor:
     def devices(self) -> Sequence[DeviceProfile]:
         return tuple(device.profile for device in self._devices)
 
+    @property
+    def step(self) -> str:
+        """See `Executor`. Any thread may ask."""
+        if self._compiling:
+            return "compiling"
+        return next((device.step for device in self._devices if device.step), "")
+
     def open_devices(self) -> None:
         """Begins to start all workers, and the compilers that may run beside them. Each takes
         seconds to be ready."""

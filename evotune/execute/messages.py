@@ -150,6 +150,13 @@ class Prepared(_OfDevice, frozen=True, tag=True, kw_only=True):
     """A trial's inputs and references are ready: from now on time counts as the candidate's."""
 
 
+class Step(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """What a champion's trial is at, in words. Trials of the search tell nothing, since a message
+    would disturb them."""
+
+    text: str
+
+
 class TrialDone(_OfDevice, frozen=True, tag=True, kw_only=True):
     """A trial's outcome.
 
@@ -176,7 +183,7 @@ Request: TypeAlias = TrialRequest | BaselinesRequest
 Answer: TypeAlias = TrialDone | BaselinesTimed | BaselineFailed
 ToDeviceWorker: TypeAlias = Preload | Hello | PrepareRequest | TrialRequest | BaselinesRequest
 FromDeviceWorker: TypeAlias = (
-    Opened | Mistaken | Prepared | TrialDone | BaselinesTimed | BaselineFailed
+    Opened | Mistaken | Prepared | Step | TrialDone | BaselinesTimed | BaselineFailed
 )
 
 DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(
@@ -233,9 +240,11 @@ class TryProblem(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True):
-    """The first `mistake` in the problem's file; "" when there is none."""
+    """The first `mistake` in the problem's file; "" when there is none. The names of its
+    `baselines`, where they are known."""
 
     mistake: str
+    baselines: tuple[str, ...] = ()
 
 
 PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(

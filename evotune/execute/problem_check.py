@@ -22,33 +22,34 @@ _RAISED = 1  # Python's status for an exception that was not caught
 
 def check_problem(
     problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
-) -> None:
+) -> tuple[str, ...]:
     """Calls every method that the user wrote, on one tiny case on the CPU. ProblemMistake for the
-    first mistake. `timed`: candidates are measured on the CPU. The problem's output goes to
-    stderr."""
+    first mistake. `timed`: candidates are measured on the CPU; then the names of the baselines are
+    returned, else none. The problem's output goes to stderr."""
     case = tiny_case(problem, cases)
     with scratch_folder() as folder:
         child = Child(PROBLEM_WORKER, folder / "problem.log", {})
         try:
             child.send(TryProblem(source.told(), case, timed))
-            mistake = _answer(child, source)
+            tried = _answer(child, source)
             sys.stderr.write(child.log_tail(1 << 16))
         finally:
             child.kill()
-    if mistake:
-        raise ProblemMistake(mistake)
+    if tried.mistake:
+        raise ProblemMistake(tried.mistake)
+    return tried.baselines
 
 
-def _answer(child: Child[TryProblem, Tried], source: ProblemSource) -> str:
+def _answer(child: Child[TryProblem, Tried], source: ProblemSource) -> Tried:
     if not wait_readable([child], _LIMIT_S):
-        return f"{source.name} gave no answer within {_LIMIT_S:g} s on a tiny shape"
+        return Tried(f"{source.name} gave no answer within {_LIMIT_S:g} s on a tiny shape")
     messages = child.receive()
     if messages:
-        return messages[0].mistake
+        return messages[0]
     status = child.reap()
     log = child.log_tail()
     if (status == _RAISED and "Traceback" in log) or cannot_read(status, log):
         raise EnvironmentProblem(f"the problem cannot be tried: {log.splitlines()[-1]}")
     if child.unreadable:
-        return f"{source.name}: {child.end_in_words(status)}"
-    return f"the process that tried {source.name} {describe_status(status)}"
+        return Tried(f"{source.name}: {child.end_in_words(status)}")
+    return Tried(f"the process that tried {source.name} {describe_status(status)}")

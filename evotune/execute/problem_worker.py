@@ -17,28 +17,26 @@ def main() -> None:
     with open_channel(PROBLEM_WORKER, owns_processes=False) as channel:
         request = channel.receive()
         if request is not None:
-            channel.send(Tried(_mistake(request)))
+            channel.send(_tried(request))
             channel.receive()  # the parent kills this process, as the problem's threads may go on
 
 
-def _mistake(request: TryProblem) -> str:
-    """The first mistake in the problem's file; "" when there is none."""
+def _tried(request: TryProblem) -> Tried:
     warnings.simplefilter("ignore")
     told = request.problem
     trust.agree(told.sha256)  # the parent has the user's agreement
     try:
         problem = create_problem(told.name, told.dtype, Path(told.root))
     except ProblemMistake as mistake:
-        return str(mistake)
+        return Tried(str(mistake))
     assert isinstance(problem, UserProblem)
     try:
-        examine(problem, request.case, timed=request.timed)
+        return Tried("", examine(problem, request.case, timed=request.timed))
     except (Exception, SystemExit) as error:
         found = mistake_of(problem, error)
         if found is None:
             raise
-        return str(found)
-    return ""
+        return Tried(str(found))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.export._compute_source import COMPUTE_FILE
 from evotune.export._feature_regions import NONE
+from evotune.export._readme_words import figure_words, region_words
 from evotune.trial import Json
 
 _MOST_REGIONS = 40
@@ -25,10 +26,10 @@ with {name}.active():  # or activate(), and deactivate()
 
 Nothing changes on import. `deactivate()` undoes `activate()` exactly. A call that no kernel serves
 gets PyTorch's own attention, bit for bit: another device, dtype or layout, a mask, dropout, inputs
-that require grad, cases outside the regions below.
+that require grad, cases that are in no row of the table of served cases below.
 """
 _FEATURES = """
-Features are further arguments of `attention`. Kernels serve those in the columns of the regions
+Features are further arguments of `attention`. Kernels serve those in the columns of the tables
 below, plain PyTorch computes all others:
 
 ```python
@@ -41,8 +42,6 @@ out = {name}.attention(
 )
 out, lse = {name}.attention(q, k, v, return_lse=True)
 ```
-
-In the regions `given` names the numbers that a call gives: a window's ends and the soft cap.
 """
 _OTHER = """\
 ```python
@@ -54,12 +53,13 @@ import {name}
 The sizes follow from the shapes. {otherwise}
 """
 _FALLS_BACK = """\
-A call outside the domain, of other types or on another device goes to the problem's own
-`compute`, in PyTorch, and is counted; `{name}.set_fallback(function)` names another function for
-such calls. `{name}/_problem_compute.py` has the method; it is the problem's, not evotune's."""
+A call outside the domain (the last table), of other types or on
+another device goes to the problem's own `compute`, in PyTorch, and is counted;
+`{name}.set_fallback(function)` names another function for such calls. `{name}/_problem_compute.py`
+has the method; it is the problem's, not evotune's."""
 _REFUSES = """\
-A call outside the domain, or on another device, is a ValueError; `{name}.set_fallback(function)`
-names a function that takes such calls."""
+A call outside the domain (the last table), or on another device, is a ValueError;
+`{name}.set_fallback(function)` names a function that takes such calls."""
 _RAGGED = """\
 ```python
 import {name}
@@ -75,6 +75,10 @@ _PADDED = """
 `{name}.register_transformers()` makes `attn_implementation="{name}"` an attention of the
 transformers library: padded batches are packed for these kernels, its `sdpa` serves other calls.
 """
+_LAYOUTS = {
+    "contiguous": "contiguous (row after row, without gaps)",
+    "strided": "strided (also views, such as transposed ones)",
+}
 _RAGGED_ARGUMENTS = {
     "attention_varlen": (
         "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=True"
@@ -82,10 +86,10 @@ _RAGGED_ARGUMENTS = {
     "attention_paged": "q, k_cache, v_cache, cache_seqlens, page_table, causal=True",
 }
 _REST = """\
-`info()` tells the device, the launcher, the served regions, and the calls that no kernel served;
-`write_misses("cases.yaml")` writes those down. `check()` compares the kernels with the reference on
-this machine. Under another minor version of PyTorch, or another branch of the driver, kernels serve
-calls only after `check()` has passed in the same process.
+`info()` tells the device, how kernels are launched, which cases they serve, and the calls that no
+kernel served; `write_misses("cases.yaml")` writes those down. `check()` checks the kernels on this
+machine. Under another minor version of PyTorch, or another branch of the driver (the number before
+its first dot), kernels serve calls only after `check()` has passed in the same process.
 
 `{name}/certificate.json` has the checks that each kernel passed, the figures, the versions and the
 SHA-256 of every file: a file with other bytes is not loaded. The modules whose names begin with `_`
@@ -106,7 +110,7 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     yield f"{certificate['summary']} Tuned and checked by evotune {certificate['evotune']}.\n"
     yield f"- Device: {device['name']}, {device['arch']}{f', {count} {unit}' if count else ''}."
     yield "  On any other device no kernel runs."
-    layouts = sorted({region["layout"] for region in dispatch["domain"]})
+    layouts = sorted({_LAYOUTS[region["layout"]] for region in dispatch["domain"]})
     types = [f"; {tensor} {dtype}" for tensor, dtype in problem.get("types", {}).items()]
     yield f"- Tensors: {problem['dtype']}, {' or '.join(layouts)}{''.join(types)}."
     packages = certificate["environment"].get("packages", {})
@@ -135,21 +139,32 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
         yield _FEATURES.format(name=name)
     yield _REST.format(name=name)
     yield "## Figures\n"
-    yield "Device time in µs; the speedup is the baseline's time / the kernel's, with its 95%"
-    yield "interval, warm. Cases in *italics* were held out: the search did not see them.\n"
+    yield from figure_words(dispatch)
     yield from _figures(certificate["champions"])
     if "portfolio" in certificate:
         yield from _rule(certificate["portfolio"])
-    won, meaning = dispatch["served"], "measured to win, or between and near such cases"
-    if template is _OTHER:
+    yield from _tables(dispatch, serves_all=template is _OTHER)
+
+
+def _tables(dispatch: Mapping[str, Json], *, serves_all: bool) -> Iterator[str]:
+    """The tables of regions. `serves_all`: kernels serve their whole domain."""
+    won, domain = dispatch["served"], dispatch["domain"]
+    yield "## Words of the tables below\n"
+    yield "A row of a table stands for all cases whose numbers are those of the row, or between"
+    yield "them: `14 to 17` are 14, 15, 16 and 17.\n"
+    yield from region_words(_columns([*won, *domain]), dispatch)
+    if serves_all:
         yield "## Faster cases\n"
-        yield "Kernels serve their whole domain, below, won or not. Cases in which they are surely"
-        yield "faster than the baseline:\n"
+        yield "Kernels serve their whole domain, below, won or not. In these cases they are surely"
+        yield "faster than the baseline, or the case lies between and near such cases.\n"
     else:
         yield "## Served cases\n"
-    yield from _regions(won, meaning)
+        yield "In these cases a kernel is surely faster than the baseline, or the case lies between"
+        yield "and near such cases.\n"
+    yield from _regions(won)
     yield "## Domain\n"
-    yield from _regions(dispatch["domain"], "the kernel was right on every case that was tried")
+    yield "A kernel gets no case outside of these. It was right on all of them that were tried.\n"
+    yield from _regions(domain)
 
 
 def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
@@ -162,6 +177,9 @@ def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
         least = f"at least {region['speedup_low']:.3f}x in {region['measured']} measured cases"
         yield f"{number}. {region['cases']}: kernel {region['kernel']} ({least})"
     yield f"{len(portfolio['rule']) + 1}. all others: {portfolio['otherwise']}\n"
+    yield "Speedups of the whole list (`listed`), of the cases that the rule was made of (`seen`),"
+    yield "of others (`held_out`) and of cases drawn where losses are likely (`drawn`). A case that"
+    yield "PyTorch serves counts as 1. `before`: with parts of the rule that turned out to lose.\n"
     for group, figures in portfolio["figures"].items():
         if figures["cases"]:
             yield (
@@ -187,14 +205,18 @@ def _figures(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     yield ""
 
 
-def _regions(regions: Sequence[Mapping[str, Json]], meaning: str) -> Iterator[str]:
+def _columns(regions: Sequence[Mapping[str, Json]]) -> list[str]:
+    """The names of what the regions fix and bound, without features that none of them has."""
+    names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
+    absent = {n for n, no in NONE.items() if all(r["fixed"].get(n) == no for r in regions)}
+    return [name for name in names if name not in absent]
+
+
+def _regions(regions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     if not regions:
         yield "None.\n"
         return
-    yield f"From the least to the most of each quantity: {meaning}.\n"
-    names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
-    absent = {n for n, no in NONE.items() if all(r["fixed"].get(n) == no for r in regions)}
-    names = [name for name in names if name not in absent]
+    names = _columns(regions)
     yield f"| kernel | {' | '.join(names)} |"
     yield "|---" * (len(names) + 1) + "|"
     for region in regions[:_MOST_REGIONS]:

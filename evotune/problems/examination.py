@@ -23,11 +23,15 @@ def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
     return min(known, key=rank)
 
 
-def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True) -> None:
+def examine(
+    problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True
+) -> tuple[str, ...]:
     """Calls every method that the user wrote, on `case`; ProblemMistake for the first mistake.
+    Returns the names of the baselines.
 
     Without `timed`, `device` is not the device of the measurements: an operation that PyTorch
-    refuses there, half precision for example, is no mistake, and no baseline is called.
+    refuses there, half precision for example, is no mistake, no baseline is called, and no name is
+    returned, since the device may have other ones.
     """
     inputs = problem.make_inputs(case, "normal", 0, device)
     reference = problem.checked_reference(case, inputs)
@@ -39,8 +43,9 @@ def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: boo
         problem.tolerances(case, inputs, reference)
         if timed:
             problem.check_baselines(case, inputs)
-        else:
-            problem.baselines(case, inputs)
+            return tuple(problem.baselines(case, inputs))
+        problem.baselines(case, inputs)
+    return ()
 
 
 def mistake_of(problem: Problem, error: BaseException) -> ProblemMistake | None:

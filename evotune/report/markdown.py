@@ -149,6 +149,7 @@ def _baselines(data: RunData) -> Iterator[str]:
         for timing in data.baseline_timings
     ]
     yield "## Baselines"
+    yield wording.TIMED_ALONE
     yield table(
         ("case", "baseline", "time µs", "passes the gate", "chosen"),
         rows,

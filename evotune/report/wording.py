@@ -217,6 +217,12 @@ def state_text(state: str) -> str:
     return f"finished ({_ENDS.get(why, 'every configuration tried' if why else 'done')})"
 
 
+TIMED_ALONE = (
+    "Each baseline was timed alone, so do not divide its time by one of the leaderboard, whose "
+    "speedups were measured in turn with the baseline."
+)
+
+
 def ended_text(reason: str) -> str:
     """Why a search ended, in words."""
     return _ENDS.get(reason, reason)
@@ -224,7 +230,7 @@ def ended_text(reason: str) -> str:
 
 _ENDS = {
     "trials": "trial budget spent",
-    "minutes": "time budget spent",
+    "minutes": "search time spent",
     "compiles": "compile budget spent",
     "speedup": "target speedup reached",
     "no_improvement": "no improvement for too long",

@@ -38,13 +38,14 @@ def run_random_tests(
     verdict: Verdict,
     *,
     limit_s: float,
+    begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
     """Run the tests and return the cases that passed. Adds one check for all: the nearest to its
     limit. Cases whose tensors find no memory are left out.
 
     `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work no
     further test starts, and the check says how many were made. The first failure ends them and
-    goes into the verdict in detail.
+    goes into the verdict in detail. `begins` is called before each test with its number, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
@@ -56,6 +57,7 @@ def run_random_tests(
     for index, subject in enumerate(subjects):
         if limit.is_over():
             break
+        begins(index + 1)
         try:
             gate.examine(subject, kinds(subject.case, index), seed, made)
         except NoRoom as error:

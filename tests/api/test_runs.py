@@ -17,6 +17,7 @@ from report.runs import failed, make_run, ok
 
 import evotune
 from evotune.api._given_space import trusting
+from evotune.api._observing_calls import Calls
 from evotune.api.run import Run
 from evotune.errors import UsageError
 from evotune.report.formats import REPORTS
@@ -185,6 +186,17 @@ def test_on_note_gets_the_stages(space: Path) -> None:
     notes.clear()
     run.resume(trials=20, on_note=notes.append)
     assert "searching" in notes
+
+
+def test_on_note_gets_a_step_of_a_confirmation_every_ten_seconds() -> None:
+    notes: list[str] = []
+    now_s = 0.0
+    observer = Calls(None, notes.append, lambda: now_s)
+    observer.phase("confirming the best in fresh processes")
+    for second in range(25):
+        now_s = float(second)
+        observer.step(f"step {second}")
+    assert notes[1:] == ["step 10", "step 20"]
 
 
 def test_what_on_trial_raises_ends_the_run_which_can_be_resumed(space: Path) -> None:

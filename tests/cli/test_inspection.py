@@ -208,6 +208,30 @@ def test_an_unknown_strategy_is_a_mistake_in_the_space(invoke: Invoke, space: Pa
     assert "did you mean 'evolution'" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [("sdpa:bset", "sdpa:best"), ("sdpa:fash", "sdpa:flash"), ("flashinfr", "flashinfer"),
+     ("librry:best", "library:best")],
+)  # fmt: skip
+def test_a_misspelt_baseline_is_a_mistake_in_the_space(
+    invoke: Invoke, space: Path, wrong: str, hint: str
+) -> None:
+    space.write_text(f"{SPACE}baseline: {wrong}\n")
+    result = invoke("check", space, "--no-compile")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (text,) = result.stderr.splitlines()
+    place = f"scale.yaml:{1 + SPACE.count(chr(10))}:11: "
+    assert text.endswith(f"{place}unknown baseline '{wrong}'; did you mean '{hint}'?")
+
+
+@pytest.mark.parametrize("name", ["fa4", "library:best", "best", "sdpa:cudnn", "unfused"])
+def test_a_baseline_that_is_not_on_this_machine_is_no_mistake(
+    invoke: Invoke, space: Path, name: str
+) -> None:
+    space.write_text(f"{SPACE}baseline: {name}\n")
+    assert invoke("check", space, "--no-compile").exit_code == 0
+
+
 def test_all_of_a_space_that_would_take_weeks_is_refused(invoke: Invoke, space: Path) -> None:
     many = "".join(f"  P{i}: {{range: [1, 100]}}\n" for i in range(4))
     space.write_text(SPACE.replace("  UNROLL:", f"{many}  UNROLL:"))

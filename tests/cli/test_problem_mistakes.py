@@ -10,6 +10,7 @@ from click.testing import Result
 
 from evotune.errors import ProblemMistake
 from evotune.problems import UserProblem, create_problem
+from evotune.problems.baseline_names import baseline_names
 from evotune.problems.examination import examine, mistake_of, tiny_case
 
 from .conftest import Invoke
@@ -317,6 +318,49 @@ def test_a_mistake_in_the_class_or_the_file_is_told_with_its_line(
 ) -> None:
     (folder / "problem.py").write_text(PROBLEM.replace(before, after))
     _expect(invoke("check", "space.yaml"), line)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "own", "hint"),
+    [
+        ("torch:egaer", True, "torch:eager"),
+        ("torch:compild", True, "torch:compiled"),
+        ("trch:best", False, "torch:best"),
+        ("torch:compiled", False, ""),
+        ("fa4", True, ""),
+    ],
+)
+def test_a_misspelt_baseline_is_told_with_those_of_the_problem(
+    invoke: Invoke, folder: Path, wrong: str, own: bool, hint: str
+) -> None:
+    two = 'return {"torch:eager": self._f(x), "torch:compiled": self._f(x)}'
+    two += "\n\n    def _f(self, x):\n        return lambda: self.compute(x)"
+    text = PROBLEM.replace(DEFINITION["baselines_of"][2], two)
+    (folder / "problem.py").write_text(
+        text if own else PROBLEM.partition("    def baselines_of")[0]
+    )
+    (folder / "space.yaml").write_text(SPACE.replace("torch:best", wrong))
+    result = invoke("check", "space.yaml", "--no-compile")
+    assert (result.exit_code, result.stdout) == (2, "")
+    known = "torch:best, torch:compiled, torch:eager" if own else "torch:best, torch:eager"
+    end = f"did you mean '{hint}'?" if hint else f"known: best, {known}"
+    line = f"space.yaml:15:11: unknown baseline '{wrong}'; {end}"
+    assert result.stderr.splitlines()[-1].endswith(line)
+
+
+def test_on_another_device_a_problem_may_have_baselines_of_its_own(folder: Path) -> None:
+    """The names that `baselines_of` gives on a CPU say nothing of a GPU."""
+    names = ("torch:eager",)
+    for timed, expected in ((True, names), (False, ())):
+        problem = create_problem("problem.py:Scale", "float32", folder)
+        assert isinstance(problem, UserProblem)
+        case = tiny_case(problem, [problem.case({"rows": 3, "columns": 5}, {})])
+        assert examine(problem, case, timed=timed) == expected
+        assert baseline_names(problem) == ()
+    (folder / "problem.py").write_text(PROBLEM.partition("    def baselines_of")[0])
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    assert baseline_names(problem) == names
 
 
 def test_a_process_that_ends_itself_is_told(invoke: Invoke, folder: Path) -> None:

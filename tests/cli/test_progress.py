@@ -144,6 +144,25 @@ def test_a_confirmation_is_a_line_in_both_kinds_of_progress(outcome: Outcome, li
     assert lines == [line, line]
 
 
+def test_steps_of_a_confirmation_are_few_lines_and_all_on_the_live_screen() -> None:
+    lines: list[str] = []
+    plain = PlainProgress(lines.append, clock := Clock())
+    live = LiveProgress(standing := Standing(clock))
+    live.started(info())
+    plain.phase("confirming the best in fresh processes")
+    for number in range(25):
+        clock.now_s = float(number)
+        text = f"confirming 1 of 3 (trial 4), process 1 of at most 6: random cases {number} of 99"
+        for progress_of in (plain, live):
+            progress_of.step(text)
+            progress_of.step(text)
+        assert f"random cases {number} of 99 ({number} s)" in render(standing, 110)
+    assert [line.rpartition(": ")[2] for line in lines[1:]] == [
+        "random cases 10 of 99",
+        "random cases 20 of 99",
+    ]
+
+
 def render(standing: Standing, width: int = 80, encoding: str = "utf-8") -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, highlight=False)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from report.runs import META, failed, make_run, ok
 
+from evotune.engine._kernel_run import KernelRun
 from evotune.engine.confirming import confirm
+from evotune.engine.observer import SilentObserver
 from evotune.execute.executor import Proposal
+from evotune.measure.processes import LEAST, MOST
+from evotune.run_options import RunOptions
+from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 
@@ -17,6 +27,8 @@ def confirmed(low: float) -> Outcome:
 
 class Confirming:
     """An executor with given outcomes that notes the fitness each champion has to beat."""
+
+    step = "random cases 12 of 24"
 
     def __init__(self, outcomes: dict[int, Outcome]) -> None:
         self._outcomes = outcomes
@@ -47,6 +59,7 @@ def run(
     known: dict[int, Outcome] | None = None,
     *,
     late: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Confirming:
     executor = Confirming(outcomes)
     finalists = [Trial(n, Configuration({"N": n}), confirmed(0.0)) for n in outcomes]
@@ -58,6 +71,7 @@ def run(
         propose=lambda trial: Proposal(trial.number, trial.configuration, confirm=True),
         stop=lambda: False,
         no_time=lambda: late,
+        tell=tell,
     ):
         assert outcome.fitness == pytest.approx(outcomes[trial.number].fitness)
     return executor
@@ -67,6 +81,22 @@ def test_each_champion_is_held_against_the_best_bound_before_it() -> None:
     outcomes = {4: confirmed(0.3), 2: confirmed(0.5), 7: confirmed(0.4), 1: confirmed(0.2)}
     found = run(outcomes, count=4).held_against
     assert found == pytest.approx({4: -math.inf, 2: 0.3, 7: 0.5, 1: 0.5}, abs=0.005)
+
+
+def test_each_step_says_which_champion_and_process_it_is_of() -> None:
+    outcomes = {4: Outcome(OutcomeKind.NAN), 2: confirmed(0.5), 7: confirmed(0.4)}
+    told: list[str] = []
+    run(outcomes, count=2, tell=told.append)
+    processes = [f"process {number} of at most {MOST}" for number in range(1, LEAST + 1)]
+    assert list(dict.fromkeys(told)) == [
+        f"{which}, {process}: random cases 12 of 24"
+        for which, some in (
+            ("confirming 1 of 2 (trial 4)", processes[:1]),
+            ("confirming 1 of 2 (trial 2)", processes),
+            ("confirming 2 of 2 (trial 7)", processes),
+        )
+        for process in some
+    ]
 
 
 def test_who_fails_sets_no_bound_and_is_replaced() -> None:
@@ -89,3 +119,80 @@ def test_what_an_interrupted_session_confirmed_counts_too() -> None:
 def test_when_the_minutes_are_over_one_champion_is_confirmed_all_the_same() -> None:
     outcomes = {4: Outcome(OutcomeKind.NAN), 2: confirmed(0.5), 7: confirmed(0.4)}
     assert list(run(outcomes, count=3, late=True).held_against) == [4, 2]
+
+
+# --- confirming again after more trials, or with a larger number of champions ---------------------
+
+
+class Again:
+    """A run that is confirmed in several sessions, with the given outcomes."""
+
+    def __init__(self, store: RunStore, outcomes: dict[int, Outcome]) -> None:
+        self._store = store
+        self._outcomes = outcomes
+
+    def confirmed(self, champions: int, stop_after: int = 99) -> list[int]:
+        """What this session confirms."""
+        device = types.SimpleNamespace(name=META["device"]["name"], backend="cpu")
+        planner = types.SimpleNamespace(proposal=_proposal)
+        setup: Any = types.SimpleNamespace(devices=[device], profile=device, planner=planner)
+        options = RunOptions(champions=champions)
+        kind = KernelRun(
+            *(None, self._store, setup),  # type: ignore[arg-type]
+            options=options,
+            observer=SilentObserver(),
+            cluster=None,
+        )
+        made: list[int] = []
+        for trial, outcome in kind.confirmed(
+            Confirming(self._outcomes),
+            stop=lambda: len(made) == stop_after,
+            no_time=lambda: False,
+        ):
+            self._store.confirm(trial.number, outcome, 100.0)
+            made.append(trial.number)
+        return made
+
+    def found(self, speedup: float) -> None:
+        """One more trial of the search."""
+        number = self._store.count()
+        self._store.append(Trial(number, Configuration({"N": number}), ok(speedup)), 100.0)
+        self._store.sync()
+
+
+def _proposal(number: int, configuration: Configuration, *, confirm: bool) -> Proposal:
+    return Proposal(number, configuration, confirm=confirm)
+
+
+SEARCHED = [2.0, 1.9, 1.8, 1.7, 1.6]
+
+
+def test_a_larger_number_of_champions_confirms_those_that_are_missing(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [ok(speedup) for speedup in SEARCHED])
+    with RunStore.open_for_writing(run.store) as store:
+        again = Again(store, {0: ok(1.1), 1: ok(1.2), 2: ok(1.15), 3: ok(1.05)})
+        assert again.confirmed(1) == [0]
+        assert again.confirmed(3, stop_after=1) == [1], "interrupted"
+        assert again.confirmed(3) == [2]
+        assert again.confirmed(3) == []
+        assert again.confirmed(4) == [3]
+
+
+def test_a_trial_found_later_is_confirmed_if_it_is_better_than_the_confirmed_figures(
+    tmp_path: Path,
+) -> None:
+    """The search's figures of the first champions were too high: 1.4 is less than these, and more
+    than what was confirmed."""
+    run = make_run(tmp_path, [ok(2.0), failed(OutcomeKind.NAN), ok(1.9), ok(1.8)])
+    outcomes = {0: ok(1.1), 2: ok(1.2), 3: failed(OutcomeKind.NAN), 4: ok(1.3), 5: ok(1.25)}
+    with RunStore.open_for_writing(run.store) as store:
+        again = Again(store, outcomes)
+        assert again.confirmed(2) == [0, 2]
+        again.found(1.4)
+        assert again.confirmed(2) == [3, 4], "the best two as far as is known are now 4 and 2"
+        assert again.confirmed(2) == []
+        again.found(1.35)
+        assert again.confirmed(2, stop_after=1) == [5]
+        assert again.confirmed(2) == []
+        again.found(1.0)
+        assert again.confirmed(2) == []

@@ -34,6 +34,8 @@ _PATIENCE_S = 100.0  # on a busy machine a thread may come late
 class Stuck:
     """A local executor whose trials do not finish before the test says so, by `done`."""
 
+    step = ""
+
     def __init__(self) -> None:
         self.submitted: list[Proposal] = []
         self.done: list[tuple[int, Outcome]] = []

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from evotune.cli.main import application
+from evotune.cli.progress import PlainProgress
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.setup import load_setup
 from evotune.engine.starting import stored_options
@@ -19,7 +22,15 @@ from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
 
-from .runs import evotune, history, kill_when_stored, start_killable, stored
+from .runs import (
+    brief_confirmations,
+    evotune,
+    history,
+    kill_when_stored,
+    run_here,
+    start_killable,
+    stored,
+)
 
 ROOT = Path(__file__).parents[2]
 SPACE = f"""
@@ -99,6 +110,31 @@ def test_what_the_space_says_is_tried_first(space: Path, tmp_path: Path) -> None
     tried = [tuple(dict(trial.configuration).values()) for trial in history(run)]
     assert tried[:3] == [(1, 1), (3, 1), (2, 2)]
     assert len({*tried}) == 5
+
+
+def test_more_champions_are_confirmed_later_and_the_first_one_is_not_again(
+    space: Path, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    with brief_confirmations():
+        run = run_here(space, tmp_path / "runs", device="cpu", trials=3, champions=1)
+        with RunStore.open_for_reading(run.store) as store:
+            ((first, outcome),) = store.confirmations().items()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PlainProgress, "step", lambda self, text: notes.append(text))
+            done = CliRunner().invoke(application, ["resume", str(run.path), "--champions", "2"])
+    assert done.exit_code == 0, done.output
+    with RunStore.open_for_reading(run.store) as store:
+        confirmed = store.confirmations()
+    assert len(confirmed) == 2
+    assert confirmed[first] == outcome
+    (second,) = confirmed.keys() - {first}
+    assert f"confirmed trial {second}: " in done.stderr
+    assert f"confirmed trial {first}: " not in done.stderr
+    assert "--trials asks for more" not in done.stderr
+    which = f"confirming 2 of 2 (trial {second}), process 1 of at most 1"
+    assert {note.partition(": ")[0] for note in notes} == {which}
+    assert any("making inputs" in note or " of " in note.partition(": ")[2] for note in notes)
 
 
 def processes_of(run: RunFolder) -> list[str]:

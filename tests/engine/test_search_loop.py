@@ -25,6 +25,8 @@ from .runs import RECORDING
 class ShufflingExecutor:
     """Finishes proposals in a random order, a few at a time, as several devices would."""
 
+    step = ""
+
     def __init__(self, outcome_of: Callable[[Configuration], Outcome], seed: int) -> None:
         self._outcome_of = outcome_of
         self._rng = random.Random(seed)

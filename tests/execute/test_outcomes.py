@@ -268,6 +268,24 @@ def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) ->
     assert faulty.run("none").domain is None  # the search checks less
 
 
+def test_a_champions_steps_are_told_and_those_of_a_trial_are_not(faulty: FaultyKernels) -> None:
+    steps: list[str] = []
+    for confirm in (False, True):
+        made = planner().proposal(7000, Configuration({"FAULT": "none"}), confirm=confirm)
+        faulty.executor.submit(made)
+        steps.clear()
+        while not faulty.executor.poll(0.01):
+            steps.append(faulty.executor.step)
+        if not confirm:
+            assert set(steps) <= {"", "compiling", "starting a process"}
+    numbered = {re.sub(r"\d+", "n", step) for step in steps}
+    assert {"random cases n of n", "timing case n of n"} <= numbered
+    counts = [int(step.split()[2]) for step in steps if step.startswith("random cases ")]
+    assert counts == sorted(counts)
+    assert max(counts, default=0) in range(1, 101)
+    assert faulty.executor.step == ""
+
+
 def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(
     faulty: FaultyKernels,
 ) -> None:

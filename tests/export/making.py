@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def own_problem(
     (folder / "space.yaml").write_text(SPACE.format(name=name, columns=columns, held_out=held_out))
     (folder / "scale.cpp").write_text(KERNEL)
     return fabricated(folder / "space.yaml", folder, speedup=speedup)
+
+
+def words_of_tables(readme: str) -> set[str]:
+    """The columns of the tables of regions, but for the kernel."""
+    heads = re.findall(r"^\| kernel \| (?!case)(.*) \|$", readme, re.M)
+    return {name for head in heads for name in head.split(" | ")}
+
+
+def explained_words(readme: str) -> set[str]:
+    """The words that a line of a list explains."""
+    lines = re.findall(r"^- (`.*?`): ", readme, re.M)
+    return {name for line in lines for name in re.findall("`(.*?)`", line)}
 
 
 def tiny_space(name: str, folder: Path) -> Path:

@@ -34,7 +34,15 @@ from evotune.store import RunStore
 from tests.engine.runs import recorded_space, run_here
 from tests.export.runtime.packages import imported
 
-from .making import ROOT, TINY_SHAPES, fabricated, tiny_space, with_speedup
+from .making import (
+    ROOT,
+    TINY_SHAPES,
+    explained_words,
+    fabricated,
+    tiny_space,
+    with_speedup,
+    words_of_tables,
+)
 
 FULL, CAUSAL = "(1,2,64,32) full", "(1,2,64,32) causal"
 
@@ -266,6 +274,19 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
     readme = one["README.md"].decode()
     assert "NVIDIA H200, sm_90a, 132 multiprocessors" in readme
     assert "F.scaled_dot_product_attention" in readme
+
+
+def test_the_readme_explains_every_word_of_its_tables(
+    softmax_run: RunFolder, attention_run: RunFolder, tmp_path: Path
+) -> None:
+    own = {"rows", "columns", "elements"}
+    sdpa = {"head_dim", "causal", "group", "softmax_scale", "elements", "length_ratio"}
+    for run, columns in ((softmax_run, own), (attention_run, sdpa)):
+        export_runs([run], tmp_path / run.id)
+        text = (tmp_path / run.id / "README.md").read_text()
+        assert columns <= words_of_tables(text) <= explained_words(text)
+        assert {"kernel", "case", "time_us", "baseline"} <= explained_words(text)
+        assert ("group" in explained_words(text)) == ("group" in columns)
 
 
 def test_a_backend_without_exports_says_so(

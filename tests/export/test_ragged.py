@@ -19,7 +19,7 @@ import torch
 from evotune.export.exporting import export_runs
 from tests.export.runtime.packages import imported
 
-from .making import fabricated, tiny_space
+from .making import explained_words, fabricated, tiny_space, words_of_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a call is not served:UserWarning")
 VARLEN, PAGED = "attention-varlen-cpu", "attention-paged-cpu"
@@ -369,7 +369,9 @@ def test_check_does_not_depend_on_the_default_device(varlen: ModuleType) -> None
 def test_the_files_tell_what_is_served(folders: dict[str, Path]) -> None:
     for name, symbol in ((VARLEN, "cu_seqlens_k, max_seqlen_q"), (PAGED, "k_cache, v_cache")):
         folder = folders[name]
-        assert symbol in (folder.parent / "README.md").read_text()
+        readme = (folder.parent / "README.md").read_text()
+        assert symbol in readme
+        assert {"group", "sequences"} <= words_of_tables(readme) <= explained_words(readme)
         described = json.loads((folder / "dispatch.json").read_text())
         assert set(described["problem"]["types"].values()) == {"int32"}
         assert {region["near"] for region in described["served"]} == {False, True}

@@ -48,6 +48,7 @@ class PretendedDevice:
     confirmed: list[str] = field(default_factory=list)
     confirms: bool = True
     problem: Any = None
+    step: str = ""
     profile: DeviceProfile | None = None
 
     @contextlib.contextmanager

@@ -162,6 +162,16 @@ def test_markdown_tells_the_result_the_ties_and_the_failures(mixed: RunData) -> 
     assert "+1 duplicate" in page
 
 
+def test_beside_the_baselines_stands_what_their_times_do_not_tell(
+    mixed: RunData, tmp_path: Path
+) -> None:
+    note = "do not divide its time by one of the leaderboard"
+    _, _, below = text_of("md", mixed).partition("## Baselines")
+    assert note in below.partition("| case |")[0]
+    nothing = RunData.load(make_run(tmp_path, [], name="none", meta={"baselines": None}))
+    assert note not in text_of("md", nothing)
+
+
 def test_hostile_text_cannot_leave_its_markdown_cell(mixed: RunData) -> None:
     page = text_of("md", mixed)
     assert "\x1b" not in page

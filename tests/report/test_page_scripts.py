@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 import evotune
+from evotune.report.data import RunData
+from evotune.report.html._payload import run_payload
 from evotune.trial import Json
+
+from .runs import make_run, ok
 
 ASSETS = Path(evotune.__file__).parent / "report" / "html" / "assets"
 _EFFECT = """
@@ -26,6 +30,13 @@ _ERROR = """
 const [text, error] = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const columns = resultColumns({ recorded: false });
 console.log(JSON.stringify(compileFilter(text, columns)({ error })));
+"""
+_BASELINES = """
+const el = (tag, attributes, ...children) => children.flat().join(" ");
+const simpleTable = (headings, rows) => rows.flat().join(" ");
+const figureText = String;
+const run = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(baselinesTable(run)));
 """
 
 
@@ -57,6 +68,16 @@ def test_of_many_values_some_are_named() -> None:
     _, median, axis = called(("plots.js",), _EFFECT, [list(map(str, range(40))), list(range(40))])
     assert len(median) == 40
     assert axis["ticktext"] == [str(n) for n in range(0, 40, 3)]
+
+
+def test_beside_the_baselines_stands_what_their_times_do_not_tell(tmp_path: Path) -> None:
+    run = run_payload(RunData.load(make_run(tmp_path, [ok(1.5)])))
+    given = {name: run[name] for name in ("baselines", "baselines_note")}
+    heading, note, table = called(("sections.js",), _BASELINES, given)
+    assert "timed alone" in heading
+    assert "do not divide its time by one of the leaderboard" in note
+    assert "sdpa:math 2500 yes" in table
+    assert called(("sections.js",), _BASELINES, {**given, "baselines": []}) == []
 
 
 @pytest.mark.parametrize(

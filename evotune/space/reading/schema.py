@@ -271,7 +271,8 @@ class BudgetModel(SpaceModel):
     trials: Annotated[int, Field(ge=1, le=10**9)] = 1000
     """The run ends after this many trials."""
     minutes: Annotated[float, Field(gt=0, le=10**6)] | None = None
-    """The run ends after this many minutes of work."""
+    """The run ends after this many minutes of work, over all sessions: 70% of them are for
+    searching, the rest for confirming, which may take longer."""
     compiles: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """The run ends after this many compilations."""
     speedup: Annotated[float, Field(gt=0, le=10**6)] | None = None

@@ -18,6 +18,7 @@ from evotune.export.runtime._feature_checking import compared
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.space.reading.case_file import read_cases
+from tests.export.making import explained_words, words_of_tables
 from tests.export.runtime import calling
 from tests.export.runtime.packages import CASE, HEAD_DIM, imported
 
@@ -359,5 +360,5 @@ def test_features_without_an_effect_are_a_plain_call(opened: Open) -> None:
 def test_the_readme_shows_the_features_that_kernels_have(features_cpu: Path) -> None:
     text = (features_cpu.parent / "README.md").read_text()
     assert "features_package.attention(\n    q, k, v, is_causal=True,\n" in text
-    columns = text.partition("## Served cases")[2].partition("\n| ")[2].partition("\n")[0]
-    assert {"given", "sinks", "alibi", "lse", "score_mod", "value_dim"} <= set(columns.split(" | "))
+    features = {"given", "sinks", "alibi", "lse", "score_mod", "value_dim"}
+    assert features <= words_of_tables(text) <= explained_words(text)

@@ -147,10 +147,15 @@ function casesSection(run, rows) {
   return section("Champion by shape and variant", TIMED_NOTE
     + " Cold: inputs come from memory, not from a cache. Held-out shapes never steered the search.",
   casesChart(detail.cases), el("details", {}, el("summary", {}, "As a table"), caseTable(detail.cases)),
-  run.baselines.length ? el("h3", {}, "Baselines, each timed alone at the start") : null,
-  run.baselines.length ? simpleTable(["case", "baseline", "time µs", "passes the gate", "measured against"],
-    run.baselines.map(([label, name, time, passed, chosen]) =>
-      [label, name, figureText(time), passed ? "yes" : "no", chosen ? "yes" : ""]), [false, false, true, false, false]) : null);
+  baselinesTable(run));
+}
+
+function baselinesTable(run) {
+  if (!run.baselines.length) return [];
+  return [el("h3", {}, "Baselines, each timed alone at the start"), el("p", { class: "note" }, run.baselines_note),
+    simpleTable(["case", "baseline", "time µs", "passes the gate", "measured against"],
+      run.baselines.map(([label, name, time, passed, chosen]) =>
+        [label, name, figureText(time), passed ? "yes" : "no", chosen ? "yes" : ""]), [false, false, true, false, false])];
 }
 
 function frontSection(run) {
