@@ -107,36 +107,44 @@ class KernelRun:
         own = str(self._store.meta("device")["name"])
         for model in dict.fromkeys(models):
 
+            def of_model(trial: Trial, model: str = model) -> bool:
+                return (trial.outcome.device_model or own) == model
+
             def propose(trial: Trial, device: int = models.index(model)) -> Proposal:
                 made = self.setup.planner.proposal(trial.number, trial.configuration, confirm=True)
                 return dataclasses.replace(made, device=device)
 
+            here = {t.number for t in self._store.trials_of(earlier.outcomes) if of_model(t)}
+            before = confirming.Earlier(
+                earlier.trials, {n: earlier.outcomes[n] for n in sorted(here)}
+            )
+            count = self._options.champions
             yield from confirming.confirm(
                 executor,
-                (
-                    trial
-                    for trial in confirming.finalists(self._store, earlier)
-                    if (trial.outcome.device_model or own) == model
-                ),
+                filter(of_model, confirming.finalists(self._store, before, count)),
                 known=known,
-                count=self._options.champions,
+                count=count,
                 propose=propose,
                 stop=stop,
+                leader=before.leader(),
                 least_width=registry.named(self.setup.profile.backend).least_half_width,
                 no_time=no_time,
                 tell=self._observer.step,
             )
 
-    def _confirmed_earlier(self, known: Mapping[int, Outcome]) -> dict[int, Outcome]:
-        """The confirmations made when the run had fewer trials. The store keeps which these are:
-        an interrupted session is followed by one that takes the same trials in the same order."""
+    def _confirmed_earlier(self, known: Mapping[int, Outcome]) -> confirming.Earlier:
+        """The confirmations from when the run had fewer trials. They are kept by the number of
+        trials, so that a session that continues an interrupted confirmation uses the same order."""
         trials = self._store.count()
         with self._store.trusting_facts():
-            fact = self._store.meta("confirming", {"trials": 0, "earlier": []})
-            if fact["trials"] == trials:
-                return {number: known[number] for number in fact["earlier"]}
-        self._store.set_meta("confirming", {"trials": trials, "earlier": sorted(known)})
-        return dict(known)
+            fact = self._store.meta("confirming")
+            if fact is None:  # nothing is confirmed, or an older evotune did
+                fact = {"trials": trials, "before": 0, "earlier": []}
+            elif fact["trials"] != trials:
+                fact = {"trials": trials, "before": fact["trials"], "earlier": sorted(known)}
+            earlier = confirming.Earlier(fact["before"], {n: known[n] for n in fact["earlier"]})
+        self._store.set_meta("confirming", fact)
+        return earlier
 
     def _name_other_work(self) -> None:
         """Names the other work on this machine; the record has it by the trials stored before."""

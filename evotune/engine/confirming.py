@@ -7,7 +7,8 @@ import functools
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from evotune.execute.executor import TIMED, Executor, Proposal
 from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
@@ -17,23 +18,45 @@ from evotune.trial import Outcome, Trial
 # --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
 
 
-def finalists(store: RunStore, earlier: Mapping[int, Outcome]) -> Iterator[Trial]:
-    """Successful trials, best first, one for each machine code. One that has an `earlier`
-    confirmation ranks by it, since the search's figures of the best are too high; one that failed
-    it is left out."""
+@dataclass(frozen=True)
+class Earlier:
+    """The confirmations from when the run had `trials` trials; none and 0 in its first session."""
+
+    trials: int = 0
+    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+
+    def leader(self) -> Outcome | None:
+        """The outcome with the highest lower end of its interval among those that passed."""
+        passed = [outcome for outcome in self.outcomes.values() if outcome.ok]
+        return max(passed, key=_bound, default=None)
+
+
+def finalists(store: RunStore, earlier: Earlier, count: int) -> Iterator[Trial]:
+    """Successful trials, best first, one for each machine code. Of those confirmed `earlier` the
+    ones that passed are among them, and rank by the confirmed figure: the search's figures of the
+    best are too high.
+
+    If at least `count` passed earlier, the other trials of that time come last, since they were
+    not among the best then.
+    """
 
     def slowness(trial: Trial) -> float:
-        fitness = earlier.get(trial.number, trial.outcome).fitness
+        fitness = earlier.outcomes.get(trial.number, trial.outcome).fitness
         assert fitness is not None
         return -fitness
 
-    passed = [trial for trial in store.trials_of(earlier) if earlier[trial.number].ok]
-    others = (
-        trial
-        for trial in store.best_first()
-        if trial.outcome.duplicate_of is None and trial.number not in earlier
-    )
-    return heapq.merge(others, sorted(passed, key=slowness), key=slowness)
+    def others(since: int) -> Iterator[Trial]:
+        for trial in store.best_first():
+            known = trial.outcome.duplicate_of is not None or trial.number in earlier.outcomes
+            if trial.number >= since and not known:
+                yield trial
+
+    passed = [t for t in store.trials_of(earlier.outcomes) if earlier.outcomes[t.number].ok]
+    passed.sort(key=slowness)
+    if len(passed) < count:
+        return heapq.merge(others(0), passed, key=slowness)
+    old = (trial for trial in others(0) if trial.number < earlier.trials)
+    return chain(heapq.merge(others(earlier.trials), passed, key=slowness), old)
 
 
 def confirm(
@@ -44,21 +67,21 @@ def confirm(
     count: int,
     propose: Callable[[Trial], Proposal],
     stop: Callable[[], bool],
+    leader: Outcome | None = None,
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
 
-    Each is timed in further processes until it is clear whether it beats the leader so far;
-    `least_width` is as for `repeated`. Gives up after three times `count` candidates. Ends early
-    when `stop` says so, or when one passed and there is `no_time` for another. `tell` gets what is
-    at work, twice a second.
+    Each is timed in further processes until it is clear whether it beats the leader so far, at
+    first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
+    candidates. Ends early when `stop` says so, or when there is a leader and `no_time` for another.
+    `tell` gets the step that is at work, twice a second.
     """
     passed = 0
-    leader: Outcome | None = None
     for trial in islice(candidates, 3 * count):
-        if passed == count or (passed and no_time()):
+        if passed == count or (leader is not None and no_time()):
             return
         outcome = known.get(trial.number)
         if outcome is None:
@@ -83,7 +106,7 @@ def confirm(
                 return
             yield trial, outcome
         passed += outcome.ok
-        if outcome.ok and _bound(outcome) > _bound(leader):
+        if outcome.ok and (leader is None or _bound(outcome) > _bound(leader)):
             leader = outcome
 
 

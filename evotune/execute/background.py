@@ -20,7 +20,8 @@ _TURN_S = 0.2
 
 
 class BackgroundExecutor:
-    """See `evotune.execute.executor.Executor`. Only the thread uses `inner` until `close`.
+    """See `evotune.execute.executor.Executor`. Until `close` other threads only call `inner.wake`
+    and read `inner.step`.
 
     The thread lives until `close`, because the kernel kills a child process when the thread that
     started it ends. An error of `inner` ends the thread; the next call raises it.

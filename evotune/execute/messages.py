@@ -232,11 +232,12 @@ COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
 
 class TryProblem(msgspec.Struct, frozen=True, tag=True):
     """Call every method that the user wrote, on one case. `timed`: candidates are measured on the
-    CPU."""
+    CPU. The names of the baselines are wanted for the case `named`."""
 
     problem: ProblemToLoad
     case: Case
     timed: bool
+    named: Case | None = None
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from evotune.execute.child import Child, wait_readable
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.entry import cannot_read
 from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
-from evotune.problems.examination import tiny_case
+from evotune.problems.examination import smallest_case, tiny_case
 from evotune.problems.problem import Case
 from evotune.problems.user import UserProblem
 from evotune.python_process import describe_status
@@ -24,13 +24,16 @@ def check_problem(
     problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
 ) -> tuple[str, ...]:
     """Calls every method that the user wrote, on one tiny case on the CPU. ProblemMistake for the
-    first mistake. `timed`: candidates are measured on the CPU; then the names of the baselines are
-    returned, else none. The problem's output goes to stderr."""
+    first mistake. `timed`: candidates are measured on the CPU; then the names of the baselines of
+    the smallest case are returned, but none where it is large. The problem's output goes to
+    stderr."""
     case = tiny_case(problem, cases)
+    # A baseline may be there for some sizes alone, and a run times it on its own cases.
+    named = smallest_case(problem, cases) if timed else None
     with scratch_folder() as folder:
         child = Child(PROBLEM_WORKER, folder / "problem.log", {})
         try:
-            child.send(TryProblem(source.told(), case, timed))
+            child.send(TryProblem(source.told(), case, timed, named))
             tried = _answer(child, source)
             sys.stderr.write(child.log_tail(1 << 16))
         finally:

@@ -9,7 +9,7 @@ from evotune.errors import ProblemMistake
 from evotune.execute.entry import open_channel
 from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
 from evotune.problems import UserProblem, create_problem
-from evotune.problems.examination import examine, mistake_of
+from evotune.problems.examination import baselines_of, examine, mistake_of
 from evotune.user_code import trust
 
 
@@ -31,7 +31,9 @@ def _tried(request: TryProblem) -> Tried:
         return Tried(str(mistake))
     assert isinstance(problem, UserProblem)
     try:
-        return Tried("", examine(problem, request.case, timed=request.timed))
+        examine(problem, request.case, timed=request.timed)
+        named = request.named
+        return Tried("", () if named is None else baselines_of(problem, named))
     except (Exception, SystemExit) as error:
         found = mistake_of(problem, error)
         if found is None:

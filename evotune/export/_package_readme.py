@@ -177,9 +177,10 @@ def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
         least = f"at least {region['speedup_low']:.3f}x in {region['measured']} measured cases"
         yield f"{number}. {region['cases']}: kernel {region['kernel']} ({least})"
     yield f"{len(portfolio['rule']) + 1}. all others: {portfolio['otherwise']}\n"
-    yield "Speedups of the whole list (`listed`), of the cases that the rule was made of (`seen`),"
-    yield "of others (`held_out`) and of cases drawn where losses are likely (`drawn`). A case that"
-    yield "PyTorch serves counts as 1. `before`: with parts of the rule that turned out to lose.\n"
+    yield "`listed`: the whole list; `seen`: the cases that the rule was made of; `held out`: the"
+    yield "others of the list; `drawn`: cases drawn where losses are likely. `without single"
+    yield "cases`: the lines for one case each are left out. A case in no line of the rule counts"
+    yield "as 1.\n"
     for group, figures in portfolio["figures"].items():
         if figures["cases"]:
             yield (

@@ -26,8 +26,8 @@ _OF_ATTENTION = {
     "sequences": "sequences of a call",
     "tokens_q": "rows of q in all sequences together",
     "tokens_k": "rows of k in all sequences together",
-    "longest_q": "a call's max_seqlen_q",
-    "longest_k": "a call's max_seqlen_k",
+    "longest_q": "max_seqlen_q of a call, or tokens_q where that is less",
+    "longest_k": "max_seqlen_k of a call, or tokens_k where that is less",
     "queries": "rows of q in each sequence",
     "longest": "the largest number of keys that a sequence may have",
     "page_size": "keys of a page of the cache",
@@ -35,7 +35,7 @@ _OF_ATTENTION = {
     "window_left": "keys before its own place that a row sees: the first number of `window`",
     "window_right": "keys behind its own place that a row sees: the second number of `window`",
     "softcap": "the bound of the scores: cap * tanh(score / cap)",
-    "bottom_right": "whether the last row sees the last key, where lengths differ",
+    "bottom_right": "whether the last row's own place is the last key; else row i's is key i",
     "alibi": "whether a call gives `alibi_slopes`",
     "sinks": "whether a call gives `sinks`",
     "lse": "whether a call asks for the logarithms of the rows' sums (`return_lse=True`)",
@@ -69,15 +69,16 @@ def region_words(names: Sequence[str], dispatch: Mapping[str, Json]) -> Iterator
     sizes = [name for name in names if name in given.get("sizes", ())]
     constants = [name for name in names if name in given.get("constants", {})]
     flags = [name for name in names if name in given.get("flags", {})]
-    for own, meaning in ((sizes, "sizes"), (constants, "constants"), (flags, "options")):
+    call = f"`{dispatch['problem']['call']}`"
+    for own, meaning in (
+        (sizes, f"sizes that follow from the shapes of the tensors given to {call}"),
+        (constants, f"constants of {call}"),
+        (flags, f"options of {call}"),
+    ):
         if own:
-            yield f"- {', '.join(f'`{name}`' for name in own)}: {meaning} of {_call(dispatch)}"
+            yield f"- {', '.join(f'`{name}`' for name in own)}: {meaning}"
     known = _OF_EVERY_PROBLEM if "sizes" in given else _OF_ATTENTION
     for name in names:
         if name in known and name not in (*sizes, *constants, *flags):
             yield f"- `{name}`: {known[name]}"
     yield ""
-
-
-def _call(dispatch: Mapping[str, Json]) -> str:
-    return f"`{dispatch['problem']['call']}`, by the names that its problem has for them"

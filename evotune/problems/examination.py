@@ -10,6 +10,8 @@ from evotune.errors import ProblemMistake
 from evotune.problems.problem import Case, Problem
 from evotune.problems.user import UserProblem
 
+_MOST_BYTES = 64 << 20
+
 
 def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
     """The smallest of the given cases and their edge cases. If possible not all its extents are 1:
@@ -23,15 +25,26 @@ def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
     return min(known, key=rank)
 
 
-def examine(
-    problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True
-) -> tuple[str, ...]:
+def smallest_case(problem: UserProblem, cases: Sequence[Case]) -> Case | None:
+    """The smallest of the given cases; None where its tensors take more than 64 MiB."""
+
+    def size(case: Case) -> int:
+        return sum(spec.nbytes for spec in problem.tensors(case))
+
+    found = min(cases, key=size)
+    return found if size(found) <= _MOST_BYTES else None
+
+
+def baselines_of(problem: UserProblem, case: Case) -> tuple[str, ...]:
+    """The names of the baselines on a CPU. None of them is called."""
+    return tuple(problem.baselines(case, problem.make_inputs(case, "normal", 0, "cpu")))
+
+
+def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True) -> None:
     """Calls every method that the user wrote, on `case`; ProblemMistake for the first mistake.
-    Returns the names of the baselines.
 
     Without `timed`, `device` is not the device of the measurements: an operation that PyTorch
-    refuses there, half precision for example, is no mistake, no baseline is called, and no name is
-    returned, since the device may have other ones.
+    refuses there, half precision for example, is no mistake, and no baseline is called.
     """
     inputs = problem.make_inputs(case, "normal", 0, device)
     reference = problem.checked_reference(case, inputs)
@@ -43,9 +56,8 @@ def examine(
         problem.tolerances(case, inputs, reference)
         if timed:
             problem.check_baselines(case, inputs)
-            return tuple(problem.baselines(case, inputs))
-        problem.baselines(case, inputs)
-    return ()
+        else:
+            problem.baselines(case, inputs)
 
 
 def mistake_of(problem: Problem, error: BaseException) -> ProblemMistake | None:

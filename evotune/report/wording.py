@@ -218,8 +218,8 @@ def state_text(state: str) -> str:
 
 
 TIMED_ALONE = (
-    "Each baseline was timed alone, so do not divide its time by one of the leaderboard, whose "
-    "speedups were measured in turn with the baseline."
+    "These times were taken without a kernel beside them. Do not divide them by times of the "
+    "leaderboard: its speedups come from timing kernel and baseline in turn."
 )
 
 

@@ -9,6 +9,8 @@ import torch
 from click.testing import Result
 
 from evotune.errors import ProblemMistake
+from evotune.execute.device_slot import ProblemSource
+from evotune.execute.problem_check import check_problem
 from evotune.problems import UserProblem, create_problem
 from evotune.problems.baseline_names import baseline_names
 from evotune.problems.examination import examine, mistake_of, tiny_case
@@ -348,19 +350,33 @@ def test_a_misspelt_baseline_is_told_with_those_of_the_problem(
     assert result.stderr.splitlines()[-1].endswith(line)
 
 
+@pytest.mark.parametrize("rows", [40, 1 << 23])
+def test_a_baseline_that_the_sizes_of_a_run_have_is_no_mistake(
+    invoke: Invoke, folder: Path, rows: int
+) -> None:
+    """The tiny case has no such baseline. Of large sizes nothing is known without a run."""
+    some = DEFINITION["baselines_of"][2] + " | self._more(x)"
+    some += "\n\n    def _more(self, x):"
+    some += '\n        return {"torch:rows": lambda: self.compute(x)} if len(x) % 8 == 0 else {}'
+    (folder / "problem.py").write_text(PROBLEM.replace(DEFINITION["baselines_of"][2], some))
+    text = SPACE.replace("torch:best", "torch:rows").replace("rows: 40", f"rows: {rows}")
+    (folder / "space.yaml").write_text(text)
+    assert invoke("check", "space.yaml", "--no-compile").exit_code == 0
+
+
 def test_on_another_device_a_problem_may_have_baselines_of_its_own(folder: Path) -> None:
     """The names that `baselines_of` gives on a CPU say nothing of a GPU."""
-    names = ("torch:eager",)
-    for timed, expected in ((True, names), (False, ())):
-        problem = create_problem("problem.py:Scale", "float32", folder)
-        assert isinstance(problem, UserProblem)
-        case = tiny_case(problem, [problem.case({"rows": 3, "columns": 5}, {})])
-        assert examine(problem, case, timed=timed) == expected
-        assert baseline_names(problem) == ()
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    cases = [problem.case({"rows": 3, "columns": 5}, {})]
+    source = ProblemSource("problem.py:Scale", "float32", folder)
+    for timed, expected in ((True, ("torch:eager",)), (False, ())):
+        assert check_problem(problem, source, cases, timed=timed) == expected
+    assert baseline_names(problem) == ()
     (folder / "problem.py").write_text(PROBLEM.partition("    def baselines_of")[0])
     problem = create_problem("problem.py:Scale", "float32", folder)
     assert isinstance(problem, UserProblem)
-    assert baseline_names(problem) == names
+    assert baseline_names(problem) == ("torch:eager",)
 
 
 def test_a_process_that_ends_itself_is_told(invoke: Invoke, folder: Path) -> None:

@@ -131,7 +131,7 @@ class Again:
         self._store = store
         self._outcomes = outcomes
 
-    def confirmed(self, champions: int, stop_after: int = 99) -> list[int]:
+    def confirmed(self, champions: int, stop_after: int = 99, *, late: bool = False) -> list[int]:
         """What this session confirms."""
         device = types.SimpleNamespace(name=META["device"]["name"], backend="cpu")
         planner = types.SimpleNamespace(proposal=_proposal)
@@ -144,10 +144,11 @@ class Again:
             cluster=None,
         )
         made: list[int] = []
+        self.executor = Confirming(self._outcomes)
         for trial, outcome in kind.confirmed(
-            Confirming(self._outcomes),
+            self.executor,
             stop=lambda: len(made) == stop_after,
-            no_time=lambda: False,
+            no_time=lambda: late,
         ):
             self._store.confirm(trial.number, outcome, 100.0)
             made.append(trial.number)
@@ -184,15 +185,37 @@ def test_a_trial_found_later_is_confirmed_if_it_is_better_than_the_confirmed_fig
     """The search's figures of the first champions were too high: 1.4 is less than these, and more
     than what was confirmed."""
     run = make_run(tmp_path, [ok(2.0), failed(OutcomeKind.NAN), ok(1.9), ok(1.8)])
-    outcomes = {0: ok(1.1), 2: ok(1.2), 3: failed(OutcomeKind.NAN), 4: ok(1.3), 5: ok(1.25)}
+    outcomes = {0: ok(1.1), 2: ok(1.2), 3: failed(OutcomeKind.NAN), 4: ok(1.3)}
+    outcomes |= {5: ok(1.25), 6: ok(1.0)}
     with RunStore.open_for_writing(run.store) as store:
         again = Again(store, outcomes)
         assert again.confirmed(2) == [0, 2]
         again.found(1.4)
-        assert again.confirmed(2) == [3, 4], "the best two as far as is known are now 4 and 2"
+        assert again.confirmed(2) == [4], "3 was not among the best before"
         assert again.confirmed(2) == []
         again.found(1.35)
         assert again.confirmed(2, stop_after=1) == [5]
         assert again.confirmed(2) == []
         again.found(1.0)
         assert again.confirmed(2) == []
+        assert again.confirmed(5) == [3, 6], "more are asked for than were confirmed"
+
+
+def test_later_sessions_are_held_against_the_champions_of_earlier_ones(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [ok(2.0), ok(1.9), ok(1.8), ok(1.7)])
+    outcomes = {0: ok(1.1), 1: ok(1.2), 4: ok(1.15), 5: ok(1.3)}
+    with RunStore.open_for_writing(run.store) as store:
+        again = Again(store, outcomes)
+        assert again.confirmed(2) == [0, 1]
+        again.found(1.4)
+        assert again.confirmed(2, late=True) == [], "no time, and there is a champion"
+        assert again.confirmed(2) == [4]
+        assert math.log(1.1) < again.executor.held_against[4] < math.log(1.2)
+
+
+def test_a_run_that_an_older_evotune_confirmed_confirms_what_is_missing(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [ok(speedup) for speedup in SEARCHED])
+    with RunStore.open_for_writing(run.store) as store:
+        again = Again(store, {0: ok(1.1), 1: ok(1.2)})
+        store.confirm(0, ok(1.1), 100.0)
+        assert again.confirmed(2) == [1]
