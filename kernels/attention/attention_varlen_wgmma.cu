@@ -52,16 +52,34 @@
 
 namespace {
 
-// Called by the producer warp. One lane loads; all look for tiles.
+// Called by the producer warp. One lane loads; all look for tiles. With TILE_OVERLAP they look for the next tile before
+// this tile's blocks are loaded, since consumers need its Q before they have done with these.
 __device__ __forceinline__ void produce(const Problem& problem, PackedWalk walk) {
   const bool loads = threadIdx.x % 32 == 0;
   Producer producer(problem);
   if (loads) producer.prefetch_maps();
+#if TILE_OVERLAP
+  bool more = walk.has();
+  PackedTile tile = more ? walk.find() : PackedTile{};
+  if (loads && more) producer.load_queries(Place(problem, tile));
+  while (more) {
+    walk.next();
+    more = walk.has();
+    const PackedTile next = more ? walk.find() : PackedTile{};
+    if (loads)
+      producer.load_blocks_and(Place(problem, tile), [&] {
+        if (more) producer.load_queries(Place(problem, next));
+      });
+    __syncwarp();
+    tile = next;
+  }
+#else
   for (; walk.has(); walk.next()) {
     const PackedTile tile = walk.find();
     if (loads) producer.load_tile(Place(problem, tile));
     __syncwarp();
   }
+#endif
   if (loads) producer.end();
 }
 

@@ -2,7 +2,8 @@
 //
 // Without it a tile begins and ends with a product that no softmax of the same warpgroup runs beside. Here the tensor
 // cores sum a tile's last values while the softmax of the next tile's first block is computed. Only then is the tile
-// finished and stored. The next tile's Q must be in shared memory by then: QUERY_STAGES 2.
+// finished and stored. The next tile's Q must be in shared memory by then: QUERY_STAGES 2, and the producer loads it
+// ahead of this tile's last block (wgmma_producer.cuh).
 //
 // A tile begins on its own where the block has no tile before it, and where the warpgroup leaves out blocks at the
 // tile's end (SKIP_MASKED), as their values come before those that it needs.
@@ -37,6 +38,11 @@ struct OverlappingConsumer : Consumer {
     return max(place.first_step, min(unseen, place.end_step - 1));
   }
 
+  // Steps before this one have keys that the group's first row does not see.
+  __device__ __forceinline__ int masked_steps(const Place& place) const {
+    return place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
+  }
+
   __device__ __forceinline__ bool has_rows(const Place& place) const {
     return !PACKED || place.query_of(group, 0) < place.seq_len_q();
   }
@@ -63,6 +69,7 @@ struct OverlappingConsumer : Consumer {
 
   // Adds a tile's last values, while the first block of the next one gets its weights. `softmax` and `query` are the
   // next tile's.
+  template <bool MASKED>
   __device__ __forceinline__ void add_last_under(const Place& next) {
     softmax.begin();
     wait_queries();
@@ -75,7 +82,7 @@ struct OverlappingConsumer : Consumer {
     wait_products<1>();
     pin(scores);
     give_back_keys();
-    weigh<true, kWhole>(next, next.first_step);
+    weigh<MASKED, kWhole>(next, next.first_step);
     finish_first(softmax.sum[0] + softmax.sum[1]);
     wait_products<0>();
     pin(output);
@@ -113,7 +120,7 @@ struct OverlappingConsumer : Consumer {
         continue;
       }
 #endif
-      const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
+      const int masked = masked_steps(place);
       int step = first_seen_step(place);
       if (!begun) begin_tile(place, masked);
 #if PACKED
@@ -132,7 +139,10 @@ struct OverlappingConsumer : Consumer {
       if (walk.has(problem.tiles)) {
         const Place next(problem, walk);
         begun = has_rows(next) && first_seen_step(next) == next.first_step;
-        if (begun) add_last_under(next);
+        if (begun && masked_steps(next) > next.first_step)
+          add_last_under<true>(next);
+        else if (begun)
+          add_last_under<false>(next);
       }
       if (!begun) add_values<0, kWhole>();
       store(place, own, at);

@@ -93,10 +93,10 @@ def test_weights_are_packed_there_too_when_they_have_a_second_set(tmp_path: Path
 def test_a_tile_begins_under_the_last_values_of_the_tile_before(
     causal: bool, tmp_path: Path
 ) -> None:
-    """One more stretch: the first block of the next tile."""
+    """Two more stretches: the first block of the next tile, with a mask and without."""
     values = {"TILE_OVERLAP": True, "QUERY_STAGES": 2}
     stretches = between_waits(values, tmp_path, causal=causal)
-    assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * 3
+    assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * 4
 
 
 @pytest.mark.soak

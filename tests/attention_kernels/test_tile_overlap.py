@@ -53,8 +53,8 @@ def test_a_tile_begins_while_the_last_values_of_the_tile_before_are_added(
     ("right", "wrong"),
     [
         (
-            "wait_products<1>();\n    pin(scores);\n    give_back_keys();\n    weigh<true",
-            "weigh<true",
+            "wait_products<1>();\n    pin(scores);\n    give_back_keys();\n    weigh<MASKED",
+            "weigh<MASKED",
         ),
         ("wait_products<0>();\n    pin(output);\n    give_back_values();\n    pack_w", "pack_w"),
         ("    softmax = own;", ""),
