@@ -236,7 +236,7 @@ def test_a_problem_worker_that_sends_one_is_named(tmp_path: Path, lying: Liar, h
     try:
         child._process.stdin.write(b"\0\0\0\0")  # type: ignore[union-attr]
         child._process.stdin.flush()  # type: ignore[union-attr]
-        words = problem_check._answer(child, source)
+        words = problem_check._answer(child, source).mistake
     finally:
         child.kill()
     assert words.startswith("mine.py: the process that tried it sent a message that cannot be read")
