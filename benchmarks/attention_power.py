@@ -67,6 +67,8 @@ FIRST_REST_S, MOST_REST_S = 0.03, 0.5
 HEAT_S = 2.0
 LARGE_FLOPS = 5e10
 """The ten large rows of docs/results.md have 137 GFLOP or more, the others 17 or fewer."""
+FAULTS = (UnusableBaseline, AssertionError, ImportError, RuntimeError, TypeError, ValueError)
+"""A rival that raises one of these is left out of its row, and the record has the reason."""
 Record = dict[str, Any]
 
 
@@ -198,8 +200,8 @@ class Bench:
         for name, make in rivals.items():
             try:
                 rival = make()
-            except UnusableBaseline as reason:
-                record["left_out"][name] = str(reason)
+            except FAULTS as reason:
+                record["left_out"][name] = f"{type(reason).__name__}: {reason}"
                 continue
             record["pairs"] += [self._hot(champion, rival, name), self._cool(champion, rival, name)]
         self._session.free()

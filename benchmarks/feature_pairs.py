@@ -37,7 +37,7 @@ from evotune.trial import Configuration, Json
 from evotune.verify.buffers import BufferSets, unwritten
 
 FAULTS = (AssertionError, EvotuneError, OSError, RuntimeError, ValueError)
-"""What a pair may end with; the others go on."""
+"""A pair that raises one of these is left out, and the reason is printed; the other pairs go on."""
 
 
 @dataclass(frozen=True)

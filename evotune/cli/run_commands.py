@@ -148,8 +148,8 @@ def run(
 @click.option(
     "--champions",
     type=click.IntRange(1, 100),
-    help="New number of the best to confirm. Those that are missing are confirmed, however long it "
-    "takes if no --minutes are given.",
+    help="Confirm this many of the best trials. Confirmed ones are not confirmed again. Without "
+    "--minutes no time limit holds.",
 )
 @trust_option
 @click.option("--allow-mixed", is_flag=True, help="Go on even with another device or driver.")

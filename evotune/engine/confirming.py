@@ -26,7 +26,7 @@ class Earlier:
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
 
     def leader(self) -> Outcome | None:
-        """The outcome with the highest lower end of its interval among those that passed."""
+        """Of the outcomes that passed, the one whose 95% interval has the highest lower end."""
         passed = [outcome for outcome in self.outcomes.values() if outcome.ok]
         return max(passed, key=_bound, default=None)
 

@@ -56,7 +56,7 @@ class Observer(Protocol):
     def told(self, trial: Trial, progress: Progress) -> None: ...
 
     def step(self, text: str) -> None:
-        """What the confirmation of a champion is at. It is told twice a second, new or not."""
+        """A step of a champion's confirmation, in words. Every half second it is told again."""
 
     def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
 

@@ -130,7 +130,7 @@ class DeviceSlot:
         self._served = 0  # requests that the present worker got
         self.busy = False
         self.step = ""
-        """What the request under way is at, in words; "" where that is not known."""
+        """The present step of the request under way, in words; "" where it is not known."""
 
     @property
     def child(self) -> Worker | None:

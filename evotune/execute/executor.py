@@ -95,7 +95,7 @@ class Executor(Protocol):
 
     @property
     def step(self) -> str:
-        """What a champion's proposal is at, in words; "" where that is not known."""
+        """The present step of a champion's proposal, in words; "" where it is not known."""
 
     def submit(self, proposal: Proposal) -> None: ...
 

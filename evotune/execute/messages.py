@@ -151,8 +151,8 @@ class Prepared(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class Step(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """What a champion's trial is at, in words. Trials of the search tell nothing, since a message
-    would disturb them."""
+    """The present step of a champion's trial, in words. Trials of the search tell nothing, since a
+    message would disturb them."""
 
     text: str
 

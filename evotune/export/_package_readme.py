@@ -207,7 +207,8 @@ def _figures(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
 
 
 def _columns(regions: Sequence[Mapping[str, Json]]) -> list[str]:
-    """The names of what the regions fix and bound, without features that none of them has."""
+    """The names of the sizes and options that the regions fix or bound. Features that no region has
+    are left out."""
     names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
     absent = {n for n, no in NONE.items() if all(r["fixed"].get(n) == no for r in regions)}
     return [name for name in names if name not in absent]

@@ -340,12 +340,7 @@ struct Consumer : ConsumerStores {
       store_rows(place, merged, place.share * 8 * kMergedTiles);
     }
 #else
-#if SHARES_TAIL
-    if (place.part >= 0)
-      store_part(place);
-    else
-#endif
-      store_tile(place);
+    store_sums(place);
 #endif
     query.advance();
   }

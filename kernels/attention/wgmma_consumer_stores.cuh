@@ -93,6 +93,14 @@ struct ConsumerStores : ConsumerProducts {
   __device__ __forceinline__ void store_tile(const Place& place) const { store_rows(place, output, 0); }
 #endif
 
+  // Stores the sums over a tile, or over this block's part of its keys.
+  __device__ __forceinline__ void store_sums(const Place& place) {
+#if SHARES_TAIL
+    if (place.part >= 0) return store_part(place);
+#endif
+    store_tile(place);
+  }
+
   // Stores from registers: `sums` are the columns from `column` on.
   template <int COUNT>
   __device__ __forceinline__ void store_rows(const Place& place, const float (&sums)[COUNT], int column) const {

@@ -96,12 +96,7 @@ struct OverlappingConsumer : Consumer {
     const Ring<QUERY_STAGES> next_query = query;
     softmax = own;
     query = at;
-#if SHARES_TAIL
-    if (place.part >= 0)
-      store_part(place);
-    else
-#endif
-      store_tile(place);
+    store_sums(place);
     softmax = next;
     query = next_query;
   }
