@@ -33,8 +33,6 @@
 //                        the rest, up to 240.
 //   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
 //   WEIGHT_SETS          1, 2: sets of registers for packed weights. 2 needs OVERLAP.
-//   TILE_OVERLAP         0/1: the next tile's first scores are issued before this tile's last values; see
-//                        wgmma_tile_overlap.cuh. Needs OVERLAP, WEIGHT_SETS 1 and QUERY_STAGES 2, and no features.
 //   PING_PONG            0/1: warpgroups take turns in issuing products. Needs CONSUMER_WARPGROUPS > 1.
 //   Q_IN_REGS            0/1: Q's fragments stay in registers: products of 128 keys then read a third less.
 //   EXP2_FMA_SHARE       sixteenths of the weights that multiply-adds compute, not MUFU (0..16).
@@ -101,7 +99,6 @@
 #include "wgmma_rings.cuh"
 #include "wgmma_schedule.cuh"
 #include "wgmma_tail.cuh"
-#include "wgmma_tile_overlap.cuh"
 #include "wgmma_tma.cuh"
 
 #if CLUSTER_BLOCKS > 1
@@ -150,11 +147,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
     }
   } else {
     if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
-#if TILE_OVERLAP
-    OverlappingConsumer(problem, warpgroup).run();
-#else
     Consumer(problem, warpgroup).run();
-#endif
   }
   if constexpr (CLUSTER > 1) {
     __syncwarp();

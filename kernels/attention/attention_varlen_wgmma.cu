@@ -19,8 +19,8 @@
 //           zeros over these values, in the sequence's last block, before its product reads them.
 //
 // Tunables. 5_wgmma.cu explains the ones that both kernels have.
-//   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, TILE_OVERLAP, PING_PONG, Q_IN_REGS,
-//   EXP2_FMA_SHARE, RESCALE_LOG2, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
+//   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, PING_PONG, Q_IN_REGS, EXP2_FMA_SHARE,
+//   RESCALE_LOG2, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
 //   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.
 //   STORE         bulk: through Q's shared memory and by TMA; direct: from registers, 4 bytes a lane.
 //   WALK          snake, queue; HEAD_SECTION: see varlen_walk.cuh.
@@ -47,39 +47,20 @@
 #include "wgmma_consumer.cuh"
 #include "wgmma_producer.cuh"
 #include "wgmma_rings.cuh"
-#include "wgmma_tile_overlap.cuh"
 #include "wgmma_tma.cuh"
 
 namespace {
 
-// Called by the producer warp. One lane loads; all look for tiles. With TILE_OVERLAP they look for the next tile before
-// this tile's blocks are loaded, since consumers need its Q before they have done with these.
+// Called by the producer warp. One lane loads; all look for tiles.
 __device__ __forceinline__ void produce(const Problem& problem, PackedWalk walk) {
   const bool loads = threadIdx.x % 32 == 0;
   Producer producer(problem);
   if (loads) producer.prefetch_maps();
-#if TILE_OVERLAP
-  bool more = walk.has();
-  PackedTile tile = more ? walk.find() : PackedTile{};
-  if (loads && more) producer.load_queries(Place(problem, tile));
-  while (more) {
-    walk.next();
-    more = walk.has();
-    const PackedTile next = more ? walk.find() : PackedTile{};
-    if (loads)
-      producer.load_blocks_and(Place(problem, tile), [&] {
-        if (more) producer.load_queries(Place(problem, next));
-      });
-    __syncwarp();
-    tile = next;
-  }
-#else
   for (; walk.has(); walk.next()) {
     const PackedTile tile = walk.find();
     if (loads) producer.load_tile(Place(problem, tile));
     __syncwarp();
   }
-#endif
   if (loads) producer.end();
 }
 
@@ -105,10 +86,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
       produce(problem, {cu_seqlens_q, cu_seqlens_k, sequences, heads >> shape.heads_log2, shape, counter});
   } else {
     if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
-#if TILE_OVERLAP
-    OverlappingConsumer(problem, warpgroup).run();
-#else
     Consumer(problem, warpgroup).run();
-#endif
   }
 }

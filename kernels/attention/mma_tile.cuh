@@ -64,8 +64,18 @@ struct Tile {
   const Problem& problem;
   int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
 
+#if STRIDED
+  int batch, of_batch, kv_head;  // head: of_batch of this batch, whose keys are those of kv_head
+#endif
+
   __device__ Tile(const Problem& of, int head, int row_block)
-      : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {}
+      : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {
+#if STRIDED  // divisions take long: the first batch needs none, nor does a head with keys of its own
+    batch = head < of.tile_heads ? 0 : head / of.tile_heads;
+    of_batch = head - batch * of.tile_heads;
+    kv_head = PACK_GQA || of.group == 1 ? of_batch : of_batch / of.group;
+#endif
+  }
 
   __device__ int valid_rows() const { return min(BLOCK_M, rows - first_row); }
   __device__ int last_row() const { return min(first_row + BLOCK_M, rows) - 1; }
@@ -82,15 +92,13 @@ struct Tile {
   // A row of q or out, and the first row of this tile's head of k or v.
   template <class T>
   __device__ T* row_at(T* tensor, const Strides& strides, int row) const {
-    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
     if constexpr (PACK_GQA)
       return strides.further(tensor + strides.head_at(batch, of_batch * problem.group + row % problem.group),
                              row / problem.group);
     return strides.further(tensor + strides.head_at(batch, of_batch), row);
   }
   __device__ const Element* keys_at(const Element* tensor, const Strides& strides) const {
-    const int batch = head / problem.tile_heads, of_batch = head % problem.tile_heads;
-    return tensor + strides.head_at(batch, PACK_GQA ? of_batch : of_batch / problem.group);
+    return tensor + strides.head_at(batch, kv_head);
   }
 #endif
   // Of a row in a contiguous tensor with DIM elements a row, and of the first key of this tile's head.

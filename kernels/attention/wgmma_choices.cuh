@@ -25,9 +25,6 @@
 #ifndef HALF_BLOCKS
 #define HALF_BLOCKS 0
 #endif
-#ifndef TILE_OVERLAP
-#define TILE_OVERLAP 0
-#endif
 #ifndef STORE_BULK
 #define STORE_BULK 0
 #endif

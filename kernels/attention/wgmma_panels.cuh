@@ -39,19 +39,22 @@ struct Panels {
     return panel_at(rows, chunk / kChunks) + row * kRowBytes + swizzled * 16;
   }
 
-  static __device__ __forceinline__ unsigned long long descriptor(unsigned shared, unsigned leading_bytes) {
-    return static_cast<unsigned long long>((shared & 0x3ffff) >> 4) |
-           static_cast<unsigned long long>(leading_bytes >> 4) << 16 |
-           static_cast<unsigned long long>(kGroupBytes >> 4) << 32 | kSwizzleMode << 62;
+  // Of an operand that begins `further_bytes` behind `shared`, both below 2^18 - as is all shared memory: so the sum of
+  // the addresses has no carry, and the descriptors of a tile are one of them plus constants.
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned shared, unsigned further_bytes,
+                                                                  unsigned leading_bytes) {
+    const unsigned low = (shared >> 4) + ((further_bytes >> 4) | (leading_bytes >> 4) << 16);
+    return static_cast<unsigned long long>(low) | static_cast<unsigned long long>(kGroupBytes >> 4) << 32 |
+           kSwizzleMode << 62;
   }
   // Summed over columns (Q, K): columns 16 step to 16 step + 15 of the tile at `shared`. Has no leading offset.
   static __device__ __forceinline__ unsigned long long by_columns(unsigned shared, int rows, int step) {
     constexpr int kSteps = kPanel / 16;
-    return descriptor(shared + panel_at(rows, step / kSteps) + step % kSteps * 32, 16);
+    return descriptor(shared, panel_at(rows, step / kSteps) + step % kSteps * 32, 16);
   }
   // Summed over rows (V): rows 16 step to 16 step + 15.
   static __device__ __forceinline__ unsigned long long by_rows(unsigned shared, int rows, int step) {
-    return descriptor(shared + step * 16 * kRowBytes, rows * kRowBytes);
+    return descriptor(shared, step * 16 * kRowBytes, rows * kRowBytes);
   }
 };
 

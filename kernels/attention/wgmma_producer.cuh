@@ -64,31 +64,17 @@ struct Producer {
 #endif
   }
 
-  __device__ __forceinline__ void load_step(const Place& place, int step) {
-    const int row = place.first_key(step);
-    wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
-    expect_bytes(key_full(keys.stage), kKeyBytes);
-    load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
-    wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
-    expect_bytes(value_full(keys.stage), kValueBytes);
-    load_block<ValueRows>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
-    keys.advance();
-  }
-
   __device__ __forceinline__ void load_blocks(const Place& place) {
-    for (int step = place.first_step; step < place.end_step; ++step) load_step(place, step);
-  }
-
-  // TILE_OVERLAP: loads a tile's blocks, and the next tile's Q, which consumers need before they have done with the
-  // last block. Q comes before that block, but behind the first one: the stage of Q that it takes is given back by
-  // consumers that have begun with this tile.
-  template <class LoadNext>
-  __device__ __forceinline__ void load_blocks_and(const Place& place, const LoadNext& load_next) {
-    const int last = place.end_step - 1;
-    for (int step = place.first_step; step < last; ++step) load_step(place, step);
-    if (place.first_step < last) load_next();
-    load_step(place, last);
-    if (place.first_step == last) load_next();
+    for (int step = place.first_step; step < place.end_step; ++step) {
+      const int row = place.first_key(step);
+      wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
+      expect_bytes(key_full(keys.stage), kKeyBytes);
+      load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
+      wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
+      expect_bytes(value_full(keys.stage), kValueBytes);
+      load_block<ValueRows>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
+      keys.advance();
+    }
   }
 
 #if PACKED
@@ -114,24 +100,12 @@ struct Producer {
     prefetch_map(problem.q);
     prefetch_map(problem.k);
     prefetch_map(problem.v);
-#if TILE_OVERLAP
-    Walk walk(problem.tail);
-    if (walk.has(problem.tiles)) load_queries(Place(problem, walk));
-    while (walk.has(problem.tiles)) {
-      const Place place(problem, walk);
-      walk.next();
-      load_blocks_and(place, [&] {
-        if (walk.has(problem.tiles)) load_queries(Place(problem, walk));
-      });
-    }
-#else
     for (Walk walk(problem.tail); walk.has(problem.tiles); walk.next()) {
       const Place place(problem, walk);
       if (place.is_empty()) continue;  // nobody would wait for its Q
       load_queries(place);
       load_blocks(place);
     }
-#endif
   }
 #endif
 };

@@ -89,16 +89,6 @@ def test_weights_are_packed_there_too_when_they_have_a_second_set(tmp_path: Path
         assert stretch == {EXP2: BLOCK_N // 2 + 2, PACK: BLOCK_N // 4}
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_tile_begins_under_the_last_values_of_the_tile_before(
-    causal: bool, tmp_path: Path
-) -> None:
-    """Two more stretches: the first block of the next tile, with a mask and without."""
-    values = {"TILE_OVERLAP": True, "QUERY_STAGES": 2}
-    stretches = between_waits(values, tmp_path, causal=causal)
-    assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * 4
-
-
 @pytest.mark.soak
 def test_without_finish_first_ptxas_moves_the_exponentials(tmp_path: Path) -> None:
     """If this fails, ptxas has become better: look whether finish_first is still needed."""
