@@ -1,7 +1,7 @@
 """Compares the CUDA attention ladder, tuned for each shape, with SDPA on one GPU.
 
     python benchmarks/attention_cuda.py [--only NAME ...] [--dtype float16|bfloat16] [--seed 0]
-        [--trials N] [--again] [--ablate] -o benchmarks/results/FILE.json
+        [--trials N] [--layout NAME] [--again] [--ablate] -o benchmarks/results/FILE.json
     python benchmarks/attention_cuda.py --confirm benchmarks/results/FILE.json [-o OTHER.json]
         [--dtype float16|bfloat16] [--baseline NAME] [--layout NAME] [--heat SECONDS]
     python benchmarks/attention_cuda.py --table benchmarks/results/FILE.json [--dtype ...]
@@ -13,6 +13,7 @@ out. Times are device time by CUDA graph replay, warm unless it says cold.
 
 - --again: the search starts from the champion of the job's last record: that of the other type
   where this one has none.
+- --layout: tuned on tensors that lie like this, such as blhd, against SDPA on the same tensors.
 - --ablate: the record also has the worth of each choice of the champion, measured in turn with it.
 - --confirm: nothing is searched. The champions of FILE go through today's confirmation, and OTHER
   says for each how it ended, in how many seconds, how fast it was, and the device's clock and power
@@ -60,11 +61,14 @@ class Job:
     trials: int
     start: dict[str, Any] = field(default_factory=dict)
     """The first configuration to try, where the space's own suits the shape badly."""
+    layout: str = ""
+    """Where the tensors lie, if not contiguous."""
 
     def problem(self) -> dict[str, Any]:
+        lie = {"layout": self.layout} if self.layout else {}
         return {
             "shapes": [self.sizes()],
-            "variants": [{"causal": causal} for causal in self.masks],
+            "variants": [{"causal": causal, **lie} for causal in self.masks],
             "held_out": [self._sizes(self._nearby())],
         }
 
@@ -151,6 +155,7 @@ def run(job: Job, dtype: str, seed: int, *, ablate: bool) -> dict[str, Any]:
         "name": job.name,
         "space": job.space,
         "dtype": dtype,
+        **({"layout": job.layout} if job.layout else {}),
         "seed": seed,
         "trials": len(report["trials"]),
         "ok_trials": sum(trial["outcome"] == "ok" for trial in report["trials"]),
@@ -301,7 +306,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--confirm", type=Path)
     parser.add_argument("--baseline", default="", help="of --confirm")
-    parser.add_argument("--layout", default="", help="of --confirm")
+    parser.add_argument("--layout", default="")
     parser.add_argument("--heat", type=float, default=0.0, metavar="SECONDS", help="of --confirm")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -315,7 +320,8 @@ def main() -> None:
             continue
         known = file.nearest(dtype).get(job.name, {}) if options.again else {}
         start = known.get("configuration") or job.start
-        asked = dataclasses.replace(job, trials=options.trials or job.trials, start=start)
+        trials = options.trials or job.trials
+        asked = dataclasses.replace(job, trials=trials, start=start, layout=options.layout)
         try:
             file.keep(run(asked, dtype, options.seed, ablate=options.ablate))
         except (subprocess.CalledProcessError, ValueError) as error:  # the others go on

@@ -1,14 +1,15 @@
 """Times recorded attention champions on a cool GPU and at its power limit, in one process.
 
     python benchmarks/attention_power.py benchmarks/results/attention_h200.json [--only CASE ...]
-        [--libraries fa4 ...] [--device cuda:0] -o benchmarks/results/FILE.json
+        [--libraries fa4 ...] [--views FILE] [--device cuda:0] -o benchmarks/results/FILE.json
     python benchmarks/attention_power.py --table benchmarks/results/FILE.json
 
 For each shape and mask of the given results, the fastest champion is timed in turn with
 
 - SDPA: the backend that was the fastest when the champion was recorded,
 - each of the libraries that computes the case, and
-- itself on tensors of (batch, length, heads, head_dim) memory ("blhd").
+- itself on tensors of (batch, length, heads, head_dim) memory ("blhd"), or there the champion of
+  --views, results of `attention_cuda.py --layout blhd`, where these have the row.
 
 Each pair is timed twice. Cool: before each sample the GPU rests, longer and longer until it stays
 below its power limit. Hot: before each sample it multiplies matrices, after two seconds of the
@@ -74,10 +75,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A champion on one case, and on the same case in the other layout where it takes that."""
+    """A champion on one case, and the same one or another, `of_views`, in the other layout where it
+    takes that."""
 
     case: str
     configuration: Configuration
+    of_views: Configuration
     baseline: str
     problem: Problem
     profile: DeviceProfile
@@ -91,35 +94,39 @@ def row_of(
     *,
     baseline: str,
     device: str,
+    of_views: Mapping[str, Any] | None = None,
     compile_only: bool = False,
 ) -> Row:
     """The row of a champion of `space`, on the first shape and variant of `problem`."""
     jobs: list[CaseJob] = []
-    for layout in ({}, {"layout": LAYOUT}):
+    configurations: list[Configuration] = []
+    for layout, given in (({}, champion), ({"layout": LAYOUT}, of_views or champion)):
         variant = {**problem["variants"][0], **layout}
         spec = {**problem, "variants": [variant], "held_out": []}
         with tempfile.TemporaryDirectory() as folder:
             path = derive(space, {"problem": spec}, Path(folder) / "space.yaml")
             setup = load_kernel_setup(path, device, compile_only=compile_only)
         defaults = setup.space.default()
-        values = {name: champion.get(name, defaults[name]) for name in defaults}
-        configuration = Configuration(values)
-        proposal = setup.planner.proposal(0, configuration)
+        values = {name: given.get(name, defaults[name]) for name in defaults}
+        configurations.append(Configuration(values))
+        proposal = setup.planner.proposal(0, configurations[-1])
         if proposal.rejection and not layout:
             raise ValueError(f"{space}: {proposal.rejection}")
         jobs += [case for case in proposal.cases if case.role == TIMED]
     named = create_problem(setup.problem_spec.name, setup.problem_spec.dtype)
-    return Row(jobs[0].case.label, configuration, baseline, named, setup.profile, tuple(jobs))
+    return Row(jobs[0].case.label, *configurations, baseline, named, setup.profile, tuple(jobs))
 
 
-def rows_of(records: dict[str, Record], device: str) -> Iterator[Row]:
+def rows_of(records: dict[str, Record], views: dict[str, Record], device: str) -> Iterator[Row]:
     for job, causal, warm in attention_cuda.fastest(records):
+        of_views = views.get(job.name, {})
         yield row_of(
             job.space,
             {**job.problem(), "variants": [{"causal": causal}]},
             records[job.name]["configuration"],
             baseline=warm["baseline"],
             device=device,
+            of_views=of_views["configuration"] if of_views.get("layout") == LAYOUT else None,
         )
 
 
@@ -185,6 +192,7 @@ class Bench:
             "case": row.case,
             "flops": row.jobs[0].flops,
             "configuration": dict(row.configuration),
+            "of_views": dict(row.of_views),
             "pairs": [],
             "left_out": {},
         }
@@ -318,6 +326,7 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path)
     parser.add_argument("--only", nargs="+", metavar="CASE")
     parser.add_argument("--libraries", nargs="*", choices=LIBRARIES, default=["fa4"])
+    parser.add_argument("--views", type=Path)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
@@ -327,7 +336,8 @@ def main() -> None:
         return
     if options.results is None:
         parser.error("RESULTS: the file of attention_cuda.py that has the champions")
-    rows = list(rows_of(attention_cuda.load(options.results), options.device))
+    views = attention_cuda.load(options.views)
+    rows = list(rows_of(attention_cuda.load(options.results), views, options.device))
     unknown = set(options.only or ()) - {row.case for row in rows}
     if unknown:
         parser.error(f"{unknown}; the cases are {', '.join(row.case for row in rows)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,3 +100,25 @@ def test_each_row_of_the_results_has_both_layouts_where_the_kernel_takes_them(
     assert [job.case.label for job in row.jobs] == ["(1,8,512,64) full", "(1,8,512,64,blhd) full"]
     scalar = benchmark.row_of("attention_scalar", problem, {}, **options)
     assert [job.case.label for job in scalar.jobs] == ["(1,8,512,64) full"]
+
+
+def test_tensors_of_the_other_layout_may_have_a_champion_of_their_own(
+    benchmark: ModuleType,
+) -> None:
+    problem = {
+        "shapes": [{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}],
+        "variants": [{"causal": False}],
+    }
+    options = {"baseline": "sdpa:cudnn", "device": "h200", "compile_only": True}
+    own = {"STAGES": 3}
+    row = benchmark.row_of("attention_mma", problem, {"STAGES": 2}, of_views=own, **options)
+    assert (row.configuration["STAGES"], row.of_views["STAGES"]) == (2, 3)
+    assert [dict(job.compile.defines)["STAGES"] for job in row.jobs] == [2, 3]
+
+
+def test_a_job_of_the_ladder_may_be_tuned_on_views(
+    benchmark_module: Callable[[str], ModuleType],
+) -> None:
+    ladder = benchmark_module("attention_cuda")
+    job = replace(ladder.JOBS_BY_NAME["mission full"], layout="blhd")
+    assert job.problem()["variants"] == [{"causal": False, "layout": "blhd"}]
