@@ -142,7 +142,8 @@ def test_mma_finds_the_rows_of_views(
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("PACK_GQA ? of_batch : of_batch / problem.group", "of_batch"),
+        ("PACK_GQA || of.group == 1 ? of_batch : of_batch / of.group", "of_batch"),
+        _later("head < of.tile_heads ? 0 : head / of.tile_heads", "0"),
         _later(
             "head_at(batch, of_batch * problem.group + row % problem.group)", "head_at(batch, 0)"
         ),
