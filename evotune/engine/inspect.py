@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evotune.backends import registry
@@ -14,6 +15,7 @@ from evotune.execute.executor import TIMED
 from evotune.execute.problem_check import check_problem
 from evotune.problems import UserProblem, create_problem
 from evotune.problems.baseline_names import baseline_names
+from evotune.problems.problem import HasAdvice
 from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.parameters import Parameter
@@ -36,7 +38,8 @@ class KernelSummary:
 class CheckReport:
     """The facts about a valid space that `evotune check` prints.
 
-    `unread`: parameters that no kernel and no launch reads.
+    `unread`: parameters that no kernel and no launch reads. `advice`: lines on shapes and variants
+    that may be meant otherwise, each with its position.
     """
 
     name: str
@@ -49,6 +52,7 @@ class CheckReport:
     kernels: tuple[KernelSummary, ...]
     cases: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
 def try_problem(setup: KernelSetup) -> tuple[str, ...]:
@@ -98,7 +102,19 @@ def check_space(space: str, device: str) -> CheckReport:
         if isinstance(setup, KernelSetup)
         else (),
         unread=tuple(unread_parameters(document)) if document else (),
+        advice=tuple(_advice(setup)) if isinstance(setup, KernelSetup) else (),
     )
+
+
+def _advice(setup: KernelSetup) -> Iterator[str]:
+    spec = setup.problem_spec
+    problem = create_problem(spec.name, spec.dtype, setup.root)
+    if not isinstance(problem, HasAdvice):
+        return
+    for number, shape in enumerate(spec.shapes):
+        for variant in spec.variants:
+            if advice := problem.advice(shape, variant):
+                yield str(spec.at("shapes", number).error(advice))
 
 
 def _require_strategy(strategy: str, position: Position) -> None:

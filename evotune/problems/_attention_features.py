@@ -38,6 +38,19 @@ _OTHER_CAPS = (3.0, 1.5)
 _MOST_EDGE_SCORES = 1 << 22
 
 
+def unsaid_alignment(told: Mapping[str, Value], case: Case) -> str:
+    """A line where a causal case has fewer queries than keys, and `told` lacks the alignment; ""
+    elsewhere. Users of SDPA and of FlashAttention expect different ones there."""
+    late = int(case.symbols["seq_len_k"]) - int(case.symbols["seq_len_q"])
+    if "alignment" in told or not case.symbols["causal"] or late <= 0:
+        return ""
+    return (
+        f"{case.label}: query i sees the keys 0 to i, as with SDPA's is_causal; "
+        f"for 0 to i + {late}, as chunked prefill and speculation need it, say "
+        f"alignment: {ALIGNMENTS[1]}, else alignment: {ALIGNMENTS[0]}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """The features of a case. A window of -1 has no end; a softcap of 0 is none."""

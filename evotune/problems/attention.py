@@ -100,6 +100,9 @@ class Attention:
         symbols |= Features.given(told, causal=causal).symbols()
         return _laid_out(symbols, layout)
 
+    def advice(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> str:
+        return features.unsaid_alignment({**shape, **variant}, self.case(shape, variant))
+
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         s = _integers(case)
 

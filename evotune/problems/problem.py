@@ -143,6 +143,14 @@ class HasLayouts(Protocol):
         """The case with its tensors in other memory, for kernels that receive strides."""
 
 
+@runtime_checkable
+class HasAdvice(Protocol):
+    """A problem some of whose cases are easily meant otherwise than they are told."""
+
+    def advice(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> str:
+        """A line for the author of the space; "" where all is said."""
+
+
 class Problem(Protocol):
     """A computation that kernels must do, with its reference and its baselines.
 

@@ -55,6 +55,26 @@ def test_check_names_a_parameter_that_changes_nothing(invoke: Invoke, space: Pat
     assert "warning" not in invoke("check", space, "--no-compile").stderr
 
 
+def test_check_asks_for_the_alignment_where_queries_are_fewer_than_keys(
+    invoke: Invoke, space: Path
+) -> None:
+    def said(sizes: str, variant: str) -> str:
+        text = SPACE.replace("seq_len: 32", sizes).replace("kernels:", f"  {variant}\nkernels:", 1)
+        space.write_text(text)
+        result = invoke("check", space, "--no-compile")
+        assert result.exit_code == 0
+        return result.stderr
+
+    late, causal = "seq_len_q: 4, seq_len_k: 32", "variants: [{causal: true}]"
+    note = f"note: {space}:5:12: (1,2,4x32,16) causal: query i sees the keys 0 to i, as with SDPA"
+    assert note in said(late, causal)
+    assert "for 0 to i + 28, as chunked prefill" in said(late, causal)
+    assert "note" not in said("seq_len: 32", causal)
+    assert "note" not in said(late, "variants: [{causal: false}]")
+    assert "note" not in said(late, "variants: [{causal: true, alignment: bottom_right}]")
+    assert "note" not in said(late, "variants: [{causal: true, alignment: top_left}]")
+
+
 def test_check_tells_the_size_the_constraints_and_the_kernels(invoke: Invoke, space: Path) -> None:
     result = invoke("check", space, "--no-compile")
     assert result.exit_code == 0
