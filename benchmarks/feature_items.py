@@ -50,7 +50,7 @@ class Item:
     build: Callable[[ModuleType, bool], Built]
 
 
-_FLEX = "flex_attention"
+_FLEX, _ONE_EXPERT = "flex_attention", "one_expert"
 _OTHERS = ("sdpa", _FLEX, "eager")
 
 
@@ -114,7 +114,11 @@ def _mistral(module: ModuleType, tiny: bool) -> Built:
 
 def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
     """Layers of GPT-OSS with and without a window, all with sinks. There is one expert: which one
-    of several is chosen may change with a rounding. transformers' `sdpa` refuses the model."""
+    of several is chosen may change with a rounding. transformers' `sdpa` refuses the model.
+
+    transformers sorts tokens by experts with copies to the CPU, which no graph can capture:
+    torch.histc of one expert has one, and torch.nn.functional.grouped_mm in all types but bfloat16.
+    With one expert there is nothing to sort, and all sides share a plain product."""
     size: GptOss = gpt_oss_of(tiny)
     config = transformers.GptOssConfig(
         hidden_size=64 if tiny else 2880,
@@ -132,10 +136,19 @@ def _gpt_oss(module: ModuleType, tiny: bool) -> Built:
     model = transformers.GptOssForCausalLM(config)
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
-    if dtype_of(module) == torch.float32:  # the reference is in float64, which grouped GEMMs lack
-        model.set_experts_implementation("eager")
+    transformers.integrations.moe.ExpertsInterface.register(_ONE_EXPERT, _one_expert)
+    model.set_experts_implementation(_ONE_EXPERT)
     call = _prompt(size.length, config, device_of(module), dtype_of(module))
     return _built(module, model, _OTHERS[1:], call)
+
+
+def _one_expert(
+    experts: Any, tokens: torch.Tensor, _: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The output of GPT-OSS's experts where there is one."""
+    gates = torch.addmm(experts.gate_up_proj_bias[0], tokens, experts.gate_up_proj[0])
+    out = torch.addmm(experts.down_proj_bias[0], experts._apply_gate(gates), experts.down_proj[0])
+    return (out * weights).to(tokens.dtype)
 
 
 def _prompt(

@@ -23,8 +23,8 @@ torch.compile (compile). There a side is one graph if it can be, else several (`
 are the largest ones of the output, with `compile` of the package's compiled call, against eager
 attention in a wider type; the package's may be twice that of `limit`, which is eager attention in
 the same type or SDPA, and one rounding. `served` is the number of calls that kernels served in a
-call that was timed, of `attention_calls`: while torch.compile traces, they serve neither windows
-nor padded batches in models.
+call that was timed, of `attention_calls`: while torch.compile traces, they serve no padded batches
+in models.
 
 Each item and package has a process of its own. Cells that are in FILE already are not measured
 again, so a campaign can be run in parts: `--minutes` ends a part. Exit code 1 when an output is off

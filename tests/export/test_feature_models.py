@@ -19,7 +19,7 @@ from tests.export.runtime.packages import imported
 
 Benchmarks = Callable[[str], ModuleType]
 COMPILED = {
-    **{"mistral-window": (0, True), "gpt-oss-sinks": (1, False)},
+    **{"mistral-window": (2, True), "gpt-oss-sinks": (2, True)},
     **{"bert-padded": (0, True), "decode-paged": (4, True)},
 }
 """How many calls kernels serve while PyTorch's compiler traces, and whether all is one graph."""
@@ -229,3 +229,26 @@ def test_tiny_models_are_served(benchmark_module: Benchmarks, tmp_path: Path) ->
             assert found["agrees"], (item, found)
             assert {"package", "none"} < found["us"].keys()
             assert (found["served"], found["graphs"]["package"] == 1) == COMPILED[item], item
+
+
+@pytest.mark.soak
+def test_one_expert_is_the_expert_of_gpt_oss(benchmark_module: Benchmarks) -> None:
+    pytest.importorskip("transformers")
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+
+    module = benchmark_module("feature_items")
+    config = GptOssConfig(
+        hidden_size=32, intermediate_size=16, num_local_experts=1, num_experts_per_tok=1
+    )
+    mlp = GptOssMLP(config)
+    for parameter in mlp.parameters():
+        torch.nn.init.normal_(parameter)
+    tokens = torch.randn(7, 32)
+    with torch.no_grad():
+        _, weights, chosen = mlp.router(tokens)
+        config._experts_implementation = "eager"
+        expected = mlp.experts(tokens, chosen, weights)
+        torch.testing.assert_close(
+            module._one_expert(mlp.experts, tokens, chosen, weights), expected
+        )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ._asked_features import NONE, Asked
+from ._attention_package import Call
 from ._feature_calls import FeatureCalls
 from ._transformers_hook import Asking, Serve
 
@@ -29,6 +30,8 @@ def serving(attempt: Callable[..., torch.Tensor | None], features: FeatureCalls)
             mask = None
         elif mask is not None:
             call = call._replace(is_causal=False)
+        elif own != NONE and _is_a_last_row(call):
+            call = call._replace(is_causal=True, asked=own._replace(bottom_right=True))
         if own != NONE:
             return features.serve(call, mask, dropout)[0]
         if mask is not None:
@@ -41,3 +44,9 @@ def serving(attempt: Callable[..., torch.Tensor | None], features: FeatureCalls)
         return attempt(*call[:3], None, dropout, *call[3:6])
 
     return serve
+
+
+def _is_a_last_row(call: Call) -> bool:
+    """Whether it is a single row without a mask, which sees all keys, while torch.compile traces. A
+    causal mask would show it all keys, too, and some kernels want one. Elsewhere a note says it."""
+    return torch.compiler.is_compiling() and not call.is_causal and call.q.shape[2] == 1

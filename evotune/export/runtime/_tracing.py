@@ -13,6 +13,10 @@ from torch.autograd import forward_ad
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+NOTES_ARE_TRACED = torch.__version__ >= "2.8"  # PyTorch compares the numbers
+"""Whether torch.compile traces code that gives an attribute to a tensor, and code that reads it.
+Earlier versions break the graph there."""
+
 
 def decided_while_tracing(function: _Function) -> _Function:
     """Lets torch.compile call the function while it traces, and keep the answer in the graph. This
@@ -40,3 +44,23 @@ def forward_mode() -> bool:
     """Whether PyTorch may compute gradients forwards: tensors may then carry a tangent, and do not
     say that they require grad. torch.compile traces this line, and guards on the level."""
     return forward_ad._current_level >= 0
+
+
+_untouched: list[bool] = []
+
+
+def is_untouched(tensor: torch.Tensor) -> bool:
+    """Whether no operation of the graph that torch.compile traces has taken the tensor so far, so
+    that none has written into it. `comptime` shows the graph and gives no answer of its own."""
+    torch._dynamo.comptime.comptime(_look_at_tensor)
+    return _last_look()
+
+
+def _look_at_tensor(context: Any) -> None:
+    node = context.get_local("tensor").as_proxy().node
+    _untouched.append(not node.users)
+
+
+@decided_while_tracing
+def _last_look() -> bool:
+    return bool(_untouched) and _untouched.pop()  # none where another compiler traces

@@ -3,21 +3,27 @@
 A model hands its attention a mask of all scores, also where the mask only says "causal", a sliding
 window, or which tokens are padding. So the function that makes masks here notes on the mask what it
 says (`Said`), and attention reads the note. A model that changes a mask makes another tensor,
-without the note, and gets SDPA with that mask. `_dense_models.py` and `_padded_models.py` decide
+without the note, and gets SDPA with that mask; so does one that writes into the mask, which PyTorch
+counts except in inference mode. `_dense_models.py` and `_padded_models.py` decide
 which calls kernels serve.
+
+torch.compile traces the note like any attribute. It knows which tensor of its graph has it, so a
+changed mask has none there either, and a note counts only where the graph has not taken the mask.
+A note that comes with an input is guarded: a graph that was compiled for it serves no other mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ._attention_package import Call
-from ._tracing import is_exporting
+from ._tracing import NOTES_ARE_TRACED, is_exporting, is_untouched
 
 _NOTE = "_evotune_said_2"  # another number for another agreement between packages
+_WRITES = "_evotune_writes"  # PyTorch's count of writes into the mask when it was noted
 
 _BIDIRECTIONAL = "bidirectional_mask_function"
 _ENCODERS = (
@@ -91,9 +97,7 @@ def register(name: str, serve: Serve) -> None:
             grouped = getattr(module, "num_key_value_groups", 1) > 1
             causal = bool(query.shape[2] > 1 and causal)
             call = Call(query, key, value, causal, scaling, grouped)
-            said = None
-            if attention_mask is not None and not torch.compiler.is_compiling():
-                said = getattr(attention_mask, _NOTE, None)
+            said = None if attention_mask is None else _noted(attention_mask)
             out = serve(Asking(call, attention_mask, said, dropout, others))
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
@@ -122,6 +126,8 @@ def register(name: str, serve: Serve) -> None:
         found: torch.Tensor | None = sdpa_mask(*sizes, **named)
         if found is not None and not sizes and (said := _said(named)) is not None:
             setattr(found, _NOTE, said)
+            if not (torch.compiler.is_compiling() or found.is_inference()):
+                setattr(found, _WRITES, found._version)
         return found
 
     AttentionInterface.register(name, forward)
@@ -130,12 +136,12 @@ def register(name: str, serve: Serve) -> None:
 
 def _said(arguments: Mapping[str, Any]) -> Said | None:
     """All that the mask of these arguments says; None where it may say more than `Said` can. The
-    mask may have to be looked into for padding, as transformers does too."""
+    mask may have to be looked into for padding, as transformers does too. A compiler cannot."""
     traced = is_exporting() or torch._C._get_tracing_state() is not None
     padding = arguments.get("attention_mask")
-    if traced or torch.compiler.is_compiling() or arguments.get("use_vmap", False):
+    if traced or not _notes_are_kept() or arguments.get("use_vmap", False):
         return None
-    if padding is not None and padding.dim() != 2:
+    if padding is not None and (torch.compiler.is_compiling() or padding.dim() != 2):
         return None
     is_captured = padding is not None and is_capturing(padding)
     if arguments.get("allow_is_bidirectional_skip", False):
@@ -155,14 +161,25 @@ def _is_causal(arguments: Mapping[str, Any]) -> bool:
         return False
     sizes = [arguments.get(f"{side}_offset", 0) for side in ("q", "kv")]
     sizes += [arguments.get(f"{side}_length") for side in ("q", "kv")]
-    if any(type(size) is not int for size in sizes) or sizes[0] + sizes[2] != sizes[1] + sizes[3]:
-        return False
     local, config = arguments.get("local_size"), arguments.get("config")
+    if any(type(size) is not int for size in sizes) or _are_open(sizes, local):
+        return False
+    if sizes[0] + sizes[2] != sizes[1] + sizes[3]:
+        return False
     if local is None:
         return True
     # The mask is a sliding window, or it is chunked: a window cannot describe chunks.
     chunked = getattr(config, "attention_chunk_size", None) is not None
     return not chunked and local == getattr(config, "sliding_window", None)
+
+
+def _are_open(sizes: Sequence[int], local: int | None) -> bool:
+    """Whether torch.compile leaves a size open. No kernel serves a call in such a graph, so that a
+    note would only make it hold for fewer sizes."""
+    if not torch.compiler.is_compiling():
+        return False
+    known = [*sizes, *(() if local is None else (local,))]
+    return not all(torch.fx.experimental.symbolic_shapes.has_static_value(size) for size in known)
 
 
 def _of_all_rows(arguments: Mapping[str, Any], is_captured: bool) -> Said | None:
@@ -178,6 +195,26 @@ def _of_all_rows(arguments: Mapping[str, Any], is_captured: bool) -> Said | None
     alone = alone and not getattr(config, "add_cross_attention", False)
     same = arguments.get("q_length") == arguments.get("kv_length")
     return Said(False, -1, arguments.get("attention_mask"), is_captured, alone and same)
+
+
+def _noted(mask: torch.Tensor) -> Said | None:
+    """The note on the mask, if it holds."""
+    if not _notes_are_kept():
+        return None
+    said: Said | None = getattr(mask, _NOTE, None)
+    if said is None:
+        return None
+    if torch.compiler.is_compiling():
+        holds = is_untouched(mask)
+    else:
+        holds = mask.is_inference() or getattr(mask, _WRITES, mask._version) == mask._version
+    return said if holds else None
+
+
+def _notes_are_kept() -> bool:
+    """Whether attention may read notes. An exported program would keep the answer for other
+    masks."""
+    return not torch.compiler.is_compiling() or (NOTES_ARE_TRACED and not is_exporting())
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:

@@ -121,6 +121,28 @@ def test_a_mask_that_somebody_changed_counts(registry: Registry, served: Callabl
     assert (served(), registry.left_to_sdpa) == (0, 1)
 
 
+def test_a_mask_that_somebody_wrote_into_counts(
+    registry: Registry, served: Callable[[], int]
+) -> None:
+    noted = masked(registry, 30, 30, local_size=WINDOW)
+    assert noted is not None
+    noted[..., 3] = False
+    out, _ = attend(registry, noted, 30, 30, sliding_window=WINDOW)
+    wrong, expected = attend(registry, noted, 30, 30, softcap=SOFTCAP, sliding_window=WINDOW)
+    assert not torch.allclose(wrong, expected)
+    assert torch.isfinite(out).all()
+    assert (served(), registry.left_to_sdpa) == (0, 1)
+
+
+def test_masks_of_inference_mode_are_trusted(registry: Registry, served: Callable[[], int]) -> None:
+    """PyTorch counts no writes into them."""
+    with torch.inference_mode():
+        noted = masked(registry, 30, 30, local_size=WINDOW)
+        out, expected = attend(registry, noted, 30, 30, sliding_window=WINDOW)
+    torch.testing.assert_close(out, expected)
+    assert served() == 1
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_padding_is_left_to_pytorch(
     registry: Registry, served: Callable[[], int], layer: dict[str, Any]
