@@ -62,8 +62,9 @@ def paths_of(
     def launched(examine: Callable[..., object] | None) -> object:
         if examine is not None:
             examine(tensors)
-        outputs = kernels.empty(tensors, decision.shapes)
-        decision.launch(*(tensor for tensor in tensors if tensor is not None), *outputs)
+        here = [tensor for tensor in tensors if tensor is not None]
+        outputs = decision.empty(here[0])
+        decision.launch(*here, *outputs)
         return outputs
 
     paths: dict[str, Callable[[], object]] = {

@@ -151,6 +151,135 @@ def test_layers_of_a_model_share_the_packing(
     assert len(made) == 3
 
 
+def test_layers_share_the_decision(
+    package: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the kernels forget it, or a call has other facts."""
+    kernels = package._loaded._own_kernels
+    asked: list[None] = []
+    decided = kernels.decided
+    monkeypatch.setattr(kernels, "decided", lambda *a: (asked.append(None), decided(*a))[1])
+    exist = padding()
+    exist[0, 3] = False  # so that tokens are packed
+    exist[1, 15] = True
+    mask = masked(registry, exist, False)
+    for _ in range(3):
+        attend(registry, mask)
+    assert len(asked) == 1
+    attend(registry, mask, [each.clone() for each in tensors()])
+    attend(registry, mask, [each.contiguous() for each in tensors()])
+    assert (len(asked), package.info()["calls"]) == (2, 5)
+    scaled = attend(registry, mask, scaling=0.1)
+    expected = functional.scaled_dot_product_attention(*tensors(), mask, scale=0.1)
+    torch.testing.assert_close(scaled[exist], expected.transpose(1, 2)[exist])
+    attend(registry, masked(registry, exist, False))  # another mask
+    assert (len(asked), registry.left_to_sdpa) == (4, 0)
+    written = masked(registry, exist, False)
+    attend(registry, written)
+    written[0, 0, :, 0] = False
+    torch.testing.assert_close(attend(registry, written), right(tensors(), written))
+    assert (len(asked), registry.left_to_sdpa) == (5, 1)
+    refused = sys.modules[f"{package.__name__}._loaded_kernels"].Refused("version", "another one")
+    monkeypatch.setattr(kernels.kernels, "refused", lambda *_: refused)
+    kernels.forget()
+    for number in range(1, 4):
+        attend(registry, mask)
+        assert registry.left_to_sdpa == 1 + number
+    assert len(asked) == 6
+    assert package.info()["misses"]["version"]["count"] == 3
+
+
+def test_what_is_no_fact_of_tensors_is_asked_at_each_call(
+    package: ModuleType, registry: Registry
+) -> None:
+    mask = masked(registry, padding(), False)
+    attend(registry, mask)
+    attend(registry, mask, dropout=0.5)
+    given = [each.requires_grad_() for each in tensors()]
+    registry.forward(MODULE, *given, mask)[0].sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        attend(registry, mask)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        attend(registry, mask)
+    finally:
+        torch.set_num_threads(threads)
+    assert registry.left_to_sdpa == 4
+    assert package.info()["misses"].keys() == {"grad", "device"}
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_tokens_on_one_side_stay(
+    package: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """Where kernels won both cases; here not on the causal one."""
+    exist = padding(left=left)
+    models = sys.modules[f"{package.__name__}._padded_models"]
+    copied: list[None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "in_place", lambda _: None)
+        expected = attend(registry, masked(registry, exist, False))
+    with monkeypatch.context() as patch:
+        select = torch.Tensor.index_select
+        patch.setattr(torch.Tensor, "index_select", lambda *a: (copied.append(None), select(*a))[1])
+        assert torch.equal(attend(registry, masked(registry, exist, False)), expected)
+        assert not copied
+        attend(registry, masked(registry, exist, True))
+        assert len(copied) == 3
+        given = [torch.cat([each, each], 3)[..., :HEAD_DIM] for each in tensors()]
+        assert torch.equal(attend(registry, masked(registry, exist, False), given), expected)
+        memory = torch.empty(tensors()[0].numel() + 1)[1:]  # not where kernels take it
+        moved = memory.view(len(exist), LONGEST, HEADS, HEAD_DIM).transpose(1, 2)
+        given = [moved.copy_(tensors()[0]), *tensors()[1:]]
+        mask = masked(registry, exist, False)
+        for each in (tensors(), given, tensors()):
+            assert torch.equal(attend(registry, mask, each), expected)
+        assert len(copied) == 9
+    assert (package.info()["calls"], registry.left_to_sdpa) == (7, 0)
+
+
+def test_where_sequences_stay(package: ModuleType) -> None:
+    in_place = sys.modules[f"{package.__name__}._padded_places"].in_place
+    rows, keys = in_place(torch.tensor([[1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 0, 0]]).bool())
+    assert rows.boundaries.diff().view(4, 3).tolist() == [
+        [2, 1, 0],
+        [2, 0, 1],
+        [3, 0, 0],
+        [3, 0, 0],
+    ]
+    assert keys.boundaries.diff().view(4, 3).tolist() == [
+        [2, 0, 1],
+        [0, 2, 1],
+        [3, 0, 0],
+        [0, 3, 0],
+    ]
+    assert rows.places is keys.places is None
+    for other in ([0, 1, 0], [1, 0, 1]):
+        assert in_place(torch.tensor([[1, 1, 1], other]).bool()) is None
+
+
+@pytest.mark.parametrize("layout", ["rows first", "heads first", "parts of one", "gaps", "one"])
+def test_any_memory_is_packed(package: ModuleType, layout: str) -> None:
+    places = sys.modules[f"{package.__name__}._padded_places"]
+    rows = tensors()[0].transpose(1, 2)
+    given = {
+        "rows first": lambda: rows,
+        "heads first": lambda: rows.transpose(1, 2).contiguous().transpose(1, 2),
+        "parts of one": lambda: torch.cat([rows, rows + 1, rows], 3)[..., HEAD_DIM : 2 * HEAD_DIM],
+        "gaps": lambda: functional.pad(rows, (0, 0, 0, 0, 1, 2))[:, 1:-2],
+        "one": lambda: rows[:, :1].expand(-1, LONGEST, -1, -1),
+    }[layout]()
+    exist = padding()
+    side = places.packing(exist, LONGEST, True, is_exact=True).rows
+    flat = given.transpose(1, 2)
+    found = places.packed(flat, side, places.flattening(flat))
+    assert torch.equal(found, given[exist])
+    back = places.unpacked(found, side, *given.shape[:2]).transpose(1, 2)
+    assert torch.equal(back[exist], found)
+    assert not back[~exist].any()
+
+
 def test_a_captured_graph_packs_all_places(
     package: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,10 +299,30 @@ def test_a_captured_graph_packs_all_places(
         assert (side.boundaries[0], side.boundaries[-1]) == (0, side.tokens)
         assert side.tokens == len(LENGTHS) * LONGEST
         assert 0 <= lengths.min() <= lengths.max() <= side.longest
-    out = attend(registry, mask)
+    with monkeypatch.context() as patch:  # nothing is left to be zeroed
+        patch.setattr(torch.Tensor, "new_zeros", lambda *_: pytest.fail("zeros were written"))
+        out = attend(registry, mask)
     torch.testing.assert_close(out[exist], right(tensors(), mask)[exist])
     assert not out[~exist].any()
     assert package.info()["calls"] == 1
+
+
+def test_a_graph_reads_a_mask_that_is_older_than_it(
+    package: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of earlier calls would keep their lengths in each replay."""
+    mask = masked(registry, padding(), False)
+    attend(registry, mask)
+    models = sys.modules[f"{package.__name__}._padded_models"]
+    monkeypatch.setattr(models, "is_capturing", lambda tensor: True)
+    exact: list[bool] = []
+    packing = models.packing
+    monkeypatch.setattr(
+        models, "packing", lambda *a, is_exact: (exact.append(is_exact), packing(*a, is_exact))[1]
+    )
+    for _ in range(2):
+        attend(registry, mask)
+    assert exact == [False, False]
 
 
 def test_rows_of_other_models_all_exist(package: ModuleType, registry: Registry) -> None:

@@ -22,12 +22,16 @@ Examine = Callable[[Given], Refused | None]
 
 
 class Ready(NamedTuple):
-    """A case and its kernel. `shapes` are those of the outputs; `examine`, if there is one, looks
-    at the values of each call's inputs."""
+    """A case and its kernel. `outputs` are their shapes and types; `examine`, if there is one,
+    looks at the values of each call's inputs."""
 
     launch: Callable[..., None]
-    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     examine: Examine | None
+
+    def empty(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """New outputs without values, on the device of `like`."""
+        return tuple([like.new_empty(shape, dtype=dtype) for shape, dtype in self.outputs])
 
 
 class NotServed(ValueError):
@@ -60,6 +64,8 @@ class NamedKernels(ABC):
         self._types = {n: getattr(torch, dtype) for n, dtype in problem.get("types", {}).items()}
         self._momentary = kernels.launcher.momentary_refusal
         self._decisions: dict[Any, Ready | Refused] = {}
+        self.age = object()
+        """Another one after each `forget`, for those who keep a decision themselves."""
 
     def run(
         self,
@@ -75,18 +81,21 @@ class NamedKernels(ABC):
             decision = self.decided(tensors, options)
         if isinstance(decision, Refused):
             raise self.refuse(decision)
+        return self.launched(decision, tensors)
+
+    def launched(self, decision: Ready, tensors: Given) -> tuple[torch.Tensor, ...]:
+        """`run` where the decision on calls like this one is at hand. NotServed for the state of
+        PyTorch, or for what no decision depends on."""
         if self._momentary is not None and (words := self._momentary(self.anywhere)):
             raise self.refuse(Refused(DEVICE, words))
-        for name, tensor in zip(self.said, tensors, strict=True):
-            if tensor is not None and tensor.data_ptr() % ALIGNMENT:
-                words = (
-                    f"{name} does not begin at a multiple of {ALIGNMENT} bytes: use {name}.clone()"
-                )
-                raise self.refuse(Refused("alignment", words))
+        here = there(tensors)
+        for tensor in here:
+            if tensor.data_ptr() % ALIGNMENT:
+                raise self.refuse(self._misaligned(tensors))
         if decision.examine is not None and (refused := decision.examine(tensors)):
             raise self.refuse(refused)
-        outputs = self.empty(tensors, decision.shapes)
-        decision.launch(*there(tensors), *outputs)
+        outputs = decision.empty(here[0])
+        decision.launch(*here, *outputs)
         with self.misses.lock:
             self.calls += 1
         return outputs
@@ -108,6 +117,7 @@ class NamedKernels(ABC):
     def forget(self) -> None:
         """Forgets the decisions."""
         self._decisions.clear()
+        self.age = object()
 
     def decide(
         self,
@@ -131,7 +141,8 @@ class NamedKernels(ABC):
         launch = self.kernels.bound(choice, names, device)
         if isinstance(launch, Refused):
             return launch
-        return Ready(launch, self.shapes(symbols), self.examining(symbols, tensors))
+        outputs = zip(self.shapes(symbols), map(self.type_of, self.outputs), strict=True)
+        return Ready(launch, tuple(outputs), self.examining(symbols, tensors))
 
     def _unfit(self, tensors: Given, device: torch.device) -> Refused | None:
         """Why the kernels take no such tensors, whatever their sizes."""
@@ -149,6 +160,12 @@ class NamedKernels(ABC):
                 words = f"{said} is not contiguous: use {said}.contiguous()"
                 return Refused("layout", words)
         return None
+
+    def _misaligned(self, tensors: Given) -> Refused:
+        pairs = zip(self.said, tensors, strict=True)
+        name = next(n for n, t in pairs if t is not None and t.data_ptr() % ALIGNMENT)
+        words = f"{name} does not begin at a multiple of {ALIGNMENT} bytes: use {name}.clone()"
+        return Refused("alignment", words)
 
     @abstractmethod
     def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:

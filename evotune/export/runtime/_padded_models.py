@@ -10,7 +10,8 @@ transformers' own `sdpa` serves other calls. It has neither soft caps nor sinks,
 serves calls with these.
 
 To pack a call, q, k, v and the output are copied once. A kernel's measured time does not contain
-these copies.
+these copies. Where padding lies on one side of each sequence, and a kernel was measured to win on
+the case of all places too, it takes them where they are, without a copy.
 """
 
 from __future__ import annotations
@@ -19,27 +20,50 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._asked_features import NONE, Asked
-from ._attention_package import Call, casts
+from ._asked_features import Asked
+from ._attention_package import ALIGNMENT, Call, casts
 from ._feature_calls import cast
 from ._loaded_kernels import Refused
-from ._named_kernels import NotServed
+from ._named_kernels import NotServed, Ready
 from ._operators import needs_grad
-from ._padded_places import Packing, packed, packing, unpacked
+from ._padded_places import (
+    Flattening,
+    Packing,
+    flattening,
+    in_place,
+    packed,
+    packing,
+    unpacked,
+)
 from ._plain_features import plain_with_features
 from ._plain_state import are_plain
 from ._ragged_package import RaggedKernels
 from ._transformers_hook import Asking, Said, is_capturing
 
-_PACKING = "_evotune_packing_1"
+_KEPT = "_evotune_packing_2"  # another number where other things are kept
+
+
+class _Plan(NamedTuple):
+    """What is done with calls of the same facts on one packing.
+
+    - age: that of the kernels when they decided.
+    - ways: how q, k and v are flattened.
+    """
+
+    age: object
+    decision: Ready | Refused
+    packing: Packing
+    ways: tuple[Flattening | None, ...]
 
 
 class _Kept(NamedTuple):
-    """A packing that is kept with the mask, for the model's next layers."""
+    """What is kept with a mask, for the model's next layers: the packing, and plans by the facts of
+    calls. A GPU may be done with a layer before the host is, so a plan leaves little to do."""
 
     queries: int
     said: Said
     packing: Packing
+    plans: dict[Any, _Plan]
 
 
 class PaddedModels:
@@ -52,25 +76,56 @@ class PaddedModels:
         """For `register`."""
         call, mask, said, dropout, others = asking
         softcap, sinks = float(others.get("softcap") or 0.0), others.get("s_aux")
-        own = Asked(softcap=softcap, sinks=sinks is not None)
-        if own != NONE:
+        if softcap or sinks is not None:
+            own = Asked(softcap=softcap, sinks=sinks is not None)
             causal = call.is_causal and mask is None
             return _plain(call._replace(is_causal=causal, asked=own, sinks=sinks), mask, dropout)
-        if mask is None or dropout or torch.compiler.is_compiling() or not _fits(call, mask):
+        if mask is None or dropout or torch.compiler.is_compiling() or not _in_plain_state(call):
             return None
-        kept = said is not None
-        if said is None:
-            said = _looked_at(mask)
-        if said is None or not _has_packing(call, said):
+        facts = _facts(call)
+        plan = None if said is None else self._kept(mask, said, facts)
+        told = said if plan is not None else _told(call, mask, said)
+        if told is None:
             return None
         if torch.is_grad_enabled() and needs_grad(*call[:3]):
             self._kernels.refuse(Refused("grad", "an input requires grad"))
             return None
-        made = _packing_of_noted if kept else _packing_of
-        return self._attempt(call, made(mask, said, call.q.shape[2]), said.is_causal)
+        if plan is None:
+            plan = self._planned(call, mask, told, facts, is_noted=said is not None)
+        return self._attempt(call, plan)
 
-    def _attempt(self, call: Call, places: Packing, is_causal: bool) -> torch.Tensor | None:
-        q, k, v = call[:3]
+    def _kept(self, mask: torch.Tensor, said: Said, facts: Any) -> _Plan | None:
+        """The plan that an earlier layer has made, unless the kernels have forgotten it. One that
+        is older than the graph that is captured would keep its lengths in each replay."""
+        kept = getattr(mask, _KEPT, None)
+        if not isinstance(kept, _Kept) or kept.said is not said:
+            return None
+        if said.is_captured != is_capturing(mask):
+            return None
+        plan = kept.plans.get(facts)
+        return None if plan is None or plan.age is not self._kernels.age else plan
+
+    def _planned(
+        self, call: Call, mask: torch.Tensor, said: Said, facts: Any, is_noted: bool
+    ) -> _Plan:
+        """A new plan. It is kept with a mask that has a note."""
+        queries = call.q.shape[2]
+        kept = _kept_with(mask, said, queries) if is_noted else None
+        places = _packing_of(mask, said, queries) if kept is None else kept.packing
+        age = self._kernels.age
+        ways = tuple(flattening(each) for each in call[:3])
+        decision = self._decided(call, places, said.is_causal)
+        if isinstance(decision, Ready) and said.rows_are_keys and _lie_flat(call, ways):
+            whole = None if is_capturing(mask) else _in_place(said)
+            own = decision if whole is None else self._decided(call, whole, said.is_causal)
+            if whole is not None and isinstance(own, Ready):
+                decision, places = own, whole
+        plan = _Plan(age, decision, places, ways)
+        if kept is not None:
+            kept.plans[facts] = plan
+        return plan
+
+    def _decided(self, call: Call, places: Packing, is_causal: bool) -> Ready | Refused:
         rows, keys = places
         options: dict[str, Any] = {
             **{"max_seqlen_q": rows.longest, "max_seqlen_k": keys.longest},
@@ -78,17 +133,20 @@ class PaddedModels:
         }
         if call.scale is not None:
             options["scale"] = call.scale
-        tables = [rows.boundaries, keys.boundaries]
-        sides = ((q, rows), (k, keys), (v, keys))
+        sides = zip(call[:3], (rows, keys, keys), strict=True)
         alike = [each.new_empty(side.tokens, each.shape[1], each.shape[3]) for each, side in sides]
-        decision = self._kernels.decided([*alike, *tables], options)
+        return self._kernels.decided([*alike, rows.boundaries, keys.boundaries], options)
+
+    def _attempt(self, call: Call, plan: _Plan) -> torch.Tensor | None:
+        q, k, v = call[:3]
+        _, decision, (rows, keys), (of_q, of_k, of_v) = plan
         if isinstance(decision, Refused):
             self._kernels.refuse(decision)  # before anything is packed
             return None
+        tensors = [packed(q, rows, of_q), packed(k, keys, of_k), packed(v, keys, of_v)]
+        tensors += rows.boundaries, keys.boundaries
         try:
-            (out,) = self._kernels.run(
-                [*(packed(each, side) for each, side in sides), *tables], options
-            )
+            (out,) = self._kernels.launched(decision, tensors)
         except NotServed:
             return None
         return unpacked(out, rows, q.shape[0], q.shape[2])
@@ -101,14 +159,48 @@ def _plain(call: Call, mask: torch.Tensor | None, dropout: float) -> torch.Tenso
     return plain_with_features(call, {}, mask, dropout)[0]
 
 
+def _in_plain_state(call: Call) -> bool:
+    """Whether the state of PyTorch, and what is no fact of the tensors, let a kernel do with them
+    as SDPA would."""
+    q, k, v = call[:3]
+    cast_away = casts(kind := q.device.type) and q.dtype != torch.get_autocast_dtype(kind)
+    return not cast_away and are_plain(q, k, v)
+
+
+def _facts(call: Call) -> Any:
+    """All that a plan depends on, besides the mask."""
+    q, k, v = call[:3]
+    return (
+        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
+        *(q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, call.scale),
+        _are_aligned(call),
+    )
+
+
+def _are_aligned(call: Call) -> bool:
+    """Whether a kernel takes the tensors where they are."""
+    q, k, v = call[:3]
+    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
+
+
+def _lie_flat(call: Call, ways: tuple[Flattening | None, ...]) -> bool:
+    flat = all(way is not None and way.is_contiguous() for way in ways)
+    return flat and _are_aligned(call)
+
+
+def _told(call: Call, mask: torch.Tensor, said: Said | None) -> Said | None:
+    """What a mask says, where packed sequences can say the same."""
+    if not _fits(call, mask):
+        return None
+    told = said or _looked_at(mask)
+    return told if told is not None and _has_packing(call, told) else None
+
+
 def _fits(call: Call, mask: torch.Tensor) -> bool:
-    """Whether packing and a kernel do with the tensors as SDPA would."""
+    """Whether the tensors can be packed."""
     q, k, v = call[:3]
     shapes = q.dim() == k.dim() == v.dim() == mask.dim() == 4 and q.shape[2] > 1
-    if not shapes or not q.numel() or not q.device == k.device == v.device == mask.device:
-        return False
-    cast_away = casts(q.device.type) and q.dtype != torch.get_autocast_dtype(q.device.type)
-    return not cast_away and are_plain(q, k, v)
+    return bool(shapes and q.numel() and q.device == k.device == v.device == mask.device)
 
 
 def _has_packing(call: Call, said: Said) -> bool:
@@ -137,16 +229,23 @@ def _looked_at(mask: torch.Tensor) -> Said | None:
     return Said(False, -1, exist, rows_are_keys=False)
 
 
-def _packing_of_noted(mask: torch.Tensor, said: Said, queries: int) -> Packing:
-    """The packing of a mask that this package has made, so that nobody writes into it. Layers that
-    get the same mask share the packing, unless it is older than the graph that is captured."""
-    kept = getattr(mask, _PACKING, None)
+def _kept_with(mask: torch.Tensor, said: Said, queries: int) -> _Kept | None:
+    """What is kept with a mask that this package has made, so that nobody writes into it. Layers
+    that get the same mask share it. None where the mask is older than the graph that is
+    captured."""
+    if said.is_captured != is_capturing(mask):
+        return None
+    kept = getattr(mask, _KEPT, None)
     if isinstance(kept, _Kept) and kept.queries == queries and kept.said is said:
-        return kept.packing
-    found = _packing_of(mask, said, queries)
-    if said.is_captured == is_capturing(mask):
-        setattr(mask, _PACKING, _Kept(queries, said, found))
-    return found
+        return kept
+    kept = _Kept(queries, said, _packing_of(mask, said, queries), {})
+    setattr(mask, _KEPT, kept)
+    return kept
+
+
+def _in_place(said: Said) -> Packing | None:
+    assert said.padding is not None
+    return in_place(said.padding.bool())
 
 
 def _packing_of(mask: torch.Tensor, said: Said, queries: int) -> Packing:

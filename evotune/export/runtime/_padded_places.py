@@ -5,6 +5,9 @@ waits for the GPU. While a CUDA graph is captured it cannot wait. There every pl
 packed: first the tokens, then the padding, in further sequences. As many sequences as the batch has
 hold the padding among the rows; they have no keys, so their outputs are 0. As many again hold the
 padding among the keys; they have no rows.
+
+Sequences of all three kinds may also lie where they are, each row of the batch as three of them, if
+its tokens are its first or its last places. Then nothing is copied.
 """
 
 from __future__ import annotations
@@ -36,6 +39,18 @@ class Packing(NamedTuple):
     keys: Places
 
 
+class Flattening(NamedTuple):
+    """Sizes and strides of a tensor (batch x length, heads, head_dim) in the memory of one (batch,
+    heads, length, head_dim)."""
+
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+    def is_contiguous(self) -> bool:
+        _, heads, size = self.sizes
+        return self.strides == (heads * size, size, 1)
+
+
 def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: bool) -> Packing:
     """Where the rows and the keys of a padded batch lie when they are packed.
 
@@ -57,18 +72,51 @@ def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: boo
     )
 
 
-def packed(tensor: torch.Tensor, places: Places) -> torch.Tensor:
+def in_place(exist: torch.Tensor) -> Packing | None:
+    """All places where they are, for rows and keys that are the same tokens; None where a sequence
+    has padding between its tokens or on both sides of them. The call waits for the device."""
+    length = exist.shape[1]
+    counts, at_start = exist.sum(1), exist[:, 0]
+    none, rest = torch.zeros_like(counts), length - counts
+    begins = torch.where(at_start, none, rest)[:, None]
+    place = torch.arange(length, device=exist.device)
+    if not torch.equal((place >= begins) & (place < begins + counts[:, None]), exist):
+        return None
+
+    def side(first: list[torch.Tensor], last: list[torch.Tensor]) -> Places:
+        lengths = torch.where(at_start[:, None], torch.stack(first, 1), torch.stack(last, 1))
+        return Places(None, _ends(lengths.flatten()), exist.numel(), length)
+
+    return Packing(
+        side([counts, rest, none], [rest, none, counts]),
+        side([counts, none, rest], [none, rest, counts]),
+    )
+
+
+def flattening(tensor: torch.Tensor) -> Flattening | None:
+    """How a tensor (batch, heads, length, head_dim) is flattened without a copy; None where its
+    memory needs one."""
+    batch, heads, length, size = tensor.shape
+    of_batch, of_head, of_row, of_element = tensor.stride()
+    if of_batch != length * of_row:
+        return None
+    return Flattening((batch * length, heads, size), (of_row, of_head, of_element))
+
+
+def packed(tensor: torch.Tensor, places: Places, how: Flattening | None) -> torch.Tensor:
     """(tokens, heads, head_dim) of a tensor (batch, heads, length, head_dim)."""
-    flat = tensor.transpose(1, 2).flatten(0, 1)
+    flat = tensor.transpose(1, 2).flatten(0, 1) if how is None else tensor.as_strided(*how)
     return flat.contiguous() if places.places is None else flat.index_select(0, places.places)
 
 
 def unpacked(out: torch.Tensor, places: Places, batch: int, queries: int) -> torch.Tensor:
-    """(batch, heads, queries, head_dim) of packed rows; padding is 0."""
+    """(batch, heads, queries, head_dim) of packed rows, which are contiguous; padding is 0."""
+    _, heads, size = out.shape
     if places.places is not None:
-        whole = out.new_zeros(batch * queries, *out.shape[1:])
-        out = whole.index_copy_(0, places.places, out)
-    return out.view(batch, queries, *out.shape[1:]).transpose(1, 2)
+        make = out.new_zeros if places.tokens < batch * queries else out.new_empty
+        out = make(batch * queries, heads, size).index_copy_(0, places.places, out)
+    row = heads * size
+    return out.as_strided((batch, heads, queries, size), (queries * row, size, row, 1))
 
 
 def _exact(exist: torch.Tensor) -> Places:
