@@ -111,10 +111,11 @@ def _advice(setup: KernelSetup) -> Iterator[str]:
     problem = create_problem(spec.name, spec.dtype, setup.root)
     if not isinstance(problem, HasAdvice):
         return
-    for number, shape in enumerate(spec.shapes):
-        for variant in spec.variants:
-            if advice := problem.advice(shape, variant):
-                yield str(spec.at("shapes", number).error(advice))
+    for group in ("shapes", "held_out"):
+        for number, shape in enumerate(getattr(spec, group)):
+            for variant in spec.variants:
+                if advice := problem.advice(shape, variant):
+                    yield str(spec.at(group, number).error(advice))
 
 
 def _require_strategy(strategy: str, position: Position) -> None:

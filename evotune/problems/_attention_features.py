@@ -45,8 +45,8 @@ def unsaid_alignment(told: Mapping[str, Value], case: Case) -> str:
     if "alignment" in told or not case.symbols["causal"] or late <= 0:
         return ""
     return (
-        f"{case.label}: query i sees the keys 0 to i, as with SDPA's is_causal; "
-        f"for 0 to i + {late}, as chunked prefill and speculation need it, say "
+        f"{case.label}: the last key of query i is key i, as with SDPA's is_causal; "
+        f"for i + {late}, as chunked prefill and speculation need it, say "
         f"alignment: {ALIGNMENTS[1]}, else alignment: {ALIGNMENTS[0]}"
     )
 

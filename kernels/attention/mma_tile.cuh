@@ -82,7 +82,9 @@ struct Tile {
   __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
   // The number of a row's head of queries in its batch.
   __device__ int query_head(int row) const {
+#if !STRIDED
     const int of_batch = head % problem.tile_heads;
+#endif
     return PACK_GQA ? of_batch * problem.group + row % problem.group : of_batch;
   }
 
@@ -112,8 +114,8 @@ struct Tile {
   }
   template <int DIM>
   __device__ long long keys_offset() const {
-    const int kv_head = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
-    return static_cast<long long>(kv_head) * problem.seq_len_k * DIM;
+    const int of_kv = PACK_GQA || problem.group == 1 ? head : head / problem.group;  // divisions take long
+    return static_cast<long long>(of_kv) * problem.seq_len_k * DIM;
   }
 
   // ---- which keys a row sees: those before keys_seen(row), from first_seen(row) on ----

@@ -39,8 +39,8 @@ struct Panels {
     return panel_at(rows, chunk / kChunks) + row * kRowBytes + swizzled * 16;
   }
 
-  // Of an operand that begins `further_bytes` behind `shared`, both below 2^18 - as is all shared memory: so the sum of
-  // the addresses has no carry, and the descriptors of a tile are one of them plus constants.
+  // Of an operand that begins `further_bytes` behind `shared`, both multiples of 16. All shared memory lies below 2^18, so
+  // the sum of both does not leave its 14 bits, and the descriptors of a tile are one of them plus constants.
   static __device__ __forceinline__ unsigned long long descriptor(unsigned shared, unsigned further_bytes,
                                                                   unsigned leading_bytes) {
     const unsigned low = (shared >> 4) + ((further_bytes >> 4) | (leading_bytes >> 4) << 16);

@@ -66,9 +66,11 @@ def test_check_asks_for_the_alignment_where_queries_are_fewer_than_keys(
         return result.stderr
 
     late, causal = "seq_len_q: 4, seq_len_k: 32", "variants: [{causal: true}]"
-    note = f"note: {space}:5:12: (1,2,4x32,16) causal: query i sees the keys 0 to i, as with SDPA"
+    note = f"note: {space}:5:12: (1,2,4x32,16) causal: the last key of query i is key i"
     assert note in said(late, causal)
-    assert "for 0 to i + 28, as chunked prefill" in said(late, causal)
+    assert "for i + 28, as chunked prefill" in said(late, causal)
+    later = f"{causal}\n  held_out: [{{batch: 1, heads: 2, {late}, head_dim: 16}}]"
+    assert f"note: {space}:7:14: (1,2,4x32,16) causal" in said("seq_len: 32", later)
     assert "note" not in said("seq_len: 32", causal)
     assert "note" not in said(late, "variants: [{causal: false}]")
     assert "note" not in said(late, "variants: [{causal: true, alignment: bottom_right}]")

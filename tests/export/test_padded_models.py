@@ -307,6 +307,16 @@ def test_a_captured_graph_packs_all_places(
     assert package.info()["calls"] == 1
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_keeps_the_padding_that_it_was_made_of(registry: Registry, causal: bool) -> None:
+    exist = padding()
+    mask = masked(registry, exist, causal)
+    before = exist.clone()
+    exist.copy_(exist.flip(1))
+    out = attend(registry, mask)
+    torch.testing.assert_close(out[before], right(tensors(), mask)[before])
+
+
 def test_a_graph_reads_a_mask_that_is_older_than_it(
     package: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ class NamedKernels(ABC):
         self._momentary = kernels.launcher.momentary_refusal
         self._decisions: dict[Any, Ready | Refused] = {}
         self.age = object()
-        """Another one after each `forget`, for those who keep a decision themselves."""
+        """Another one after each `forget`, for callers that keep a decision."""
 
     def run(
         self,

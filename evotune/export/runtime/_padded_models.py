@@ -44,7 +44,7 @@ _KEPT = "_evotune_packing_2"  # another number where other things are kept
 
 
 class _Plan(NamedTuple):
-    """What is done with calls of the same facts on one packing.
+    """The decision on calls of the same facts, their packing, and how they get there.
 
     - age: that of the kernels when they decided.
     - ways: how q, k and v are flattened.
@@ -57,8 +57,8 @@ class _Plan(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What is kept with a mask, for the model's next layers: the packing, and plans by the facts of
-    calls. A GPU may be done with a layer before the host is, so a plan leaves little to do."""
+    """Kept with a mask for the model's next layers: the packing, and plans by the facts of calls. A
+    GPU may be done with a layer before the host is, so a plan leaves little to do."""
 
     queries: int
     said: Said
@@ -117,9 +117,10 @@ class PaddedModels:
         decision = self._decided(call, places, said.is_causal)
         if isinstance(decision, Ready) and said.rows_are_keys and _lie_flat(call, ways):
             whole = None if is_capturing(mask) else _in_place(said)
-            own = decision if whole is None else self._decided(call, whole, said.is_causal)
-            if whole is not None and isinstance(own, Ready):
-                decision, places = own, whole
+            if whole is not None:
+                of_all = self._decided(call, whole, said.is_causal)
+                if isinstance(of_all, Ready):
+                    decision, places = of_all, whole
         plan = _Plan(age, decision, places, ways)
         if kept is not None:
             kept.plans[facts] = plan
@@ -160,15 +161,15 @@ def _plain(call: Call, mask: torch.Tensor | None, dropout: float) -> torch.Tenso
 
 
 def _in_plain_state(call: Call) -> bool:
-    """Whether the state of PyTorch, and what is no fact of the tensors, let a kernel do with them
-    as SDPA would."""
+    """Whether autocast and PyTorch's modes let a kernel do as SDPA would. They may change from call
+    to call."""
     q, k, v = call[:3]
     cast_away = casts(kind := q.device.type) and q.dtype != torch.get_autocast_dtype(kind)
     return not cast_away and are_plain(q, k, v)
 
 
 def _facts(call: Call) -> Any:
-    """All that a plan depends on, besides the mask."""
+    """All of a call that a plan depends on."""
     q, k, v = call[:3]
     return (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
@@ -189,7 +190,7 @@ def _lie_flat(call: Call, ways: tuple[Flattening | None, ...]) -> bool:
 
 
 def _told(call: Call, mask: torch.Tensor, said: Said | None) -> Said | None:
-    """What a mask says, where packed sequences can say the same."""
+    """The facts that a mask tells, if packed sequences can tell the same."""
     if not _fits(call, mask):
         return None
     told = said or _looked_at(mask)
@@ -230,9 +231,8 @@ def _looked_at(mask: torch.Tensor) -> Said | None:
 
 
 def _kept_with(mask: torch.Tensor, said: Said, queries: int) -> _Kept | None:
-    """What is kept with a mask that this package has made, so that nobody writes into it. Layers
-    that get the same mask share it. None where the mask is older than the graph that is
-    captured."""
+    """The packing and the plans that layers with the same mask share. Its note holds. None where
+    the mask is older than the graph that is captured."""
     if said.is_captured != is_capturing(mask):
         return None
     kept = getattr(mask, _KEPT, None)

@@ -1,6 +1,6 @@
 """Questions about who looks at a call: torch.compile, torch.export, PyTorch's forward mode.
 
-torch.compile asks the first two while it traces; its graph keeps the answers.
+torch.compile asks most of them while it traces; its graph keeps the answers.
 """
 
 from __future__ import annotations
@@ -46,21 +46,23 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-_untouched: list[bool] = []
+_looks: list[bool] = []
+"""Answers of `_look_at_tensor`, which cannot return one to the code that is traced."""
 
 
-def is_untouched(tensor: torch.Tensor) -> bool:
-    """Whether no operation of the graph that torch.compile traces has taken the tensor so far, so
-    that none has written into it. `comptime` shows the graph and gives no answer of its own."""
+def is_of_this_graph(tensor: torch.Tensor) -> bool:
+    """Whether the graph that torch.compile traces has made the tensor, and no operation of it has
+    taken the tensor so far: so nobody has written into it."""
     torch._dynamo.comptime.comptime(_look_at_tensor)
     return _last_look()
 
 
 def _look_at_tensor(context: Any) -> None:
     node = context.get_local("tensor").as_proxy().node
-    _untouched.append(not node.users)
+    is_made_here = node.op != "placeholder" and node.graph is context.graph()  # a part has its own
+    _looks.append(is_made_here and not node.users)
 
 
 @decided_while_tracing
 def _last_look() -> bool:
-    return bool(_untouched) and _untouched.pop()  # none where another compiler traces
+    return bool(_looks) and _looks.pop()  # none where another compiler traces

@@ -3,13 +3,13 @@
 A model hands its attention a mask of all scores, also where the mask only says "causal", a sliding
 window, or which tokens are padding. So the function that makes masks here notes on the mask what it
 says (`Said`), and attention reads the note. A model that changes a mask makes another tensor,
-without the note, and gets SDPA with that mask; so does one that writes into the mask, which PyTorch
-counts except in inference mode. `_dense_models.py` and `_padded_models.py` decide
-which calls kernels serve.
+without the note, and gets SDPA with that mask. So does one that writes into the mask: PyTorch
+counts writes, but for those in inference mode and through `mask.data`. `_dense_models.py` and
+`_padded_models.py` decide which calls kernels serve.
 
-torch.compile traces the note like any attribute. It knows which tensor of its graph has it, so a
-changed mask has none there either, and a note counts only where the graph has not taken the mask.
-A note that comes with an input is guarded: a graph that was compiled for it serves no other mask.
+torch.compile traces the note like any attribute. A graph cannot ask for the count of writes. So a
+note counts there only on a mask that the same graph has made and not taken since: no operation of
+it has written into the mask, and nobody else has seen it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._attention_package import Call
-from ._tracing import NOTES_ARE_TRACED, is_exporting, is_untouched
+from ._tracing import NOTES_ARE_TRACED, is_exporting, is_of_this_graph
 
 _NOTE = "_evotune_said_2"  # another number for another agreement between packages
 _WRITES = "_evotune_writes"  # PyTorch's count of writes into the mask when it was noted
@@ -126,8 +126,8 @@ def register(name: str, serve: Serve) -> None:
         found: torch.Tensor | None = sdpa_mask(*sizes, **named)
         if found is not None and not sizes and (said := _said(named)) is not None:
             setattr(found, _NOTE, said)
-            if not (torch.compiler.is_compiling() or found.is_inference()):
-                setattr(found, _WRITES, found._version)
+            if not torch.compiler.is_compiling():
+                setattr(found, _WRITES, _writes_into(found))
         return found
 
     AttentionInterface.register(name, forward)
@@ -148,8 +148,8 @@ def _said(arguments: Mapping[str, Any]) -> Said | None:
         return _of_all_rows(arguments, is_captured)
     if not _is_causal(arguments):
         return None
-    if padding is not None and not is_captured and bool(padding.all()):
-        padding = None
+    if padding is not None:  # the caller may write into the original one
+        padding = None if not is_captured and bool(padding.all()) else padding.clone()
     local = arguments.get("local_size")
     return Said(True, -1 if local is None else int(local) - 1, padding, is_captured)
 
@@ -194,7 +194,9 @@ def _of_all_rows(arguments: Mapping[str, Any], is_captured: bool) -> Said | None
     alone = getattr(config, "model_type", None) in _ENCODERS
     alone = alone and not getattr(config, "add_cross_attention", False)
     same = arguments.get("q_length") == arguments.get("kv_length")
-    return Said(False, -1, arguments.get("attention_mask"), is_captured, alone and same)
+    padding = arguments.get("attention_mask")
+    own_padding = None if padding is None else padding.clone()  # the caller may write into it
+    return Said(False, -1, own_padding, is_captured, alone and same)
 
 
 def _noted(mask: torch.Tensor) -> Said | None:
@@ -205,10 +207,15 @@ def _noted(mask: torch.Tensor) -> Said | None:
     if said is None:
         return None
     if torch.compiler.is_compiling():
-        holds = is_untouched(mask)
-    else:
-        holds = mask.is_inference() or getattr(mask, _WRITES, mask._version) == mask._version
+        holds = is_of_this_graph(mask)
+    else:  # a mask of a graph has no count
+        holds = getattr(mask, _WRITES, None) == _writes_into(mask)
     return said if holds else None
+
+
+def _writes_into(mask: torch.Tensor) -> int:
+    """PyTorch's count of writes into the mask; -1 in inference mode, where there is none."""
+    return -1 if mask.is_inference() else mask._version
 
 
 def _notes_are_kept() -> bool:

@@ -1,4 +1,4 @@
-"""What torch.compile knows about the masks of transformers' models, and what kernels serve there.
+"""Masks of transformers' models while torch.compile traces, and the calls that kernels serve there.
 
 The models themselves are tried where transformers is installed; else a stand-in for its registry
 calls the package as they do.
@@ -168,8 +168,7 @@ def _written(mask: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 def test_a_mask_that_a_compiled_model_changed_counts(
     registry: Registry, served: Callable[[], int], layer: dict[str, Any], change: str
 ) -> None:
-    named = {"local_size": WINDOW, "allow_is_causal_skip": layer.get("sliding_window") is not None}
-    model = model_of(registry, layer | {"sliding_window": WINDOW}, KEYS, **named)
+    model = model_of(registry, layer | {"sliding_window": WINDOW}, KEYS)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     out = compiled(*tensors(KEYS), change=CHANGES[change])
     expected = right(KEYS, layer | {"sliding_window": WINDOW}, HIDDEN)
@@ -236,56 +235,90 @@ def test_an_exported_program_keeps_its_mask(registry: Registry, served: Callable
         assert served() == 0
 
 
-def test_a_layer_that_is_compiled_alone_reads_the_notes_of_its_masks(
+def test_a_layer_that_is_compiled_alone_keeps_its_mask(
     registry: Registry, served: Callable[[], int]
 ) -> None:
-    """A graph that was compiled for one note serves no other mask. From the second number on
-    torch.compile leaves the window open, and no kernel serves that."""
+    """Somebody may have written into the mask, and a graph cannot ask."""
+    layer = torch.compile(_layer(registry), fullgraph=True, backend="eager")
+    mask = masked(registry, KEYS, KEYS, local_size=WINDOW)
+    assert mask is not None
+    torch.testing.assert_close(layer(mask, *tensors(KEYS)), right(KEYS, OF_WINDOW))
+    mask[..., 3] = False
+    _is_of_the_written_mask(layer(mask, *tensors(KEYS)))
+    assert (served(), registry.left_to_sdpa) == (0, 2)
 
-    @torch.compile(fullgraph=True, backend="eager")
+
+def test_a_mask_that_leaves_a_graph_has_no_note_that_counts(
+    registry: Registry, served: Callable[[], int]
+) -> None:
+    def made() -> torch.Tensor | None:
+        return masked(registry, KEYS, KEYS, local_size=WINDOW)
+
+    mask = torch.compile(made, fullgraph=True, backend="eager")()
+    assert mask is not None
+    torch.testing.assert_close(_layer(registry)(mask, *tensors(KEYS)), right(KEYS, OF_WINDOW))
+    mask[..., 3] = False
+    _is_of_the_written_mask(_layer(registry)(mask, *tensors(KEYS)))
+    assert (served(), registry.left_to_sdpa) == (0, 2)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_note_ends_at_a_break_of_the_graph(
+    registry: Registry, served: Callable[[], int], writes: bool
+) -> None:
+    @torch._dynamo.disable
+    def touch(mask: torch.Tensor) -> None:
+        if writes:
+            mask[..., 3] = False
+
+    @torch.compile(backend="eager")
+    def model(*given: torch.Tensor) -> torch.Tensor:
+        mask = masked(registry, KEYS, KEYS, local_size=WINDOW)
+        assert mask is not None
+        touch(mask)
+        return _layer(registry)(mask, *given)
+
+    out = model(*tensors(KEYS))
+    if writes:
+        _is_of_the_written_mask(out)
+    else:
+        torch.testing.assert_close(out, right(KEYS, OF_WINDOW))
+    assert (served(), registry.left_to_sdpa) == (0, 1)
+
+
+def test_a_checkpoint_in_the_graph_keeps_the_mask(
+    registry: Registry, served: Callable[[], int]
+) -> None:
+    def inner(mask: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        mask[..., 3] = False
+        return _layer(registry)(mask, *given)
+
+    @torch.compile(backend="eager")
+    def model(*given: torch.Tensor) -> torch.Tensor:
+        mask = masked(registry, KEYS, KEYS, local_size=WINDOW)
+        out: torch.Tensor = torch.utils.checkpoint.checkpoint(
+            inner, mask, *given, use_reentrant=False
+        )
+        return out
+
+    _is_of_the_written_mask(model(*tensors(KEYS)))
+    assert served() == 0
+
+
+OF_WINDOW = {"sliding_window": WINDOW}
+
+
+def _layer(registry: Registry) -> Layer:
     def layer(mask: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = registry.forward(MODULE, *given, mask)[0]
         return out
 
-    def of_window(window: int, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        config = SimpleNamespace(sliding_window=window)
-        mask = masked(registry, KEYS, KEYS, local_size=window, config=config, **named)
-        assert mask is not None
-        return mask, right(KEYS, {"sliding_window": window}, named.get("attention_mask"))
-
-    ours, expected = of_window(WINDOW)
-    plain, first = ours.clone(), 0
-    for _ in range(2):
-        for window in (WINDOW, WINDOW + 3, WINDOW + 5, WINDOW + 4):
-            mask, found = of_window(window)
-            torch.testing.assert_close(layer(mask, *tensors(KEYS)), found)
-            first = first or served()
-        torch.testing.assert_close(layer(plain, *tensors(KEYS)), expected)
-        padded, found = of_window(WINDOW, attention_mask=HIDDEN[None])
-        torch.testing.assert_close(layer(padded, *tensors(KEYS)), found)
-    assert first == 1
+    return layer
 
 
-def test_a_note_outlives_a_break_of_the_graph(
-    registry: Registry, served: Callable[[], int]
-) -> None:
-    @torch.compile(backend="eager")
-    def model(changes: bool, *given: torch.Tensor) -> torch.Tensor:
-        mask = masked(registry, KEYS, KEYS, local_size=WINDOW)
-        assert mask is not None
-        if changes:
-            mask = mask & HIDDEN
-        torch._dynamo.graph_break()
-        out: torch.Tensor = registry.forward(MODULE, *given, mask)[0]
-        return out
-
-    layer = {"sliding_window": WINDOW}
-    torch.testing.assert_close(model(False, *tensors(KEYS)), right(KEYS, layer))
-    assert served() == 1
-    torch.testing.assert_close(model(True, *tensors(KEYS)), right(KEYS, layer, HIDDEN))
-    assert served() == 0
-    torch.testing.assert_close(model(False, *tensors(KEYS)), right(KEYS, layer))
-    assert served() == 1
+def _is_of_the_written_mask(out: torch.Tensor) -> None:
+    """Rows of a window that holds hidden keys alone have no value with SDPA."""
+    torch.testing.assert_close(out[:, 4:], right(KEYS, OF_WINDOW, HIDDEN)[:, 4:])
 
 
 def test_an_older_pytorch_keeps_the_mask(
