@@ -15,6 +15,11 @@ from evotune.execute.device_worker import open_session
 from evotune.trial import Json
 
 SHAPE = {"batch": 1, "heads": 2, "seq_len": 64, "head_dim": 64}
+MISSION: dict[str, Any] = {
+    "shapes": [{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}],
+    "variants": [{"causal": False}],
+}
+ON_AN_H200: dict[str, Any] = {"baseline": "sdpa:cudnn", "device": "h200", "compile_only": True}
 
 
 @pytest.fixture
@@ -91,27 +96,17 @@ def test_a_kernel_with_wrong_results_is_not_timed(
 def test_each_row_of_the_results_has_both_layouts_where_the_kernel_takes_them(
     benchmark: ModuleType,
 ) -> None:
-    problem = {
-        "shapes": [{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}],
-        "variants": [{"causal": False}],
-    }
-    options = {"baseline": "sdpa:cudnn", "device": "h200", "compile_only": True}
-    row = benchmark.row_of("attention_mma", problem, {}, **options)
+    row = benchmark.row_of("attention_mma", MISSION, {}, **ON_AN_H200)
     assert [job.case.label for job in row.jobs] == ["(1,8,512,64) full", "(1,8,512,64,blhd) full"]
-    scalar = benchmark.row_of("attention_scalar", problem, {}, **options)
+    scalar = benchmark.row_of("attention_scalar", MISSION, {}, **ON_AN_H200)
     assert [job.case.label for job in scalar.jobs] == ["(1,8,512,64) full"]
 
 
 def test_tensors_of_the_other_layout_may_have_a_champion_of_their_own(
     benchmark: ModuleType,
 ) -> None:
-    problem = {
-        "shapes": [{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}],
-        "variants": [{"causal": False}],
-    }
-    options = {"baseline": "sdpa:cudnn", "device": "h200", "compile_only": True}
     own = {"STAGES": 3}
-    row = benchmark.row_of("attention_mma", problem, {"STAGES": 2}, of_views=own, **options)
+    row = benchmark.row_of("attention_mma", MISSION, {"STAGES": 2}, of_views=own, **ON_AN_H200)
     assert (row.configuration["STAGES"], row.of_views["STAGES"]) == (2, 3)
     assert [dict(job.compile.defines)["STAGES"] for job in row.jobs] == [2, 3]
 

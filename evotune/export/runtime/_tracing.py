@@ -53,7 +53,7 @@ _looks: list[bool] = []
 def is_of_this_graph(tensor: torch.Tensor) -> bool:
     """Whether the graph that torch.compile traces has made the tensor, and no operation of it has
     taken the tensor so far: so nobody has written into it."""
-    torch._dynamo.comptime.comptime(_look_at_tensor)
+    torch._dynamo.comptime.comptime(_look_at_tensor, _forget_looks)
     return _last_look()
 
 
@@ -63,6 +63,11 @@ def _look_at_tensor(context: Any) -> None:
     _looks.append(is_made_here and not node.users)
 
 
+def _forget_looks() -> None:
+    """Called where another compiler traces. A trace that was given up may have left an answer."""
+    _looks.clear()
+
+
 @decided_while_tracing
 def _last_look() -> bool:
-    return bool(_looks) and _looks.pop()  # none where another compiler traces
+    return bool(_looks) and _looks.pop()

@@ -47,26 +47,6 @@ def package(tmp_path_factory: pytest.TempPathFactory, binaries: Path) -> Iterato
         yield module
 
 
-@pytest.fixture
-def served(package: ModuleType) -> Callable[[], int]:
-    """A function that gives the number of served calls since the last time."""
-    last = package.info()["calls"]
-
-    def since() -> int:
-        nonlocal last
-        last, before = package.info()["calls"], last
-        return int(last - before)
-
-    return since
-
-
-@pytest.fixture
-def registry(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    made = Registry(monkeypatch)
-    package.register_transformers()
-    return made
-
-
 def tensors(queries: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     sizes = ((4, queries), (2, KEYS), (2, KEYS))
@@ -319,6 +299,12 @@ def _layer(registry: Registry) -> Layer:
 def _is_of_the_written_mask(out: torch.Tensor) -> None:
     """Rows of a window that holds hidden keys alone have no value with SDPA."""
     torch.testing.assert_close(out[:, 4:], right(KEYS, OF_WINDOW, HIDDEN)[:, 4:])
+
+
+def test_another_compiler_gets_no_answer_of_an_earlier_trace(package: ModuleType) -> None:
+    tracing = __import__(f"{package.__name__}._tracing", fromlist=["_"])
+    tracing._looks.append(True)
+    assert not tracing.is_of_this_graph(torch.ones(1))
 
 
 def test_an_older_pytorch_keeps_the_mask(

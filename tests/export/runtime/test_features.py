@@ -58,19 +58,6 @@ def silent() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def served(package: ModuleType) -> Callable[[], int]:
-    """A function that gives the number of served calls since the last time."""
-    last = package.info()["calls"]
-
-    def since() -> int:
-        nonlocal last
-        last, before = package.info()["calls"], last
-        return int(last - before)
-
-    return since
-
-
 @pytest.mark.parametrize(
     "told",
     [

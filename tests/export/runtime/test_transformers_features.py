@@ -36,26 +36,6 @@ def package(tmp_path_factory: pytest.TempPathFactory, binaries: Path) -> Iterato
         yield module
 
 
-@pytest.fixture
-def served(package: ModuleType) -> Callable[[], int]:
-    """A function that gives the number of served calls since the last time."""
-    last = package.info()["calls"]
-
-    def since() -> int:
-        nonlocal last
-        last, before = package.info()["calls"], last
-        return int(last - before)
-
-    return since
-
-
-@pytest.fixture
-def registry(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    made = Registry(monkeypatch)
-    package.register_transformers()
-    return made
-
-
 MODULE = SimpleNamespace(is_causal=True, num_key_value_groups=2)
 CONFIG = SimpleNamespace(sliding_window=WINDOW)
 
