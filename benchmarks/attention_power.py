@@ -49,7 +49,7 @@ from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Sampler, Session
 from evotune.engine.setup import load_kernel_setup
-from evotune.execute._timer import BaselineSamplers, CaseTimer
+from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
 from evotune.execute.device_worker import open_session
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.measure.paired import TimingSettings, measure_paired
@@ -196,7 +196,8 @@ class Bench:
             "pairs": [],
             "left_out": {},
         }
-        champion, *others = [self._placed(job, paths) for job in row.jobs]
+        placed = [self._placed(job, paths) for job in row.jobs]  # has the memory that launches use
+        champion, *others = [each.sampler for each in placed]
         rivals: dict[str, Callable[[], Sampler]] = {
             name: functools.partial(self._baseline, row, name)
             for name in (row.baseline, *libraries)
@@ -215,7 +216,7 @@ class Bench:
         self._session.free()
         return record
 
-    def _placed(self, job: CaseJob, paths: Mapping[str, Path]) -> Sampler:
+    def _placed(self, job: CaseJob, paths: Mapping[str, Path]) -> Placed:
         kernel = self._session.load(paths[job.compile.key], job.plan)
         subject = Subject(job.case, job.plan, kernel)
         verdict = Verdict()
@@ -224,7 +225,7 @@ class Bench:
             raise ValueError(f"{job.case.label}: {verdict.reason}")
         baselines = BaselineSamplers(self._session, self._problem, self._pool)
         timer = CaseTimer(self._session, self._problem, self._pool, baselines, SEED, watching=False)
-        return timer.place(self._gate, subject, self._settings).sampler
+        return timer.place(self._gate, subject, self._settings)
 
     def _baseline(self, row: Row, name: str) -> Sampler:
         case = row.jobs[0].case

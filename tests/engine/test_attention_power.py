@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,29 @@ def test_a_champion_is_timed_hot_and_cool_against_each_rival(
     text = "\n".join(benchmark.table(data))
     assert "| (1,2,64,64) causal | blhd |" in text
     assert "sdpa, cool: " in text
+
+
+def test_the_memory_of_launches_is_kept_while_they_are_timed(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch has addresses alone: freed memory would go to others."""
+    buffers: list[weakref.ref[Any]] = []
+    place, timed = benchmark.CaseTimer.place, benchmark.measure_paired
+
+    def placed(*given: Any) -> Any:
+        found = place(*given)
+        buffers.append(weakref.ref(found.buffers))
+        return found
+
+    def measure_paired(*given: Any, **named: Any) -> Any:
+        assert len(buffers) == 2
+        assert all(each() is not None for each in buffers)
+        return timed(*given, **named)
+
+    monkeypatch.setattr(benchmark.CaseTimer, "place", placed)
+    monkeypatch.setattr(benchmark, "measure_paired", measure_paired)
+    _, found, _ = measured(benchmark, tmp_path, (), lambda session: None)
+    assert len(found["pairs"]) == 4
 
 
 def test_a_device_at_its_power_limit_rests_longer(
