@@ -85,7 +85,7 @@ def _later(*values: object) -> ParameterSet:
         _later(on_hopper, "wgmma", after.SMALLEST),
         (on_hopper, "wgmma", BY_MULTIPLY_ADDS),
         _later(on_hopper, "wgmma", {**BY_MULTIPLY_ADDS, "SPLIT_KV": 2}),
-        (on_hopper, "wgmma", {**after.TWO, "EXP2_FMA_SHARE": 8, "RESCALE_LOG2": 8}),
+        _later(on_hopper, "wgmma", {**after.TWO, "EXP2_FMA_SHARE": 8, "RESCALE_LOG2": 8}),
     ],
 )
 def test_a_gpu_rung_loses_none(

@@ -101,7 +101,7 @@ def _later(*values: object) -> Any:
         _later({"window_left": 7, "window_right": 3, "lse": True}, SHORT, ONE),
         _later({**RIGHT, "window_left": 40, "sinks": True}, LATE, SPLIT),
         _later({**RIGHT, "window_left": 40}, SHORT, CLUSTER),
-        ({"causal": True, "window_left": 20}, SHORT, TWO),
+        _later({"causal": True, "window_left": 20}, SHORT, TWO),
         _later({"causal": True, "window_left": 5, "lse": True}, SHORT, {**TWO, "OVERLAP": False}),
         _later({"window_left": 3, "window_right": 9}, SHORT, {**TWO, "QUERY_STAGES": 1}),
         _later({"causal": True, "window_left": 70}, LONG, {**TWO, "BLOCK_N": 160}),

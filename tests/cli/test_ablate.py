@@ -65,8 +65,9 @@ def ablate(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Ablate:
 
 
 def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
-    ablate: Ablate, run: RunFolder
+    ablate: Ablate, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    events = _watched(monkeypatch)
     with brief_confirmations(processes=2):
         result = ablate("--format", "json")
     assert result.exit_code == 0, result.stderr
@@ -90,6 +91,25 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
         "UNUSED 4 to 8",
         "FAULT none to wrong_scale",
     }
+    compiled, *timed = events  # all changes are compiled before the first is timed
+    assert len(timed) >= 5
+    assert compiled == set().union(*timed)
+
+
+def test_the_rows_are_shown_as_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "space.yaml").write_text(SPACE)
+    run = run_of(tmp_path / "space.yaml", tmp_path / "runs", CHAMPION)
+
+    def rows(reopened: Any, number: int, own: Any, changes: Any, progress: Any) -> Any:
+        for change in changes:
+            row = AblationRow(change, "ok", "", 1.5, 1.4, 1.6, same_code=False)
+            progress.rows.append(row)
+            yield row
+
+    monkeypatch.setattr(ablation_module, "measured_rows", rows)
+    result = CliRunner().invoke(application, ["ablate", str(run.path)])
+    assert result.exit_code == 0, result.stderr
+    assert "wrong_scale" in result.stdout
 
 
 def test_a_number_is_also_set_to_its_smallest_valid_value(tmp_path: Path) -> None:
@@ -130,9 +150,8 @@ def _part(run: RunFolder) -> Any:
         return store.meta("ablation_part")
 
 
-def test_all_changes_are_compiled_before_the_first_is_timed(
-    ablate: Ablate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What an ablation compiles, and then what it times, in this order."""
     events: list[Any] = []
     compile_all, measure = ablation_module.build_jobs, ablation_module.outcome_of
 
@@ -147,11 +166,7 @@ def test_all_changes_are_compiled_before_the_first_is_timed(
 
     monkeypatch.setattr(ablation_module, "build_jobs", build_jobs)
     monkeypatch.setattr(ablation_module, "outcome_of", outcome_of)
-    with brief_confirmations(processes=2):
-        assert ablate().exit_code == 0
-    compiled, *timed = events
-    assert len(timed) >= 5
-    assert compiled == set().union(*timed)
+    return events
 
 
 def test_an_interrupted_ablation_goes_on_where_it_ended(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -76,9 +78,18 @@ def test_every_outcome_is_explained() -> None:
     assert [kind for kind in OutcomeKind if f"`{kind.value}`" not in runs] == []
 
 
+@functools.cache
+def _schema() -> Any:
+    """Checking the schema itself takes longer than a space."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(schema_text())
+    kind = jsonschema.validators.validator_for(schema)
+    kind.check_schema(schema)
+    return kind(schema)
+
+
 @pytest.mark.parametrize("path", shipped_spaces().values(), ids=lambda path: path.stem)
 def test_every_shipped_space_names_its_schema_and_fits_it(path: Path) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     yaml = pytest.importorskip("yaml")
     text = path.read_text()
     head = "# yaml-language-server: $schema="
@@ -87,7 +98,7 @@ def test_every_shipped_space_names_its_schema_and_fits_it(path: Path) -> None:
     schema = path.parent / first.removeprefix(head)
     if path.parent == (ROOT / "search_spaces"):  # an installed wheel has another layout
         assert schema.resolve() == ROOT / "evotune" / "space" / "space.schema.json"
-    jsonschema.validate(yaml.safe_load(text), json.loads(schema_text()))
+    _schema().validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

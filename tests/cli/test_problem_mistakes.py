@@ -326,10 +326,10 @@ def test_a_mistake_in_the_class_or_the_file_is_told_with_its_line(
     ("wrong", "own", "hint"),
     [
         ("torch:egaer", True, "torch:eager"),
-        ("torch:compild", True, "torch:compiled"),
-        ("trch:best", False, "torch:best"),
+        pytest.param("torch:compild", True, "torch:compiled", marks=pytest.mark.soak),
+        pytest.param("trch:best", False, "torch:best", marks=pytest.mark.soak),
         ("torch:compiled", False, ""),
-        ("fa4", True, ""),
+        pytest.param("fa4", True, "", marks=pytest.mark.soak),
     ],
 )
 def test_a_misspelt_baseline_is_told_with_those_of_the_problem(

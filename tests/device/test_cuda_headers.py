@@ -58,8 +58,7 @@ LARGE = ("cooperative_groups.h", "cuda/pipeline", "cub/cub.cuh", "cub/block/bloc
     ("header", "arch"),
     [
         *((header, "sm_90a") for header in HEADERS),
-        *((header, "sm_89") for header in HEADERS if header not in LARGE),
-        *(pytest.param(header, "sm_89", marks=pytest.mark.soak) for header in LARGE),
+        *(pytest.param(header, "sm_89", marks=pytest.mark.soak) for header in HEADERS),
     ],
 )
 def test_a_header_is_found_and_what_it_declares_works(

@@ -116,6 +116,7 @@ def test_more_champions_are_confirmed_later_and_the_first_one_is_not_again(
     space: Path, tmp_path: Path
 ) -> None:
     notes: list[str] = []
+    space.write_text(SPACE.replace("[{causal: false}, {causal: true}]", "[{causal: true}]"))
     with brief_confirmations():
         run = run_here(space, tmp_path / "runs", device="cpu", trials=3, champions=1)
         with RunStore.open_for_reading(run.store) as store:

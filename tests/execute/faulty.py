@@ -96,6 +96,16 @@ def open_executor(
     return executor
 
 
+@dataclasses.dataclass
+class Confirmed:
+    """A champion's confirmation, and what the executor told meanwhile and afterwards."""
+
+    proposal: Proposal
+    outcome: Outcome
+    steps: list[str]
+    last_step: str
+
+
 class FaultyKernels:
     """Runs one trial after the other on one executor; edge shapes are left out for speed."""
 
@@ -137,6 +147,16 @@ class FaultyKernels:
                 assert number == proposal.number
                 return outcome
         raise AssertionError(f"no outcome for {proposal} within {timeout_s} s")
+
+    def watched(self, proposal: Proposal) -> tuple[Outcome, list[str]]:
+        """The proposal's outcome, and the steps that the executor told meanwhile."""
+        steps: list[str] = []
+        self.executor.submit(proposal)
+        while not (found := self.executor.poll(0.01)):
+            steps.append(self.executor.step)
+        ((number, outcome),) = found
+        assert number == proposal.number
+        return outcome, steps
 
     def device_log(self) -> str:
         log = self.folder / "logs" / "device.log"

@@ -23,7 +23,7 @@ from evotune.execute.in_flight import Twins
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
-from .faulty import SPACE, FaultyKernels, open_executor, planner, stat_fields
+from .faulty import SPACE, Confirmed, FaultyKernels, open_executor, planner, stat_fields
 
 # The outputs hold old results or poison, depending on the watched run.
 KEPT = ((OutcomeKind.WRONG_RESULT, OutcomeKind.NAN), "watched inputs")
@@ -245,9 +245,16 @@ def test_a_rejected_proposal_is_answered_without_a_compiler(faulty: FaultyKernel
     assert (outcome.kind, outcome.reason) == (OutcomeKind.REJECTED, "too wide")
 
 
-def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) -> None:
+@pytest.fixture(scope="module")
+def confirmed(faulty: FaultyKernels) -> Confirmed:
     made = planner().proposal(7000, Configuration({"FAULT": "none"}), confirm=True)
-    outcome = faulty.run_proposal(made)
+    return Confirmed(made, *faulty.watched(made), faulty.executor.step)
+
+
+def test_edge_shapes_and_champions_pass_the_whole_gate(
+    faulty: FaultyKernels, confirmed: Confirmed
+) -> None:
+    made, outcome = confirmed.proposal, confirmed.outcome
     assert outcome.ok, outcome
     by_status = {check.status: check for check in outcome.checks}
     assert by_status.keys() == {"passed", "skipped"}
@@ -268,22 +275,18 @@ def test_edge_shapes_and_champions_pass_the_whole_gate(faulty: FaultyKernels) ->
     assert faulty.run("none").domain is None  # the search checks less
 
 
-def test_a_champions_steps_are_told_and_those_of_a_trial_are_not(faulty: FaultyKernels) -> None:
-    steps: list[str] = []
-    for confirm in (False, True):
-        made = planner().proposal(7000, Configuration({"FAULT": "none"}), confirm=confirm)
-        faulty.executor.submit(made)
-        steps.clear()
-        while not faulty.executor.poll(0.01):
-            steps.append(faulty.executor.step)
-        if not confirm:
-            assert set(steps) <= {"", "compiling", "starting a process"}
+def test_a_champions_steps_are_told_and_those_of_a_trial_are_not(
+    faulty: FaultyKernels, confirmed: Confirmed
+) -> None:
+    _, steps = faulty.watched(faulty.proposal("none"))
+    assert set(steps) <= {"", "compiling", "starting a process"}
+    steps = confirmed.steps
     numbered = {re.sub(r"\d+", "n", step) for step in steps}
     assert {"random cases n of n", "timing case n of n"} <= numbered
     counts = [int(step.split()[2]) for step in steps if step.startswith("random cases ")]
     assert counts == sorted(counts)
     assert max(counts, default=0) in range(1, 101)
-    assert faulty.executor.step == ""
+    assert confirmed.last_step == ""
 
 
 def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(

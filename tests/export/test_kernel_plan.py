@@ -19,6 +19,7 @@ from evotune.export._case_shapes import case_shapes
 from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.problems.problem import Case
 from evotune.trial import Configuration, Value
+from tests.sweeps import swept
 
 CUDA = Path(__file__).parents[1] / "data" / "cuda" / "cuda.yaml"
 CONSTANT = """
@@ -39,6 +40,13 @@ kernels:
 parameters: {ROWS: [1, 2]}
 """
 SPACES = {**shipped_spaces(), "launches": CUDA}
+ALIKE = {
+    *("attention-mma-features", "attention-wgmma", "attention-mma-large", "attention-mma-decode"),
+    *("attention-features-simd-cpu", "attention-cpu-bf16", "attention-varlen", "attention-l4"),
+    *("attention-scalar-cpu", "attention-wmma", "attention-features", "linear", "linear-gelu"),
+    *("add-rms-norm", "rms-norm", "rms-norm-cpu", "softmax-cpu"),
+}
+"""Their launches are written as those of other spaces: soak tests."""
 
 
 def folded(setup: KernelSetup, configuration: Configuration) -> KernelPlan:
@@ -87,7 +95,7 @@ def planners(
         return None, str(error)
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", swept(SPACES, lambda name: name not in ALIKE))
 def test_it_is_the_planners_wherever_the_planner_has_one(name: str) -> None:
     setup, rng = loaded(name), random.Random(0)
     planner, timed = setup.planner, setup.cases[TIMED]

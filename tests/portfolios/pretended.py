@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,3 +178,20 @@ def built(
 ) -> Portfolio:
     with pretending(search):
         return build_portfolio(request, observing=silent, say=say, open_executor=device.opened)
+
+
+def served_losses(found: Portfolio) -> list[str]:
+    """The measured cells that a kernel lost and the rule gives to it."""
+    lost = []
+    for cell in found.cells:
+        if cell.speedup is not None and cell.speedup < 1.0:
+            sizes = dict(zip(("rows", "columns"), re.findall(r"\d+", cell.case), strict=False))
+            for region in found.rule:
+                kernel = found.kernels[region.kernel]
+                holds = all(
+                    region.ranges[name][0] <= int(size) <= region.ranges[name][1]
+                    for name, size in sizes.items()
+                )
+                if holds and (kernel.run, kernel.trial) == (cell.run, cell.trial):
+                    lost.append(cell.case)
+    return lost

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 import re
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ from .pretended import (
     PretendedSearch,
     built,
     by_rows,
+    served_losses,
     softmax_request,
     softmax_space,
 )
@@ -61,6 +64,25 @@ def lost_between(configuration: Configuration, case: Case) -> float:
     if rows >= 20 and rows % 4:
         return 0.9
     return 1.5 if few == (rows < 20) else 1.05
+
+
+@dataclasses.dataclass
+class Whole:
+    """A portfolio that was made in one go, and how."""
+
+    runs: Path
+    portfolio: Portfolio
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def whole(space: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder, said = tmp_path_factory.mktemp("whole"), list[str]()
+    request = softmax_request(folder, space, held_out=0.0, minutes=60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuBackend, "exported_call_us", 0.0)
+        search, device = PretendedSearch(space, by_rows), PretendedDevice(lost_between)
+        return Whole(request.runs_dir, built(request, search, device, said.append), said)
 
 
 SMS = 132
@@ -138,16 +160,10 @@ def test_a_predicted_speedup_is_near_the_measured_one() -> None:
     assert statistics.stdev(errors) < 0.6 * statistics.stdev(math.log(of_tiles(p)) for p in asked)
 
 
-def test_no_drawn_case_that_a_kernel_loses_is_served_by_it(space: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    device = PretendedDevice(lost_between)
-    found = built(
-        softmax_request(tmp_path, space, held_out=0.0),
-        PretendedSearch(space, by_rows),
-        device,
-        said.append,
-    )
-    assert any(re.search(r"^\d+ of \d+ drawn cases lost: learning", line) for line in said)
+def test_no_drawn_case_that_a_kernel_loses_is_served_by_it(whole: Whole) -> None:
+    found = whole.portfolio
+    lines = whole.said
+    assert any(re.search(r"^\d+ of \d+ drawn cases lost: learning", line) for line in lines)
     assert found.figures["drawn"].worst >= 1.0
     # Drawn cases bound the rule and do not count: the listed ones are served as well as can be.
     assert found.figures["seen"].cases == 12
@@ -327,34 +343,11 @@ def test_a_region_of_many_cases_is_tried_with_all_kinds_of_sizes() -> None:
     assert len(found) >= 3
 
 
-def served_losses(found: Portfolio) -> list[str]:
-    """The measured cells that a kernel lost and the rule gives to it."""
-    lost = []
-    for cell in found.cells:
-        if cell.speedup is not None and cell.speedup < 1.0:
-            sizes = dict(zip(("rows", "columns"), re.findall(r"\d+", cell.case), strict=False))
-            for region in found.rule:
-                kernel = found.kernels[region.kernel]
-                holds = all(
-                    region.ranges[name][0] <= int(size) <= region.ranges[name][1]
-                    for name, size in sizes.items()
-                )
-                if holds and (kernel.run, kernel.trial) == (cell.run, cell.trial):
-                    lost.append(cell.case)
-    return lost
-
-
 @pytest.mark.parametrize("killed_after", [90, pytest.param(None, marks=pytest.mark.soak)])
 def test_the_same_draws_are_made_again(
-    space: Path, tmp_path: Path, killed_after: int | None
+    space: Path, whole: Whole, tmp_path: Path, killed_after: int | None
 ) -> None:
     """After an end, or where a part was killed while it measured them."""
-    search = PretendedSearch(space, by_rows)
-    whole = built(
-        softmax_request(tmp_path / "whole", space, held_out=0.0),
-        search,
-        PretendedDevice(lost_between),
-    )
     request = softmax_request(tmp_path / "parts", space, held_out=0.0)
     first = PretendedDevice(lost_between, killed_after=killed_after or 10**9)
     with contextlib.suppress(Killed):
@@ -363,24 +356,24 @@ def test_the_same_draws_are_made_again(
     found = built(stored_request(request.runs_dir), PretendedSearch(space, by_rows), second)
     assert bool(second.measured) == (killed_after is not None)
     assert not set(first.measured) & set(second.measured)
-    assert [(r.words, r.kernel) for r in found.rule] == [(r.words, r.kernel) for r in whole.rule]
-    assert len(found.cells) == len(whole.cells)
+    rules = [[(r.words, r.kernel) for r in each.rule] for each in (found, whole.portfolio)]
+    assert rules[0] == rules[1]
+    assert len(found.cells) == len(whole.portfolio.cells)
 
 
 @pytest.mark.parametrize(
     "change", [pytest.param("other kernels", marks=pytest.mark.soak), "no time is left"]
 )
 def test_no_loss_that_an_earlier_part_measured_is_served(
-    space: Path, tmp_path: Path, change: str
+    space: Path, whole: Whole, tmp_path: Path, change: str
 ) -> None:
-    request = softmax_request(tmp_path, space, held_out=0.0, minutes=60.0)
-    search = PretendedSearch(space, by_rows)
-    assert not served_losses(built(request, search, PretendedDevice(lost_between)))
+    assert not served_losses(whole.portfolio)
+    runs = shutil.copytree(whole.runs, tmp_path / "runs")
     for kernels in (1, 3) if change == "other kernels" else (2,):
         if change == "no time is left":
-            with locked_matrix(request.runs_dir, None) as matrix:
+            with locked_matrix(runs, None) as matrix:
                 matrix.store.set_meta("elapsed_s", 3700.0)
-        again = stored_request(request.runs_dir, most_kernels=kernels)
+        again = stored_request(runs, most_kernels=kernels)
         found = built(again, PretendedSearch(space, by_rows), PretendedDevice(lost_between))
         assert not served_losses(found)
 

@@ -13,6 +13,7 @@ from evotune.portfolios._rule_tree import Leaf, learnt_leaves
 from evotune.portfolios.points import Point
 from evotune.problems.problem import Place
 from tests.portfolios.made_up import score
+from tests.sweeps import swept
 
 PRICE = 0.0015
 
@@ -84,7 +85,7 @@ def test_no_tree_is_better_and_no_leaf_names_a_kernel_that_lost(seed: int) -> No
             assert known is None or known.won
 
 
-@pytest.mark.parametrize("features", [1, 2, 3])
+@pytest.mark.parametrize("features", swept((1, 2, 3), lambda each: each == 2))
 def test_a_thousand_cases_take_seconds(features: int) -> None:
     rng = random.Random(0)
     points = [
@@ -101,7 +102,7 @@ def test_a_thousand_cases_take_seconds(features: int) -> None:
     assert sum(len(leaf.points) for leaf in leaves if leaf.kernel is not None) > 950
 
 
-@pytest.mark.parametrize("features", [1, 3, 7])
+@pytest.mark.parametrize("features", swept((1, 3, 7), lambda each: each == 3))
 def test_a_kernel_that_wins_between_the_borders_of_a_coarse_grid_is_served(features: int) -> None:
     """It wins where the first size is about the middle, and on both sides of a border it loses."""
     rng = random.Random(0)

@@ -35,7 +35,7 @@ def best_times_ms(name: str, evaluations: int, seeds: Sequence[int]) -> list[flo
     return times
 
 
-@pytest.mark.parametrize("evaluations", [60, 100])
+@pytest.mark.parametrize("evaluations", [60, pytest.param(100, marks=pytest.mark.soak)])
 def test_finds_faster_configurations_than_random_search(evaluations: int) -> None:
     seeds = range(6)
     optimum = recording().best_time_ms

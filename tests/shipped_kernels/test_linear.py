@@ -141,8 +141,9 @@ def test_the_model_sees_a_mistake(right: str, wrong: str, cluster: int, tmp_path
 @pytest.mark.parametrize(
     ("space", "device"),
     [
-        *(("linear", "h200"), ("linear-gelu", "h200"), ("linear-skinny", "h200")),
-        *(("linear-mma", "a100"), ("linear-mma", "l4")),
+        *(("linear", "h200"), ("linear-skinny", "h200"), ("linear-mma", "l4")),
+        pytest.param("linear-gelu", "h200", marks=pytest.mark.soak),
+        pytest.param("linear-mma", "a100", marks=pytest.mark.soak),
     ],
 )
 def test_configurations_compile(space: str, device: str, tmp_path: Path) -> None:
