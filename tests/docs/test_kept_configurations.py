@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "benchmarks" / "results"
 FILES = {
-    "attention_cuda": "attention_h?00.json",
+    "attention_cuda": "attention_[hb]*00.json",
     "attention_features": "attention_features_*.json",
     "attention_ragged": "attention_ragged_*.json",
     "showcases": "showcases_*.json",

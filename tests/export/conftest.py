@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -9,6 +10,7 @@ from evotune.backends.cpu import CpuBackend
 from evotune.engine.folder import RunFolder
 from evotune.export.exporting import export_runs
 from tests.export.making import fabricated, tiny_space
+from tests.export.runtime.registry import Registry
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,3 +50,11 @@ def attention_cpu(attention_run: RunFolder, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("package")
     export_runs([attention_run], folder, "attention_cpu_package")
     return folder / "attention_cpu_package"
+
+
+@pytest.fixture
+def registry(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A stand-in for transformers, with which the test's `package` is registered."""
+    made = Registry(monkeypatch)
+    package.register_transformers()
+    return made

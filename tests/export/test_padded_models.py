@@ -64,13 +64,6 @@ def package(folder: Path) -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.fixture
-def registry(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    made = Registry(monkeypatch)
-    package.register_transformers()
-    return made
-
-
 def bidirectional_mask_function() -> None:
     """Named as transformers' own."""
 

@@ -16,7 +16,7 @@ from evotune.export.exporting import export_runs
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from tests.export.making import fabricated
-from tests.export.runtime.calling import arguments, is_right
+from tests.export.runtime.calling import arguments, is_right, served_since
 from tests.export.runtime.packages import imported
 
 from .searching import shipped
@@ -63,14 +63,7 @@ def package(
 @pytest.fixture
 def served(package: ModuleType) -> Callable[[], int]:
     """A function that gives the number of served calls since the last time."""
-    last = package.info()["calls"]
-
-    def since() -> int:
-        nonlocal last
-        last, before = package.info()["calls"], last
-        return int(last - before)
-
-    return since
+    return served_since(package)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,3 +43,15 @@ def is_right(problem: Attention, case: Case, inputs: dict[str, torch.Tensor], fo
         bool(((output == wanted) | ((output - wanted).abs() <= limit)).all())  # -inf is its own
         for output, (wanted, limit) in zip(outputs, pairs, strict=True)
     )
+
+
+def served_since(package: ModuleType) -> Callable[[], int]:
+    """A function that gives the number of calls that the package has served since the last time."""
+    last = package.info()["calls"]
+
+    def since() -> int:
+        nonlocal last
+        last, before = package.info()["calls"], last
+        return int(last - before)
+
+    return since

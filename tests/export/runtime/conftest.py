@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.export.runtime.calling import served_since
 from tests.export.runtime.packages import attention_package, imported
-from tests.export.runtime.registry import Registry
 
 _numbers = itertools.count()
 
@@ -38,19 +38,4 @@ def opened(tmp_path: Path, binaries: Path) -> Iterator[Callable[..., ModuleType]
 def served(package: ModuleType) -> Callable[[], int]:
     """A function that gives the number of calls that a test's `package` has served since the last
     time."""
-    last = package.info()["calls"]
-
-    def since() -> int:
-        nonlocal last
-        last, before = package.info()["calls"], last
-        return int(last - before)
-
-    return since
-
-
-@pytest.fixture
-def registry(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """A stand-in for transformers, with which the test's `package` is registered."""
-    made = Registry(monkeypatch)
-    package.register_transformers()
-    return made
+    return served_since(package)
