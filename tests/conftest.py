@@ -107,3 +107,21 @@ def keep_result(request: pytest.FixtureRequest) -> KeepResult:
         _RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n")
 
     return keep
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cases that `@pytest.mark.sweep(n)` leaves to `make soak`: all but n, which are
+    spread evenly over the cases of the test."""
+    cases: dict[tuple[pytest.Item | None, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep") and not item.get_closest_marker("soak"):
+            assert isinstance(item, pytest.Function)
+            cases.setdefault((item.getparent(pytest.Module), item.originalname), []).append(item)
+    for alike in cases.values():
+        marker = alike[0].get_closest_marker("sweep")
+        assert marker is not None
+        soon = {round(place * len(alike) / marker.args[0]) for place in range(marker.args[0])}
+        for number, item in enumerate(alike):
+            if number not in soon:
+                item.add_marker(pytest.mark.soak)

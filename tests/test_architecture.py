@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import grimp
@@ -56,6 +58,16 @@ def test_only_its_own_package_imports_a_module_with_an_underscore() -> None:
         if not user.startswith(module.rpartition(".")[0])
     ]
     assert not wrong
+
+
+def test_a_worker_that_compiles_starts_without_torch_and_numpy() -> None:
+    """Each run starts one a core: NumPy and the language of expressions doubled their start."""
+    code = (
+        "import sys, evotune.execute.compile_worker; "
+        "print(*{'torch', 'numpy', 'evotune.space.language'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_module_is_short_enough_to_be_read_at_once() -> None:

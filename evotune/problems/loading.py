@@ -13,17 +13,19 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.plugins import PROBLEMS
 from evotune.problems._problem_file import ProblemFile
-from evotune.problems.attention import Attention
 from evotune.problems.problem import Problem, WrongKey
-from evotune.problems.ragged_attention import PagedAttention, RaggedAttention, VarlenAttention
 from evotune.problems.user import UserProblem
 from evotune.regular_file import read_regular
 from evotune.user_code import run_content, trust
+
+if TYPE_CHECKING:
+    from evotune.problems.attention import Attention
+    from evotune.problems.ragged_attention import RaggedAttention
 
 # --- Checks the class variables of a user's problem when its file has been read -------------------
 
@@ -163,16 +165,23 @@ def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) ->
 
 # --- Problems by name -----------------------------------------------------------------------------
 
-_PROBLEMS: dict[str, type[Attention | RaggedAttention]] = {
-    kind.name: kind for kind in (Attention, VarlenAttention, PagedAttention)
-}
-BUILT_IN = tuple(_PROBLEMS)
+BUILT_IN = ("attention", "attention_varlen", "attention_paged")
 """The problems that ship with evotune, whose baselines are PyTorch's SDPA."""
+
+
+def _built_in(name: str) -> type[Attention | RaggedAttention]:
+    # Here, since a worker that compiles needs none of them: importing them takes as long as all the
+    # rest of its start.
+    from evotune.problems.attention import Attention
+    from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
+
+    kinds = (Attention, VarlenAttention, PagedAttention)
+    return next(kind for kind in kinds if kind.name == name)
 
 
 def problem_names() -> tuple[str, ...]:
     """The names of all problems that are not in files."""
-    return tuple(sorted({*_PROBLEMS, *PROBLEMS.names()}))
+    return tuple(sorted({*BUILT_IN, *PROBLEMS.names()}))
 
 
 def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
@@ -180,7 +189,7 @@ def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
     EnvironmentProblem when an installed package has the name and cannot be loaded."""
     if is_file_reference(name):
         return load_problem(name, dtype, root)
-    problem: Any = _PROBLEMS.get(name) or PROBLEMS.load(name)
+    problem: Any = _built_in(name) if name in BUILT_IN else PROBLEMS.load(name)
     if problem is None:
         raise WrongKey(
             f"unknown problem {name!r}; known: {', '.join(problem_names())}, "

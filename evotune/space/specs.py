@@ -6,14 +6,17 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from evotune.space.language.expression import Expression
-from evotune.space.parameters import Parameter
-from evotune.space.reading.object_path import DataPath
-from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
+
+if TYPE_CHECKING:  # a worker that compiles needs none of them, and they import NumPy
+    from evotune.space.language.expression import Expression
+    from evotune.space.parameters import Parameter
+    from evotune.space.reading.object_path import DataPath
+    from evotune.space.reading.yaml_source import Position
 
 _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 

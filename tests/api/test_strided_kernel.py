@@ -107,6 +107,7 @@ def test_what_no_kernel_takes_is_one_line(kernel: Any) -> None:
     assert kernel(q, k, v).shape == q.shape
 
 
+@pytest.mark.soak
 def test_a_kernel_without_strides_takes_contiguous_tensors_only(tmp_path: Path) -> None:
     kernel = attention(tmp_path, told_strides=False)
     with pytest.raises(ValueError, match=r"q is not contiguous: call it with q\.contiguous\(\)"):

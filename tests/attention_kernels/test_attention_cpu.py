@@ -40,6 +40,7 @@ def test_the_default_bfloat16_configuration_passes_the_gate(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 targets")
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", ["x86-64", "haswell", "skylake-avx512"])
 def test_it_compiles_for_every_vector_width(tmp_path: Path, target: str) -> None:
     planner = load_setup(find_space("attention-cpu"), "cpu").planner

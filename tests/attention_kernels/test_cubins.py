@@ -15,7 +15,7 @@ from evotune.trial import Json
 from . import cubins
 
 KEPT = json.loads(cubins.PATH.read_text())
-SOON = ("attention-scalar l4 0", "attention-mma l4 0", "attention-wgmma h200 1")
+SOON = ("attention-scalar l4 0", "attention-mma l4 0")
 
 
 def _id(number: int) -> str:

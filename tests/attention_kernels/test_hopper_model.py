@@ -135,7 +135,7 @@ TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": T
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        (SMALLEST, {}),
+        pytest.param(SMALLEST, {}, marks=pytest.mark.soak),
         pytest.param(
             {"SKIP_MASKED": True, "PING_PONG": True}, {"causal": True}, marks=pytest.mark.soak
         ),
@@ -184,7 +184,7 @@ def test_tensors_may_have_any_strides(
     ("right", "wrong"),
     [
         ("out_strides.head_at(batch, of_head)", "out_strides.head_at(batch, 0)"),
-        ("problem.out_strides.further", "Strides(0, 0, HEAD_DIM).further"),
+        _later("problem.out_strides.further", "Strides(0, 0, HEAD_DIM).further"),
     ],
 )
 def test_a_wrong_stride_shows(right: str, wrong: str, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_cluster_loads_keys_once_for_all_its_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        (TWO, {"causal": True}),
+        _later(TWO, {"causal": True}),
         ({**SPLIT, "SPLIT_KV": 2, "Q_IN_REGS": True}, {"head_dim": 32}),
     ],
 )
@@ -273,7 +273,9 @@ LONG: list[dict[str, Value]] = [{"batch": 1, "heads": 1, "seq_len": 200}]
     ("values", "shapes", "problem"),
     [
         ({}, ODD, {"causal": True}),
-        ({"STAGES": 1, "VALUES_WAIT": "early", "RESCALE_LOG2": 8}, ODD, {"dtype": "bfloat16"}),
+        _later(
+            {"STAGES": 1, "VALUES_WAIT": "early", "RESCALE_LOG2": 8}, ODD, {"dtype": "bfloat16"}
+        ),
         _later(
             {"CONSUMER_WARPGROUPS": 3, "PERSISTENT": False, "BLOCK_N": 32},
             ODD,
@@ -317,7 +319,7 @@ def test_the_model_sees_mistakes_of_the_short_rung(
     [
         # A stage is loaded while it is read; the wrong parity; sums are read before they are there.
         ("wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);", "", "deadlock"),
-        ("wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);", "", "more arrivals"),
+        _later("wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);", "", "more arrivals"),
         _later("value_full(value.stage), value.parity", "value_full(value.stage), 0", "deadlock"),
         _later("      wait_products<0>();\n      pin(output);", "", "error"),
         # A wrong stride, and a wrong swizzle of the output.
@@ -341,7 +343,7 @@ def test_the_model_sees_mistakes(right: str, wrong: str, complaint: str, tmp_pat
         # A block leaves early; a block comes late; only one block gets a stage back.
         ({"CLUSTER": 2}, "    sync_cluster();  // the others", "// the others", "left"),
         _later({"CLUSTER": 2}, "    sync_cluster();\n", "    __syncthreads();\n", "nobody started"),
-        ({"CLUSTER": 2}, "arrive_in_block(empty, lane)", "arrive_in_block(empty, 0)", "dead"),
+        _later({"CLUSTER": 2}, "arrive_in_block(empty, lane)", "arrive_in_block(empty, 0)", "dead"),
     ],
 )
 def test_the_model_sees_mistakes_of_a_cluster(
@@ -358,7 +360,7 @@ def test_the_model_sees_mistakes_of_a_cluster(
     [
         # A part is left out; a warpgroup that stores nothing into Q's memory does not give it back.
         ("last - first + 1", "last - first", "error"),
-        ("(kThroughShared) {  // nothing", "(false) {  // nothing", "deadlock"),
+        _later("(kThroughShared) {  // nothing", "(false) {  // nothing", "deadlock"),
     ],
 )
 def test_the_model_sees_mistakes_of_a_shared_tail(

@@ -71,6 +71,7 @@ def between_waits(
     return found
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("causal", [False, True])
 def test_exponentials_run_under_the_values_of_the_block_before(
     causal: bool, tmp_path: Path
@@ -81,6 +82,7 @@ def test_exponentials_run_under_the_values_of_the_block_before(
     assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * 2
 
 
+@pytest.mark.soak
 def test_weights_are_packed_there_too_when_they_have_a_second_set(tmp_path: Path) -> None:
     """Each loop has two steps, and one more may be left over."""
     stretches = between_waits({"WEIGHT_SETS": 2}, tmp_path)

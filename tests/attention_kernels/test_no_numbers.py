@@ -77,11 +77,11 @@ def _later(*values: object) -> ParameterSet:
 @pytest.mark.parametrize(
     ("prepare", "kernel", "values"),
     [
-        (before_hopper, "attention-scalar", {}),
+        _later(before_hopper, "attention-scalar", {}),
         _later(before_hopper, "attention-wmma", {}),
         (before_hopper, "attention-mma", before.SMALL),
         _later(before_hopper, "attention-mma", SPLIT),
-        (on_hopper, "tma", after.TMA),
+        _later(on_hopper, "tma", after.TMA),
         _later(on_hopper, "wgmma", after.SMALLEST),
         (on_hopper, "wgmma", BY_MULTIPLY_ADDS),
         _later(on_hopper, "wgmma", {**BY_MULTIPLY_ADDS, "SPLIT_KV": 2}),
@@ -100,7 +100,7 @@ def test_a_gpu_rung_loses_none(
 @pytest.mark.parametrize(
     ("space", "values", "shape"),
     [
-        ("attention_varlen", varlen.LEVELS, varlen.SHORT),
+        _later("attention_varlen", varlen.LEVELS, varlen.SHORT),
         ("attention_varlen_wgmma", varlen_wgmma.ONE, {**varlen.SHORT, "head_dim": 64}),
         ("attention_paged", paged.SMALL, {**paged.DECODE, "page_size": 16}),
     ],
@@ -121,9 +121,9 @@ def test_a_gpu_kernel_for_ragged_batches_loses_no_nan(
     ("space", "changed"),
     [
         ("attention-cpu", "qk"),
-        ("attention-scalar-cpu", "qk"),
-        ("attention-features-simd-cpu", ["q", "k", "sinks"]),
-        ("attention-varlen-cpu", "qk"),
+        _later("attention-scalar-cpu", "qk"),
+        _later("attention-features-simd-cpu", ["q", "k", "sinks"]),
+        _later("attention-varlen-cpu", "qk"),
         ("attention-paged-cpu", "q"),
     ],
 )

@@ -57,7 +57,7 @@ def share(
     ("values", "shape", "causal"),
     [
         (SMALL, {**DECODE, "page_size": 16}, True),
-        (OWN, {**DECODE, "page_size": 1}, True),
+        _later(OWN, {**DECODE, "page_size": 1}, True),
         _later(LARGE, {**SEVERAL, "page_size": 64}, True),
         _later(OWN, {**SEVERAL, "page_size": 256, "longest": 400}, False),
         _later(SMALL, {**SEVERAL, "page_size": 5}, True),

@@ -121,8 +121,8 @@ def _spoil(inputs: Tensors, sequence: int) -> slice:
 @pytest.mark.parametrize(
     ("values", "lengths", "problem"),
     [
-        (TWO, FEW, {}),
-        (ONE, FEW, {"dtype": "bfloat16", "causal": False}),
+        _later(TWO, FEW, {}),
+        _later(ONE, FEW, {"dtype": "bfloat16", "causal": False}),
         (PACKED, FEW, {"heads": (8, 2)}),
         _later(TWO, ODD, {"causal": False, "dtype": "bfloat16"}),
         _later(TWO, ODD, {"most_blocks": 1}),
@@ -150,7 +150,7 @@ def test_more_sequences_than_a_warp_has_lanes(tmp_path: Path) -> None:
     ("right", "wrong", "complaint"),
     [
         # Values behind a sequence stay as they are; its rows are stored one too far.
-        ("store_zeros_16(at + byte)", "", "error"),
+        _later("store_zeros_16(at + byte)", "", "error"),
         ("if (query < place.seq_len_q())", "if (query <= place.seq_len_q())", "written"),
         _later("if (place.query_of(group, 63) >= place.seq_len_q())", "if (false)", "written"),
         # The keys of another sequence; a mask from the first row on; the next tile's keys.

@@ -97,7 +97,7 @@ ONE_WARP: dict[str, Value] = {**SMALL, "BLOCK_M": 16, "WARPS_Q": 1}
     [
         (SMALL, ALONE, True),
         _later({**ONE_WARP, "WARPS_KV": 2, "TILE_ORDER": "by_head_descending"}, ALONE, False),
-        ({**ONE_WARP, "SPLIT_KV": 2, "TILE_ORDER": "by_head"}, ALONE, True),
+        _later({**ONE_WARP, "SPLIT_KV": 2, "TILE_ORDER": "by_head"}, ALONE, True),
         _later({**ONE_WARP, "SPLIT_KV": 3, "MERGE": "kernel"}, ALONE, False),
         _later({**ONE_WARP, "PERSISTENT": 1, "TILE_ORDER": "by_row_descending"}, ALONE, True),
         _later({**ONE_WARP, "PACK_GQA": True}, GROUPED, True),
@@ -124,7 +124,7 @@ GROUPED_VIEWS: list[dict[str, Value]] = [
 @pytest.mark.parametrize(
     ("values", "shapes", "causal"),
     [
-        (SMALL, VIEWS, True),
+        _later(SMALL, VIEWS, True),
         ({**ONE_WARP, "PACK_GQA": True, "SPLIT_KV": 2, "MERGE": "kernel"}, GROUPED_VIEWS, False),
         _later({**ONE_WARP, "PERSISTENT": 2, "TILE_ORDER": "by_head"}, GROUPED_VIEWS, False),
         _later({**ONE_WARP, "WARPS_KV": 2, "TILE_ORDER": "by_head_descending"}, VIEWS, False),
@@ -166,7 +166,7 @@ WMMA: dict[str, Value] = {
     ("values", "shapes", "causal"),
     [
         (WMMA, ALONE, True),
-        ({**WMMA, "BLOCK_M": 16, "EPILOGUE": "registers", "SWIZZLE": "tile"}, GROUPED, False),
+        _later({**WMMA, "BLOCK_M": 16, "EPILOGUE": "registers", "SWIZZLE": "tile"}, GROUPED, False),
         _later(
             {**WMMA, "PRODUCER_WARPS": 1, "EPILOGUE": "registers", "VEC_WIDTH": 4}, GROUPED, True
         ),
@@ -180,7 +180,7 @@ def test_wmma_reads_and_writes_where_it_should(
     assert not list(complaints(tmp_path, "attention-wmma", values, shapes, causal=causal))
 
 
-@pytest.mark.parametrize("shapes", [ALONE, GROUPED])
+@pytest.mark.parametrize("shapes", [_later(ALONE), GROUPED])
 def test_scalar_reads_and_writes_where_it_should(
     shapes: Sequence[Mapping[str, Value]], tmp_path: Path
 ) -> None:
@@ -192,8 +192,8 @@ def test_scalar_reads_and_writes_where_it_should(
     ("right", "wrong"),
     [
         ("head * problem.group + row % problem.group", "head * problem.group"),
-        ("PACK_GQA || problem.group == 1 ? head : head / problem.group", "0"),
-        (
+        _later("PACK_GQA || problem.group == 1 ? head : head / problem.group", "0"),
+        _later(
             "* problem.seq_len_q + row / problem.group)",
             "* problem.seq_len_k + row / problem.group)",
         ),

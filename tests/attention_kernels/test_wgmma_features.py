@@ -93,7 +93,7 @@ def _later(*values: object) -> Any:
     ("variant", "shape", "values"),
     [
         (ALL, LATE, ONE),
-        ({"softcap": 30.0}, SHORT, TWO),
+        _later({"softcap": 30.0}, SHORT, TWO),
         _later({**RIGHT, "softcap": 30.0, "sinks": True}, SHORT, {**ONE, "RESCALE_LOG2": 8}),
         _later({"softcap": 30.0, "window_left": 40}, SHORT, SPLIT),
         _later({"softcap": 300.0, "sinks": True}, SHORT, {**TWO, "RESCALE_LOG2": 8}),
@@ -110,7 +110,7 @@ def _later(*values: object) -> Any:
         _later({**RIGHT}, LATE, TWO),
         _later({"softcap": 5.0, "lse": True, "sinks": True}, SHORT, TAIL),
         _later({"alibi": True, "sinks": True}, SHORT, {**ONE, "RESCALE_LOG2": 8}),
-        ({**ALIBI, **RIGHT, "sinks": True, "lse": True}, LATE, {**ONE, **RIDES}),
+        _later({**ALIBI, **RIGHT, "sinks": True, "lse": True}, LATE, {**ONE, **RIDES}),
         _later({**ALIBI, "sinks": True, "lse": True}, SHORT, {**TWO, **RIDES, "RESCALE_LOG2": 8}),
         _later({**ALIBI, "window_left": 40, "lse": True}, SHORT, {**SPLIT, **RIDES}),
         _later(ALIBI, SHORT, {**CLUSTER, **RIDES, "Q_IN_REGS": True}),
@@ -118,8 +118,7 @@ def _later(*values: object) -> Any:
         ({"score_mod": LINEAR, "lse": True}, SHORT, {**ONE, **RIDES}),
         _later({**RIGHT, "score_mod": "score + 0.05 * column"}, LATE, {**TWO, **RIDES}),
         _later({"score_mod": LINEAR, "sinks": True}, SHORT, {**SPLIT, **RIDES}),
-        *(({"score_mod": mod}, SHORT, {**ONE, **RIDES}) for mod in NOT_LINEAR[:1]),
-        *(_later({"score_mod": mod}, SHORT, {**ONE, **RIDES}) for mod in (MOD, *NOT_LINEAR[1:])),
+        *(_later({"score_mod": mod}, SHORT, {**ONE, **RIDES}) for mod in (MOD, *NOT_LINEAR)),
         _later({"score_mod": "score * 0.5"}, SHORT, {**ONE, **RIDES}),
         _later({"score_mod": "score - 3 if row < column else score"}, SHORT, {**ONE, **RIDES}),
         _later({"alibi": True}, SHORT, {**ONE, **RIDES}),
@@ -184,6 +183,7 @@ def test_bits_do_not_depend_on_left_overs_in_shared_memory(values: Values, tmp_p
     assert not depends_on_shared_memory(job, planner.problem, launch)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("variant", "values"),
     [
@@ -227,7 +227,7 @@ def test_other_head_sizes_are_right(head_dim: int, tmp_path: Path) -> None:
     ("variant", "shape", "values"),
     [
         ({"causal": True, "window_left": 23}, SHORT, TWO),
-        ({"causal": True}, SHORT, {**TWO, "SKIP_MASKED": True}),
+        _later({"causal": True}, SHORT, {**TWO, "SKIP_MASKED": True}),
         _later({"causal": True}, SHORT, {**TWO, "SKIP_MASKED": False}),
         _later({}, LATE, {**ONE, "OVERLAP": False}),
         _later({}, {**SHORT, "seq_len": 40}, {**ONE, "Q_IN_REGS": True}),

@@ -97,6 +97,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.soak
 def test_a_backend_in_one_file_needs_no_change_elsewhere(machine: Machine) -> None:
     install(machine.site, "toy", {"toy.py": HERE / "toy.py"}, {"backends toy": "toy:BACKEND"})
     (machine.work / "problem.py").write_text((HERE / "outside/problem.py").read_text())
@@ -140,7 +141,9 @@ def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -
     assert "expected auto, cpu, cuda:N, toy or one of l4" in unknown.stderr
 
 
-def test_a_broken_package_stops_only_who_needs_it(machine: Machine) -> None:
+@pytest.fixture
+def broken(machine: Machine) -> Machine:
+    """A machine with a package whose objects cannot be loaded."""
     points = {
         "backends toy": "broken:BACKEND",
         "problems doubling": "broken:Doubling",
@@ -151,19 +154,32 @@ def test_a_broken_package_stops_only_who_needs_it(machine: Machine) -> None:
         "hollow.py": "class Flood: pass\n",
     }
     install(machine.site, "outside", modules, points)
-    why = "of the package outside cannot be loaded: RuntimeError: cannot be imported; fix: "
-    machine.space("doubling", "flood")
-    refused = machine.evotune("check", "space.yaml", "--trust")
+    return machine
+
+
+WHY = "of the package outside cannot be loaded: RuntimeError: cannot be imported; fix: "
+
+
+def test_who_needs_a_broken_package_is_told(broken: Machine) -> None:
+    broken.space("doubling", "flood")
+    refused = broken.evotune("check", "space.yaml", "--trust")
     assert refused.returncode == 2
     assert "expected 'cpp', 'cuda' or 'triton', found 'toy'" in refused.stderr
-    assert f"the backend 'toy' {why}" in refused.stderr
-    fine = machine.evotune("check", "softmax-cpu", "--no-compile")
+    assert f"the backend 'toy' {WHY}" in refused.stderr
+
+
+@pytest.mark.soak
+def test_a_broken_package_stops_only_who_needs_it(broken: Machine) -> None:
+    fine = broken.evotune("check", "softmax-cpu", "--no-compile")
     assert (fine.returncode, "outside" in fine.stderr) == (0, False)
-    shipped = machine.evotune("run", "softmax-cpu", "--strategy", "flood", "--trials", "1")
+    shipped = broken.evotune("run", "softmax-cpu", "--strategy", "flood", "--trials", "1")
     assert (shipped.returncode, shipped.stderr.count("\n")) == (3, 1)
     assert "the strategy 'flood' of the package outside" in shipped.stderr
     assert "hollow:Flood has no ask, no tell; fix" in shipped.stderr
-    listed = machine.evotune("list")
+
+
+def test_a_broken_package_is_named_in_the_list(broken: Machine) -> None:
+    listed = broken.evotune("list")
     assert listed.returncode == 0
-    assert f"the problem 'doubling' {why}" in listed.stderr
+    assert f"the problem 'doubling' {WHY}" in listed.stderr
     assert "softmax-cpu" in listed.stdout

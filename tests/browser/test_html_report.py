@@ -105,16 +105,24 @@ def type_filter(browser: chromium.Browser, text: str) -> None:
     )
 
 
-def test_every_section_draws_in_light_dark_and_on_a_phone(
-    browser: chromium.Browser, page: Path
+def every_section_draws(browser: chromium.Browser, page: Path, width: int, *, dark: bool) -> None:
+    browser.look(width=width, dark=dark)
+    browser.open(page)
+    assert draw_all(browser) == 10  # seven charts and one for each of three parameters
+    theme = browser.evaluate("document.documentElement.dataset.theme")
+    assert theme == ("dark" if dark else "light")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.soak), True])
+def test_every_section_draws_in_light_and_dark(
+    browser: chromium.Browser, page: Path, dark: bool
 ) -> None:
-    for width, dark in ((1280, False), (1280, True), (390, False)):
-        browser.look(width=width, dark=dark)
-        browser.open(page)
-        assert draw_all(browser) == 10  # seven charts and one for each of three parameters
-        theme = browser.evaluate("document.documentElement.dataset.theme")
-        assert theme == ("dark" if dark else "light")
-        assert browser.evaluate("document.documentElement.scrollWidth") == width
+    every_section_draws(browser, page, 1280, dark=dark)
+
+
+def test_every_section_draws_on_a_phone_in_its_place(browser: chromium.Browser, page: Path) -> None:
+    every_section_draws(browser, page, 390, dark=False)
     headings = browser.evaluate(
         "[...document.querySelectorAll('section > h2')].map((e) => e.textContent)"
     )
@@ -313,6 +321,7 @@ def test_a_figure_that_no_fresh_process_confirmed_does_not_look_like_a_result(
     assert "flags" not in browser.evaluate("document.querySelector('.datatable thead').textContent")
 
 
+@pytest.mark.soak
 def test_a_sample_says_that_it_is_one(tmp_path: Path, browser: chromium.Browser) -> None:
     browser.errors.clear()
     outcomes = [

@@ -68,7 +68,7 @@ def test_each_gene_is_changed_alone_and_the_rows_are_kept_for_the_report(
     ablate: Ablate, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = _watched(monkeypatch)
-    with brief_confirmations(processes=2):
+    with brief_confirmations():
         result = ablate("--format", "json")
     assert result.exit_code == 0, result.stderr
     itself, *rows = json.loads(result.stdout)
@@ -169,6 +169,7 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return events
 
 
+@pytest.mark.soak
 def test_an_interrupted_ablation_goes_on_where_it_ended(
     ablate: Ablate, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_sample_has_the_default(sound: Path, tmp_path: Path) -> None:
     assert "the default: " in out
 
 
+@pytest.mark.soak
 def test_a_space_compiles_where_its_default_is_not_valid(sound: Path, tmp_path: Path) -> None:
     more = "constraints: [THREADS <= device.threads_per_block]\n"
     more += "default: {FAULT: none, SPLIT: 1, THREADS: 2048, SHARED_KIB: 0}\n"
@@ -74,6 +75,7 @@ def test_a_space_compiles_where_its_default_is_not_valid(sound: Path, tmp_path: 
     assert "the default is not valid: THREADS <= device.threads_per_block" in out
 
 
+@pytest.mark.soak
 def test_all_figures_are_in_jsonl(sound: Path, tmp_path: Path) -> None:
     code, _, err = evotune(
         "compile", sound, "--device", "h200", "--all", "--format", "jsonl", "-o", "all.jsonl",
@@ -100,6 +102,7 @@ def test_all_figures_are_in_jsonl(sound: Path, tmp_path: Path) -> None:
     assert "18 rejected before compiling" in err
 
 
+@pytest.mark.soak
 def test_a_kernel_that_does_not_compile_ends_with_1(tmp_path: Path) -> None:
     text = SPACE.read_text().replace("none, compile_error, endless,", "none, compile_error,")
     text = text.replace("[0, 64, 200]", "[0]")
@@ -112,6 +115,7 @@ def test_a_kernel_that_does_not_compile_ends_with_1(tmp_path: Path) -> None:
     assert str(SPACE.parent) not in out
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -122,6 +122,7 @@ def test_a_mistake_is_one_line_with_its_exit_code(
     assert not (tmp_path / "pkg").exists()
 
 
+@pytest.mark.soak
 def test_runs_that_have_nothing_to_export_say_so(invoke: Invoke, tmp_path: Path) -> None:
     run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=5)
     done = invoke("export", "latest", "-o", "pkg")
@@ -137,6 +138,7 @@ def test_runs_that_have_nothing_to_export_say_so(invoke: Invoke, tmp_path: Path)
     assert "is not the code that was measured" in done.stderr
 
 
+@pytest.mark.soak
 def test_runs_of_several_devices_make_no_package(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

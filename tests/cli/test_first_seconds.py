@@ -21,7 +21,7 @@ from .conftest import ROOT, Invoke, start
 
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
 INTERRUPTED = 130
-_STEPS = 8
+_SOAK = pytest.mark.soak
 
 
 def _arguments(command: str) -> tuple[str, ...]:
@@ -41,9 +41,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["check", "run", pytest.param("report", marks=pytest.mark.soak)]
+    ("command", "steps"),
+    [
+        ("check", 4),
+        ("run", 4),
+        *(pytest.param(command, 8, marks=_SOAK) for command in ("check", "run", "report")),
+    ],
 )
-def test_an_interrupted_command_ends_with_130_and_no_traceback(folder: Path, command: str) -> None:
+def test_an_interrupted_command_ends_with_130_and_no_traceback(
+    folder: Path, command: str, steps: int
+) -> None:
     started_s = time.monotonic()
     whole = start(*_arguments(command), cwd=folder)
     _, errors = whole.communicate(timeout=300)
@@ -51,9 +58,9 @@ def test_an_interrupted_command_ends_with_130_and_no_traceback(folder: Path, com
     whole_s = time.monotonic() - started_s
     shutil.rmtree(folder / "made", ignore_errors=True)
     codes = []
-    for step in range(_STEPS):
+    for step in range(steps):
         process = start(*_arguments(command), cwd=folder)
-        time.sleep(whole_s * (step / _STEPS) ** 2)  # most signals arrive during imports
+        time.sleep(whole_s * (step / steps) ** 2)  # most signals arrive during imports
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
         codes.append(process.returncode)
@@ -148,7 +155,13 @@ def compiling(
         process.communicate()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGINT,
+        *(pytest.param(each, marks=_SOAK) for each in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_ends_compile_and_its_folder(
     compiling: Callable[[], subprocess.Popen[str]], tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -159,6 +172,7 @@ def test_a_signal_ends_compile_and_its_folder(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.soak
 def test_the_folder_of_a_killed_compile_goes_with_the_next_one(
     compiling: Callable[[], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def on_screen(*parameters: int) -> tuple[list[str], list[str]]:
     return [line.rstrip() for line in screen.display], [line.rstrip() for line in above]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("parameters", [(2, 40), (40, 2), (100, 100)])
 def test_the_screen_holds_the_last_panel_and_no_line_of_an_earlier_one(
     parameters: tuple[int, ...],

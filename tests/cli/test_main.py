@@ -14,6 +14,7 @@ import evotune
 from evotune.cli import main
 from evotune.cli.tables import text_table
 from evotune.trial import OutcomeKind
+from tests.sweeps import swept
 
 from .conftest import ROOT, Invoke, start
 
@@ -224,7 +225,7 @@ def test_a_full_disk_is_one_line_of_the_help_too(tmp_path: Path, option: str) ->
     assert (done.returncode, done.stderr) == (3, "error: No space left on device\n")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", swept((">&-", "2>&-", "<&- >&- 2>&-"), "<&- >&- 2>&-".__eq__))
 def test_a_standard_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
     make_run(tmp_path / "runs", [ok(1.0)])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

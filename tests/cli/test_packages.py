@@ -52,8 +52,8 @@ def recorded(tmp_path: Path) -> Path:
     return make_run(tmp_path / "runs", [ok(1.2)]).path
 
 
-SOON = {"click", "msgspec", "plotly", "torch"}
-"""Needed by every command, by all that read runs, by the report, and by no report."""
+SOON = {"click", "msgspec", "torch"}
+"""Needed by every command, by all that read runs, and by no report."""
 
 
 @pytest.mark.parametrize("name", swept(REQUIRED, lambda name: name in SOON))

@@ -274,14 +274,14 @@ def test_an_error_behind_what_needs_pytorch_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("method", "body", "line"),
     [
-        pytest.param(*each, marks=() if each in NEEDS_PYTORCH[2:4] else pytest.mark.soak)
+        pytest.param(*each, marks=() if each == NEEDS_PYTORCH[3] else pytest.mark.soak)
         for each in NEEDS_PYTORCH
     ],
 )
 def test_what_needs_pytorch_is_told_by_check_and_leaves_no_run(
     invoke: Invoke, folder: Path, command: str, *, method: str, body: str, line: str
 ) -> None:
-    """An exit and a wrong result; `make soak` takes all."""
+    """A wrong result; `make soak` takes all."""
     _spoil(folder, method, body)
     _expect(invoke(command, "space.yaml"), line)
     assert not list(folder.glob("runs/*"))
@@ -328,7 +328,7 @@ def test_a_mistake_in_the_class_or_the_file_is_told_with_its_line(
         ("torch:egaer", True, "torch:eager"),
         pytest.param("torch:compild", True, "torch:compiled", marks=pytest.mark.soak),
         pytest.param("trch:best", False, "torch:best", marks=pytest.mark.soak),
-        ("torch:compiled", False, ""),
+        pytest.param("torch:compiled", False, "", marks=pytest.mark.soak),
         pytest.param("fa4", True, "", marks=pytest.mark.soak),
     ],
 )
@@ -350,7 +350,7 @@ def test_a_misspelt_baseline_is_told_with_those_of_the_problem(
     assert result.stderr.splitlines()[-1].endswith(line)
 
 
-@pytest.mark.parametrize("rows", [40, 1 << 23])
+@pytest.mark.parametrize("rows", [40, pytest.param(1 << 23, marks=pytest.mark.soak)])
 def test_a_baseline_that_the_sizes_of_a_run_have_is_no_mistake(
     invoke: Invoke, folder: Path, rows: int
 ) -> None:
@@ -364,6 +364,7 @@ def test_a_baseline_that_the_sizes_of_a_run_have_is_no_mistake(
     assert invoke("check", "space.yaml", "--no-compile").exit_code == 0
 
 
+@pytest.mark.soak
 def test_on_another_device_a_problem_may_have_baselines_of_its_own(folder: Path) -> None:
     """The names that `baselines_of` gives on a CPU say nothing of a GPU."""
     problem = create_problem("problem.py:Scale", "float32", folder)

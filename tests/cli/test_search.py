@@ -98,6 +98,7 @@ def test_a_run_without_a_valid_candidate_ends_with_1(invoke: Invoke, tmp_path: P
     assert "resume:" not in result.stderr  # every configuration was tried
 
 
+@pytest.mark.soak
 def test_a_run_without_a_valid_candidate_asks_for_a_new_run(invoke: Invoke, tmp_path: Path) -> None:
     invoke("init", "mine")
     (tmp_path / "mine" / "mine.cpp").write_text("no code")

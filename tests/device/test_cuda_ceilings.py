@@ -124,6 +124,7 @@ def test_the_reason_of_a_failed_measurement_need_not_be_utf8(
         _ceilings._measure(_profiles.named("h200"), os.environ, bfloat=False)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("arch", "bfloat"),
     [

@@ -59,6 +59,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("source", RIGHT)
 def test_a_right_kernel_compiles_to_what_it_was_without_the_check(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch

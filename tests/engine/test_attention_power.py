@@ -34,23 +34,38 @@ def benchmark(
     return module
 
 
-def measured(
-    benchmark: ModuleType, folder: Path, libraries: tuple[str, ...], see: Callable[[Session], None]
-) -> tuple[Any, dict[str, Any], int]:
+@pytest.fixture(scope="module")
+def paths(
+    benchmark_module: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The code that `measured` times, compiled once for all tests."""
+    module = benchmark_module("attention_power")
+    return module.build_all([row_of(module)], tmp_path_factory.mktemp("built"))
+
+
+def row_of(benchmark: ModuleType) -> Any:
     problem = {"dtype": "float32", "shapes": [SHAPE], "variants": [{"causal": True}]}
-    row = benchmark.row_of("attention_cpu", problem, {}, baseline="sdpa:math", device="cpu")
+    return benchmark.row_of("attention_cpu", problem, {}, baseline="sdpa:math", device="cpu")
+
+
+def measured(
+    benchmark: ModuleType,
+    paths: dict[str, Path],
+    libraries: tuple[str, ...],
+    see: Callable[[Session], None],
+) -> tuple[Any, dict[str, Any], int]:
+    row = row_of(benchmark)
     session = open_session(row.profile)
     see(session)
     heated = []
     bench = benchmark.Bench(session, row.problem, lambda: heated.append(1))
-    paths = benchmark.build_all([row], folder)
     return row, bench.measure(row, paths, libraries), len(heated)
 
 
 def test_a_champion_is_timed_hot_and_cool_against_each_rival(
-    benchmark: ModuleType, tmp_path: Path
+    benchmark: ModuleType, paths: dict[str, Path]
 ) -> None:
-    row, found, heated = measured(benchmark, tmp_path, ("fa4",), lambda session: None)
+    row, found, heated = measured(benchmark, paths, ("fa4",), lambda session: None)
     assert [(each["against"], each["manner"]) for each in found["pairs"]] == [
         ("sdpa:math", "hot"),
         ("sdpa:math", "cool"),
@@ -67,7 +82,7 @@ def test_a_champion_is_timed_hot_and_cool_against_each_rival(
 
 
 def test_the_memory_of_launches_is_kept_while_they_are_timed(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launch has addresses alone: freed memory would go to others."""
     buffers: list[weakref.ref[Any]] = []
@@ -85,12 +100,12 @@ def test_the_memory_of_launches_is_kept_while_they_are_timed(
 
     monkeypatch.setattr(benchmark.CaseTimer, "place", placed)
     monkeypatch.setattr(benchmark, "measure_paired", measure_paired)
-    _, found, _ = measured(benchmark, tmp_path, (), lambda session: None)
+    _, found, _ = measured(benchmark, paths, (), lambda session: None)
     assert len(found["pairs"]) == 4
 
 
 def test_a_device_at_its_power_limit_rests_longer(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "MOST_REST_S", 0.01)
 
@@ -100,7 +115,7 @@ def test_a_device_at_its_power_limit_rests_longer(
 
         monkeypatch.setattr(session, "state", state)
 
-    row, found, _ = measured(benchmark, tmp_path, (), limited)
+    row, found, _ = measured(benchmark, paths, (), limited)
     rests_ms = [each["rest_ms"] for each in found["pairs"] if each["manner"] == "cool"]
     assert rests_ms == pytest.approx([9.0, 9.0])
     data = {"device": row.profile.name, "date": "then", "rows": [found]}
@@ -108,13 +123,13 @@ def test_a_device_at_its_power_limit_rests_longer(
 
 
 def test_a_kernel_with_wrong_results_is_not_timed(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(session: Session) -> None:
         monkeypatch.setattr(session, "bind", lambda *_: lambda: None)
 
     with pytest.raises(ValueError, match=r"\(1,2,64,64\) causal: "):
-        measured(benchmark, tmp_path, (), broken)
+        measured(benchmark, paths, (), broken)
 
 
 def test_each_row_of_the_results_has_both_layouts_where_the_kernel_takes_them(

@@ -7,17 +7,23 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from report.runs import make_run, ok
 
 from evotune.cli.main import application
 from evotune.cli.progress import PlainProgress
+from evotune.engine import environment
+from evotune.engine._space_files import snapshot
 from evotune.engine.folder import RunFolder, list_runs
+from evotune.engine.observer import SilentObserver
 from evotune.engine.setup import load_setup
-from evotune.engine.starting import stored_options
+from evotune.engine.starting import resume_run, stored_options
+from evotune.execute.executor import TIMED
+from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
@@ -103,22 +109,51 @@ def test_what_the_space_says_is_tried_first(space: Path, tmp_path: Path) -> None
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/empty.cpp").write_text('extern "C" void attention_forward() {}')
     space.write_text(NOTHING_DONE)
-    for words in (("run", str(space), "--device", "cpu", "--trials", "2"), ("resume", "latest")):
-        more = () if words[0] == "run" else ("--trials", "5")
-        subprocess.run(evotune(*words, *more), cwd=tmp_path, check=False, timeout=120)
-    (run,) = list_runs(tmp_path / "runs")
+    run = run_here(space, tmp_path / "runs", device="cpu", trials=2)
+    resume_run(run, SilentObserver(), trials=5)
     tried = [tuple(dict(trial.configuration).values()) for trial in history(run)]
     assert tried[:3] == [(1, 1), (3, 1), (2, 2)]
     assert len({*tried}) == 5
 
 
+def searched(space: Path, runs_dir: Path) -> RunFolder:
+    """A run that has confirmed one of its two trials, made without running anything."""
+    setup = load_setup(space, "cpu")
+    labels = [case.label for case in setup.cases[TIMED]]
+    first, second = ok(2.0, cases=labels), ok(1.5, cases=labels)
+    values = dict(setup.space.default())
+    run = make_run(
+        runs_dir,
+        [first, second],
+        confirmations={0: first},
+        configurations={0: values, 1: {**values, "BLOCK_N": 32}},
+        environment=json.dumps(environment.describe(setup.profile, (), setup.languages)),
+        meta={
+            "space": setup.name,
+            "device": setup.profile.to_json(),
+            "baselines": {"chosen": dict.fromkeys(labels, "sdpa:math")},
+            "settings": RunOptions(trials=2, champions=1).to_json(),
+        },
+    )
+    run.sources.mkdir()
+    with RunStore.open_for_writing(run.store) as store:
+        snapshot(run, setup.files)
+        store.set_meta("space_file", setup.space_file)
+    return run
+
+
+def searches(space: Path, runs_dir: Path) -> RunFolder:
+    return run_here(space, runs_dir, device="cpu", trials=3, champions=1)
+
+
+@pytest.mark.parametrize("make", [searched, pytest.param(searches, marks=pytest.mark.soak)])
 def test_more_champions_are_confirmed_later_and_the_first_one_is_not_again(
-    space: Path, tmp_path: Path
+    space: Path, tmp_path: Path, make: Callable[[Path, Path], RunFolder]
 ) -> None:
     notes: list[str] = []
     space.write_text(SPACE.replace("[{causal: false}, {causal: true}]", "[{causal: true}]"))
     with brief_confirmations():
-        run = run_here(space, tmp_path / "runs", device="cpu", trials=3, champions=1)
+        run = make(space, tmp_path / "runs")
         with RunStore.open_for_reading(run.store) as store:
             ((first, outcome),) = store.confirmations().items()
         with pytest.MonkeyPatch.context() as patch:

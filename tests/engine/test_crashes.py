@@ -60,6 +60,7 @@ def _check_acknowledged(
     return now
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_run_killed_at_a_commit_boundary_loses_no_outcome_and_measures_none_twice(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path, point: str
@@ -85,8 +86,9 @@ def test_a_run_killed_at_a_commit_boundary_loses_no_outcome_and_measures_none_tw
     assert history(run) == history(unbroken)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
-    "point", ["outcome about to be stored", "outcome stored", "snapshot saved"]
+    "point", ["snapshot saved", "outcome about to be stored", "outcome stored"]
 )
 def test_a_run_killed_again_while_it_resumes_ends_with_the_same_history(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path, point: str
@@ -142,8 +144,8 @@ def _kill_at_random(
 def test_a_run_killed_at_random_moments_ends_with_the_same_history(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path
 ) -> None:
-    counts = _kill_at_random(forker, space, unbroken, tmp_path, kills=8)
-    assert counts["kills"] == 8
+    counts = _kill_at_random(forker, space, unbroken, tmp_path, kills=3)
+    assert counts["kills"] == 3
 
 
 @pytest.mark.soak

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from execute.faulty import space_text
+from execute.faulty import run_of, space_text
 
-from evotune.engine.folder import create_folder, quarantine
+from evotune.engine.folder import RunFolder, create_folder, quarantine
 from evotune.trial import QUARANTINED, Configuration, Outcome, OutcomeKind, Trial
 
 from .runs import run_here
@@ -41,14 +42,27 @@ def test_nothing_but_json_gets_into_the_script(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
 
 
+def quarantined(space: Path, runs_dir: Path) -> RunFolder:
+    """A run with a configuration in quarantine, made without running anything."""
+    run = run_of(space, runs_dir, {"FAULT": "exit"})
+    outcome = Outcome(OutcomeKind.WORKER_LOST, flags=(QUARANTINED,))
+    quarantine(run.quarantine, Trial(0, Configuration({"FAULT": "exit"}), outcome))
+    return run
+
+
+def quarantines(space: Path, runs_dir: Path) -> RunFolder:
+    return run_here(space, runs_dir, trials=2, champions=0)
+
+
+@pytest.mark.parametrize("make", [quarantined, pytest.param(quarantines, marks=pytest.mark.soak)])
 def test_a_quarantined_configuration_is_reproduced_by_its_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path, Path], RunFolder]
 ) -> None:
     monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
     space = tmp_path / "deadly.yaml"
     space.write_text(SPACE)
-    run_here(space, tmp_path / "runs", trials=2, champions=0)
+    make(space, tmp_path / "runs")
     (script,) = tmp_path.glob("runs/*/quarantine/trial-*.sh")
     alone = subprocess.run(["sh", script], capture_output=True, text=True, timeout=120, check=False)
     assert alone.returncode == 1, alone.stderr

@@ -17,7 +17,7 @@ from evotune.execute.executor import Proposal
 from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
+from evotune.trial import QUARANTINED, Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .runs import RECORDING
 
@@ -76,6 +76,7 @@ def run_loop(
     stop: bool = False,
     name: str = "evolution",
     executor: ShufflingExecutor | None = None,
+    quarantined: Path | None = None,
     **budget: Json,
 ) -> tuple[list[Trial], WatchedStrategy, str]:
     recording = read_recorded_space(RECORDING)
@@ -94,11 +95,13 @@ def run_loop(
             searched_s=0.0,
             stop=lambda: stop and store.count() >= 40,
             observer=SilentObserver(),
+            quarantined=quarantined,
         )
         return_reason = loop.run()
         return list(store.trials()), strategy, return_reason
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("lookahead", [0, 1, 7, 40])
 def test_each_proposal_sees_exactly_the_outcomes_before_the_lookahead(
     tmp_path: Path, lookahead: int
@@ -136,6 +139,14 @@ def test_a_contender_would_become_an_elite(tmp_path: Path) -> None:
                 least.append(best[-1])
     assert executor.contenders == least
     assert least == sorted(least)
+
+
+def test_quarantined_trials_leave_scripts(tmp_path: Path) -> None:
+    lost = Outcome(OutcomeKind.WORKER_LOST, flags=(QUARANTINED,))
+    folder = tmp_path / "quarantine"
+    executor = ShufflingExecutor(lambda configuration: lost, 1)
+    run_loop(tmp_path / "store.sqlite", 1, trials=3, executor=executor, quarantined=folder)
+    assert {path.name for path in folder.glob("*.sh")} == {f"trial-{n}.sh" for n in range(3)}
 
 
 def test_a_space_that_is_used_up_ends_the_run(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_only_known_compiler_options_are_taken(tmp_path: Path, option: str) -> N
         load_setup(space, "cpu")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("content", ["", '{"device": {', "[]", "{}", '{"device": 7}'])
 def test_a_run_that_lost_its_environment_is_resumed_only_on_request(
     tmp_path: Path, content: str

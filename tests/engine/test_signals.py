@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from execute.faulty import descendants, space_text, wait_until_gone
 
-from evotune.engine.folder import list_runs
+from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.stop_signal import StopSignal, interruptible
 from evotune.store import RunStore
 
@@ -56,12 +56,11 @@ def _is_compiler(pid: int) -> bool:
         return False
 
 
-def _interrupted_twice(tmp_path: Path) -> tuple[float, float]:
-    """Seconds from a first signal to the end, and from a second one to the end."""
+def _second_signal(tmp_path: Path) -> tuple[RunFolder, float]:
+    """A run that a second signal ended, and the seconds from that signal to its end."""
     space = tmp_path / "slow.yaml"
     space.write_text(_SPACE)
-    runs = ("--runs-dir", tmp_path / "runs")
-    process, below = _compiling(evotune("run", space, *runs))
+    process, below = _compiling(evotune("run", space, "--runs-dir", tmp_path / "runs"))
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)  # it waits for the trials in flight
@@ -73,8 +72,13 @@ def _interrupted_twice(tmp_path: Path) -> tuple[float, float]:
     assert not wait_until_gone(below, _PATIENCE_S)
     (run,) = list_runs(tmp_path / "runs")
     assert f"evotune resume {run.id}" in errors
+    return run, second_s
 
-    process, below = _compiling(evotune("resume", run.id, *runs))
+
+def _interrupted_twice(tmp_path: Path) -> tuple[float, float]:
+    """Seconds from a first signal to the end, and from a second one to the end."""
+    run, second_s = _second_signal(tmp_path)
+    process, below = _compiling(evotune("resume", run.path))
     sent = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=_PATIENCE_S)
@@ -95,6 +99,12 @@ def slow_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(compiler))
 
 
+@pytest.mark.usefixtures("slow_compiler")
+def test_the_first_signal_waits_for_trials_and_the_second_ends_at_once(tmp_path: Path) -> None:
+    _second_signal(tmp_path)
+
+
+@pytest.mark.soak
 @pytest.mark.usefixtures("slow_compiler")
 def test_the_first_signal_is_tidy_the_second_ends_at_once_and_no_compiler_is_waited_for(
     tmp_path: Path,

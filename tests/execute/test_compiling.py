@@ -14,6 +14,7 @@ from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.execute.compile_pool import CompilePool
 from evotune.trial import OutcomeKind
+from tests.sweeps import swept
 
 from .faulty import SPACE, compile_job, naming, wait_until_unnamed
 
@@ -50,33 +51,30 @@ class Pool:
         self._pool.close()
 
 
-@pytest.mark.parametrize(
-    ("script", "kind", "reason"),
-    [
-        ("sleep 300", OutcomeKind.COMPILE_TIMEOUT, "ran longer than 4 s"),
-        ("kill -SEGV $$", OutcomeKind.COMPILE_CRASH, "the compiler died of SIGSEGV"),
-        (
-            "echo 'x.cpp:7:1: internal compiler error: in expand_expr, at expr.c:9' >&2; exit 1",
-            OutcomeKind.COMPILE_CRASH,
-            "internal compiler error: in expand_expr",
-        ),
-        (
-            "echo 'g++: fatal error: Killed signal terminated program cc1plus'; exit 1",
-            OutcomeKind.COMPILE_CRASH,
-            "Killed signal terminated program",
-        ),
-        ("exit 3", OutcomeKind.COMPILE_ERROR, "the compiler ended with status 3"),
-        ("exit 0", OutcomeKind.COMPILE_ERROR, "the compiler ended with status 0"),
-        ('ulimit -v 60000; exec g++ "$@"', OutcomeKind.COMPILE_CRASH, "memory"),
-    ],
-)
+FAILURES = {
+    "sleep 300": (OutcomeKind.COMPILE_TIMEOUT, "ran longer than 4 s"),
+    "kill -SEGV $$": (OutcomeKind.COMPILE_CRASH, "the compiler died of SIGSEGV"),
+    "echo 'x.cpp:7:1: internal compiler error: in expand_expr, at expr.c:9' >&2; exit 1": (
+        OutcomeKind.COMPILE_CRASH,
+        "internal compiler error: in expand_expr",
+    ),
+    "echo 'g++: fatal error: Killed signal terminated program cc1plus'; exit 1": (
+        OutcomeKind.COMPILE_CRASH,
+        "Killed signal terminated program",
+    ),
+    "exit 3": (OutcomeKind.COMPILE_ERROR, "the compiler ended with status 3"),
+    "exit 0": (OutcomeKind.COMPILE_ERROR, "the compiler ended with status 0"),
+    'ulimit -v 60000; exec g++ "$@"': (OutcomeKind.COMPILE_CRASH, "memory"),
+}
+SOON = ("kill -SEGV $$", "exit 3", "exit 0")
+"""`make test` takes these; `make soak` takes all."""
+
+
+@pytest.mark.parametrize("script", swept(FAILURES, SOON.__contains__))
 def test_a_compiler_that_fails_fails_its_job_and_no_other(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    kind: OutcomeKind,
-    reason: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
+    kind, reason = FAILURES[script]
     pool = Pool(tmp_path, monkeypatch, script)
     try:
         failure = pool.compile(compile_job("nan"))

@@ -118,6 +118,7 @@ def finished(pool: CompilePool, count: int) -> dict[str, Binary | CompileFailure
     return results
 
 
+@pytest.mark.soak
 def test_an_endless_compilation_is_killed_and_the_next_one_works(
     tmp_path: Path, planner: Planner
 ) -> None:

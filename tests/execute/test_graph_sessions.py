@@ -187,6 +187,7 @@ def test_a_champion_that_is_hard_to_believe_is_audited(
 ) -> None:
     monkeypatch.setattr(_scoring, "_SUSPICIOUS_SPEEDUP", 0.0)
     monkeypatch.setattr(timed_checks, "_AUDITED_RUNS", 5)
+    monkeypatch.setattr(timed_checks, "_REUSE_ASKED", 1)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     outcome = run(session, confirm=confirm)
     assert outcome.ok, outcome.reason

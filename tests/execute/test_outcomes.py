@@ -22,6 +22,7 @@ from evotune.execute.executor import RANDOM, TIMED, Proposal
 from evotune.execute.in_flight import Twins
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
+from tests.sweeps import swept
 
 from .faulty import SPACE, Confirmed, FaultyKernels, open_executor, planner, stat_fields
 
@@ -58,9 +59,15 @@ ALIKE = ("throw", "misaligned", "exit", "kill")
 """These end a worker as others of FAULTS do, so that only `test_fault_matrix.py` tries them."""
 TRIED_ELSEWHERE = ("segfault", "out_of_bounds", "late_mutates_input", "spinner")
 """The first is quarantined below; `red_team/test_cpu.py` has a kernel like each of the others."""
+SOON = ("compile_error", "nan")
+"""`make test` takes these; `make soak` takes the others too, which end as these, as kernels of
+`red_team/test_cpu.py` or as workers of `test_unreadable.py` do."""
 
 
-@pytest.mark.parametrize("fault", [each for each in FAULTS if each not in ALIKE + TRIED_ELSEWHERE])
+@pytest.mark.parametrize(
+    "fault",
+    swept([each for each in FAULTS if each not in ALIKE + TRIED_ELSEWHERE], SOON.__contains__),
+)
 def test_a_fault_ends_in_its_outcome_and_the_next_trial_is_fine(
     faulty: FaultyKernels, fault: str
 ) -> None:
@@ -91,6 +98,7 @@ def test_what_native_code_prints_goes_to_the_log_and_not_into_the_answer(
     assert '"fitness": 9' in faulty.device_log()
 
 
+@pytest.mark.soak
 def test_a_trial_is_not_blamed_for_a_worker_that_another_broke(faulty: FaultyKernels) -> None:
     assert faulty.run("time_bomb").ok
     worker = faulty.executor._devices[0]._child
@@ -99,6 +107,7 @@ def test_a_trial_is_not_blamed_for_a_worker_that_another_broke(faulty: FaultyKer
     assert faulty.executor._devices[0]._child is not worker, "the bomb went off"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("room_mib", [0, 64])
 def test_a_trial_is_not_blamed_for_memory_that_others_hold(
     faulty: FaultyKernels, room_mib: int
@@ -153,6 +162,7 @@ def test_machine_code_that_the_run_knows_from_before_is_not_measured_again(tmp_p
     assert [len(fingerprint) for fingerprint in asked] == [64]
 
 
+@pytest.mark.soak
 def test_what_is_faster_than_the_device_can_be_is_refused(tmp_path: Path) -> None:
     profile = load_setup(SPACE, "cpu").profile
     kernels = FaultyKernels(tmp_path, dataclasses.replace(profile, peak_gflops=0.001))
@@ -193,20 +203,22 @@ def test_who_ends_two_workers_is_quarantined_and_not_tried_again(
     assert (twin.duplicate_of, twin.kind) == (first.number, outcome.kind)
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_worker_that_somebody_else_kills_is_not_the_candidates_fault(
-    faulty: FaultyKernels,
+    faulty: FaultyKernels, number: signal.Signals
 ) -> None:
-    for number in (signal.SIGKILL, signal.SIGSEGV):
-        proposal = faulty.proposal("none")
-        faulty.executor.submit(proposal)
-        (device,) = faulty.executor._devices
-        while device._opening or not device.busy:
-            assert faulty.executor.poll(0.01) == []
-        child = device.child
-        assert child is not None
-        os.kill(child.pid, number)
-        outcome = faulty.outcome_of(proposal)
-        assert (outcome.ok, outcome.flags) == (True, ()), outcome
+    assert faulty.run("none").ok  # a crash in a worker's first trial is its candidate's
+    proposal = faulty.proposal("none")
+    faulty.executor.submit(proposal)
+    (device,) = faulty.executor._devices
+    while device._opening or not device.busy:
+        assert faulty.executor.poll(0.01) == []
+    child = device.child
+    assert child is not None
+    os.kill(child.pid, number)
+    outcome = faulty.outcome_of(proposal)
+    assert (outcome.ok, outcome.flags) == (True, ()), outcome
 
 
 @pytest.mark.soak
@@ -225,6 +237,7 @@ def test_a_worker_that_somebody_stops_is_killed_when_its_time_is_over(
     assert impatient.run("none").ok
 
 
+@pytest.mark.soak
 def test_a_cached_binary_that_was_changed_on_disk_is_compiled_again(tmp_path: Path) -> None:
     kernels = FaultyKernels(tmp_path)
     try:
@@ -289,6 +302,7 @@ def test_a_champions_steps_are_told_and_those_of_a_trial_are_not(
     assert confirmed.last_step == ""
 
 
+@pytest.mark.soak
 def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(
     faulty: FaultyKernels,
 ) -> None:
@@ -312,6 +326,7 @@ def test_a_champion_meets_shapes_that_the_search_never_saw(faulty: FaultyKernels
     assert [check.status for check in outcome.checks].count("failed") == 1
 
 
+@pytest.mark.soak
 def test_a_champion_is_right_without_a_mask_too_although_only_causal_is_tuned(
     faulty: FaultyKernels,
 ) -> None:
@@ -332,6 +347,7 @@ def test_dropped_proposals_never_come_back_and_new_ones_do(faulty: FaultyKernels
     assert faulty.run("none").ok  # `run` asserts the number of the trial
 
 
+@pytest.mark.soak
 def test_a_worker_that_cannot_start_is_a_problem_of_the_machine(tmp_path: Path) -> None:
     executor = open_executor(tmp_path, problem="no-such-problem")
     try:
@@ -351,6 +367,7 @@ _attention_baselines._unfused = refuse
 """
 
 
+@pytest.mark.soak
 def test_a_baseline_that_fails_is_left_out_and_a_fresh_worker_times_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +384,7 @@ def test_a_baseline_that_fails_is_left_out_and_a_fresh_worker_times_the_others(
     assert not timings["unfused"].passed
 
 
+@pytest.mark.soak
 def test_a_worker_that_raises_three_times_in_a_row_ends_the_run(tmp_path: Path) -> None:
     kernels = FaultyKernels(tmp_path)
     broken = Argument("int99", value=0)

@@ -72,6 +72,7 @@ def test_a_mistake_while_it_prepares_is_told_when_the_request_meets_it(tmp_path:
     assert "preparing a champion failed: ProblemMistake" in logs
 
 
+@pytest.mark.soak
 def test_two_more_workers_wait_while_a_champion_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

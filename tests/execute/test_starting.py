@@ -50,6 +50,7 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deadly:
     return make
 
 
+@pytest.mark.soak
 def test_a_device_worker_that_is_killed_while_it_starts_is_started_again(
     tmp_path: Path, deadly: Deadly
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_device_worker_that_is_killed_while_it_starts_is_started_again(
         kernels.executor.close()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("how", "reason"),
     [("kill -9 $$", "died of SIGKILL"), ("exit 7", "ended with status 7")],
@@ -98,6 +100,7 @@ def test_a_device_worker_that_raises_while_it_starts_is_not_tried_again(
         kernels.executor.close()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("after_s", [0.15, 1.0])
 def test_a_real_device_worker_killed_at_any_time_costs_no_outcome(
     tmp_path: Path, after_s: float
@@ -139,6 +142,7 @@ def _compile(pool: CompilePool, *jobs: CompileJob) -> list[Binary | CompileFailu
     return results
 
 
+@pytest.mark.soak
 def test_a_compile_process_that_is_killed_while_it_starts_is_started_again(
     pool: CompilePool, deadly: Deadly
 ) -> None:
@@ -218,7 +222,10 @@ def test_compile_processes_that_are_killed_while_idle_are_replaced(pool: Compile
         pool.close()
 
 
-@pytest.mark.parametrize(("kills", "kind"), [(1, Binary), (2, CompileFailure)])
+@pytest.mark.parametrize(
+    ("kills", "kind"),
+    [pytest.param(1, Binary, marks=pytest.mark.soak), (2, CompileFailure)],
+)
 def test_a_job_whose_compile_process_was_killed_is_compiled_once_more(
     tmp_path: Path,
     pool: CompilePool,
@@ -262,6 +269,7 @@ def test_a_device_worker_that_waits_to_be_told_has_its_libraries_loaded(tmp_path
         worker.kill()
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_device_worker_that_waits_loads_its_backends_libraries_too(tmp_path: Path) -> None:
     pytest.importorskip("cupy")

@@ -108,6 +108,7 @@ def lost(slot: DeviceSlot) -> Outcome:
             return answer
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("how", WRONG)
 def test_a_device_worker_that_sends_one_is_lost_and_the_reason_says_why(
     tmp_path: Path, lying: Liar, how: str
@@ -262,6 +263,7 @@ def test_a_worker_that_cannot_read_a_message_ends_and_its_last_line_says_why(
     assert line.startswith(f"{worker._wire.worker} cannot read a message: ")
 
 
+@pytest.mark.soak
 def test_a_device_worker_that_cannot_read_its_hello_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,8 +160,9 @@ def fabricated(
     fingerprint: str = "",
     given: Sequence[CaseEntry] = (),
     facts: Mapping[str, Json] | None = None,
+    confirmed: bool = True,
 ) -> RunFolder:
-    """A finished run whose only trial is confirmed, without running a kernel: its machine code is
+    """A finished run whose only trial is `confirmed`, without running a kernel: its machine code is
     compiled, its times are made up, and its domain is all that a confirmation would try.
 
     `values` change the space's default, `cases` have their own speedups, `fingerprint` takes the
@@ -215,7 +216,8 @@ def fabricated(
         },
     ) as store:
         store.append(Trial(0, configuration, trial), 1.0)
-        store.confirm(0, champion, 2.0)
+        if confirmed:
+            store.confirm(0, champion, 2.0)
     return run
 
 

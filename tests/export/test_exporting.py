@@ -106,23 +106,23 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
 @pytest.mark.parametrize(
     ("name", "device"),
     [
-        ("attention-cpu", "cpu"),
+        pytest.param("attention-cpu", "cpu", marks=pytest.mark.soak),
         ("attention-features-cpu", "cpu"),
         ("softmax-cpu", "cpu"),
         pytest.param("rms-norm-cpu", "cpu", marks=pytest.mark.soak),
         pytest.param("matmul-cpu", "cpu", marks=pytest.mark.soak),
         pytest.param("attention-varlen-cpu", "cpu", marks=pytest.mark.soak),
-        ("attention-paged-cpu", "cpu"),
+        pytest.param("attention-paged-cpu", "cpu", marks=pytest.mark.soak),
         pytest.param("attention-mma", "h200", marks=pytest.mark.soak),
-        ("attention-wgmma", "h200"),
+        pytest.param("attention-wgmma", "h200", marks=pytest.mark.soak),
         pytest.param("attention-mma-features", "h200", marks=pytest.mark.soak),
         pytest.param("attention-wgmma-features", "h200", marks=pytest.mark.soak),
         ("attention-varlen-wgmma", "h200"),
         ("attention-triton", "h200"),
-        ("linear-skinny", "h200"),
+        pytest.param("linear-skinny", "h200", marks=pytest.mark.soak),
         pytest.param("add-rms-norm", "h200", marks=pytest.mark.soak),
         ("add-rms-norm-fp8", "h200"),
-        ("cross-entropy", "h200"),
+        pytest.param("cross-entropy", "h200", marks=pytest.mark.soak),
         pytest.param("rms-norm", "h200", marks=pytest.mark.soak),
     ],
 )
@@ -413,7 +413,7 @@ def test_code_that_was_not_measured_is_not_exported(softmax_run: RunFolder, tmp_
 
 
 def test_a_run_without_a_confirmed_champion_is_no_package(tmp_path: Path) -> None:
-    run = run_here(tiny_space("softmax-cpu", tmp_path), tmp_path / "runs", trials=1, champions=0)
+    run = fabricated(tiny_space("softmax-cpu", tmp_path), tmp_path, confirmed=False)
     with pytest.raises(EvotuneError, match="has no confirmed champion") as caught:
         export_runs([run], tmp_path / "pkg")
     assert caught.value.exit_code == 1

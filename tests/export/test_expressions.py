@@ -140,6 +140,7 @@ def test_configuration_device_and_known_symbols_are_folded(space: BoundSpace) ->
     assert list(scope.needed([scope.bind(parse_expression("depends"))])) == ["twice", "depends"]
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("name", "path"), shipped_spaces().items(), ids=list(shipped_spaces()))
 def test_every_expression_of_a_shipped_space_is_folded_rightly(name: str, path: Path) -> None:
     device = "l4" if name in ("attention-l4", "linear-mma") else "h200"

@@ -97,6 +97,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.soak
 def test_the_claimed_tests_run_on_kernels_and_the_others_are_counted(
     attention_cpu: Path, checkout: Path
 ) -> None:

@@ -62,11 +62,19 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("environment") / "venv")
 
 
-@pytest.fixture(scope="module")
-def attention(tmp_path_factory: pytest.TempPathFactory, environment: Environment) -> Path:
-    """attention-cpu, tuned here in one trial, exported and installed as `tuned_attention`."""
+@pytest.fixture(scope="module", params=["made up", pytest.param("tuned", marks=pytest.mark.soak)])
+def attention(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: Environment,
+) -> Path:
+    """A run of attention-cpu, exported and installed as `tuned_attention`. `make soak` tunes it
+    here in one trial; of the other run, the times are made up."""
     folder = tmp_path_factory.mktemp("attention")
-    run = tuned("attention-cpu", folder)
+    if request.param == "tuned":
+        run = tuned("attention-cpu", folder)
+    else:
+        run = fabricated(tiny_space("attention-cpu", folder), folder)
     export_runs([run], folder / "pkg", "tuned_attention")
     environment.install(folder / "pkg")
     return folder / "pkg"
@@ -285,6 +293,7 @@ def test_softmax_goes_the_same_way(tmp_path: Path, environment: Environment) -> 
     assert environment.run(SOFTMAX).endswith("done\n")
 
 
+@pytest.mark.soak
 def test_a_problem_of_ones_own_does_too(tmp_path: Path, environment: Environment) -> None:
     runs = tmp_path / "runs"
     with brief_confirmations():

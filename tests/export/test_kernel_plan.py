@@ -44,7 +44,8 @@ ALIKE = {
     *("attention-mma-features", "attention-wgmma", "attention-mma-large", "attention-mma-decode"),
     *("attention-features-simd-cpu", "attention-cpu-bf16", "attention-varlen", "attention-l4"),
     *("attention-scalar-cpu", "attention-wmma", "attention-features", "linear", "linear-gelu"),
-    *("add-rms-norm", "rms-norm", "rms-norm-cpu", "softmax-cpu"),
+    *("add-rms-norm", "rms-norm", "rms-norm-cpu", "softmax-cpu", "softmax"),
+    *("attention-wgmma-features", "attention-tma", "attention-cpu", "matmul-cpu", "linear-mma"),
 }
 """Their launches are written as those of other spaces: soak tests."""
 

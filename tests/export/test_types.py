@@ -201,6 +201,7 @@ def test_the_files_tell_the_types(folder: Path) -> None:
     assert "`compute`, in PyTorch" in readme
 
 
+@pytest.mark.soak
 def test_a_package_needs_no_evotune(folder: Path) -> None:
     code = f"""
 import sys

@@ -40,7 +40,7 @@ PARTS: list[dict[str, Any]] = [
     {"SKIP_MASKED": True},
     {"CONSUMER_WARPGROUPS": 2},
     {"PING_PONG": True},
-    {"BLOCK_N": 112, "RESCALE_LOG2": 8},
+    {"BLOCK_N": 80, "RESCALE_LOG2": 8},
     {"Q_IN_REGS": True, "HEAD_SECTION": 8},
 ]
 _TRIALS = 8

@@ -18,7 +18,7 @@ from evotune.engine.confirmed_champions import Champion
 from evotune.engine.observer import Observer, SilentObserver
 from evotune.engine.starting import RunRequest, RunResult
 from evotune.execute.executor import TIMED, BaselineReport, BaselineTiming, Proposal
-from evotune.portfolios import _case_searches
+from evotune.portfolios import _case_searches, _drawn_cases
 from evotune.portfolios.building import PortfolioRequest, build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.problem import Case
@@ -135,9 +135,12 @@ class PretendedSearch:
 
 
 @contextlib.contextmanager
-def pretending(search: PretendedSearch) -> Iterator[None]:
+def pretending(search: PretendedSearch, candidates: int = 100) -> Iterator[None]:
+    """Draws are made among so few `candidates`, a user's among 600: these take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_case_searches, "start_run", search.start)
+        patch.setattr(_drawn_cases, "_CANDIDATES", candidates)
+        patch.setattr(_drawn_cases, "_TRIES", 5 * candidates)
         yield
 
 
@@ -175,8 +178,9 @@ def built(
     search: PretendedSearch,
     device: PretendedDevice,
     say: Callable[[str], None] = lambda text: None,
+    candidates: int = 100,
 ) -> Portfolio:
-    with pretending(search):
+    with pretending(search, candidates):
         return build_portfolio(request, observing=silent, say=say, open_executor=device.opened)
 
 

@@ -126,7 +126,7 @@ def test_the_same_command_again_measures_nothing_and_finds_the_same(
     assert again.rule == first.rule
 
 
-@pytest.mark.parametrize("cells", [0, 7])
+@pytest.mark.parametrize("cells", [pytest.param(0, marks=pytest.mark.soak), 7])
 def test_a_killed_portfolio_measures_no_cell_twice(space: Path, tmp_path: Path, cells: int) -> None:
     killed = PretendedDevice(speedup, killed_after=cells)
     with pytest.raises(Killed):
@@ -279,6 +279,7 @@ def test_without_a_champion_a_further_case_is_searched(
     assert any(line.endswith(", as no search has a champion") for line in said)
 
 
+@pytest.mark.soak
 def test_the_advice_on_searches_without_a_champion_works(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,16 +138,21 @@ def always(speedup: float) -> Callable[[Point], float]:
     return lambda _: speedup
 
 
-def test_few_cases_are_drawn_where_the_model_is_sure() -> None:
-    for speedup, most in ((1.5, 3), (1.03, 18)):
-        more: list[Point] = []
-        for _ in range(6):
-            found = [point_of(PROBLEM, case) for _, case in drawn_round(always(speedup), more)]
-            more += scored(found, always(speedup))
-        assert len(more) == most
+@pytest.mark.parametrize(
+    ("speedup", "most"), [(1.5, 3), pytest.param(1.03, 18, marks=pytest.mark.soak)]
+)
+def test_few_cases_are_drawn_where_the_model_is_sure(speedup: float, most: int) -> None:
+    more: list[Point] = []
+    for _ in range(6):
+        found = [point_of(PROBLEM, case) for _, case in drawn_round(always(speedup), more)]
+        more += scored(found, always(speedup))
+    assert len(more) == most
+
+
+def test_draws_are_those_of_their_own_generator_and_can_run() -> None:
     assert not drawn_round(always(1.03), can_run=False)
     found = drawn_round(always(1.03))
-    random.seed(7)  # the draws have their own generator
+    random.seed(7)
     assert drawn_round(always(1.03)) == found
 
 
@@ -196,7 +201,14 @@ def test_a_drawn_case_that_still_loses_is_cut_out(space: Path, tmp_path: Path) -
     assert found.figures["drawn"].worst == 1.0
 
 
-@pytest.mark.parametrize("killed", ["between searches", "in a search", "while measuring"])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        "between searches",
+        pytest.param("in a search", marks=pytest.mark.soak),
+        "while measuring",
+    ],
+)
 def test_the_minutes_of_a_part_that_was_killed_count(
     space: Path, tmp_path: Path, killed: str
 ) -> None:

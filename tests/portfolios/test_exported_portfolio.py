@@ -99,7 +99,8 @@ def test_single_cases_of_the_list_are_served_alone(
     request = PortfolioRequest(
         str(space), given_cases(cases), tmp_path / "runs", 2, held_out=0.0, device="cpu"
     )
-    portfolio = built(request, PretendedSearch(space, found), PretendedDevice(uneven))
+    search = PretendedSearch(space, found)
+    portfolio = built(request, search, PretendedDevice(uneven), candidates=300)
     assert any(region.exact for region in portfolio.rule)
     assert portfolio.figures["listed"].of_best == pytest.approx(1.0)
     export_portfolio(tmp_path / "runs", tmp_path / "package")

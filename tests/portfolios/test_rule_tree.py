@@ -85,7 +85,7 @@ def test_no_tree_is_better_and_no_leaf_names_a_kernel_that_lost(seed: int) -> No
             assert known is None or known.won
 
 
-@pytest.mark.parametrize("features", swept((1, 2, 3), lambda each: each == 2))
+@pytest.mark.parametrize("features", swept((1, 2, 3), lambda each: each == 1))
 def test_a_thousand_cases_take_seconds(features: int) -> None:
     rng = random.Random(0)
     points = [

@@ -86,6 +86,7 @@ def test_the_first_random_cases_of_any_seed_hold_a_class(name: str, causal: bool
         assert any(map(CLASSES[name], mine)), seed
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("length", [63, 512, 4096, 6000, 40_000])
 @pytest.mark.parametrize("causal", [False, True])
 def test_lengths_are_the_longest_odd_one_others_near_it_and_well_beyond_it(

@@ -67,6 +67,7 @@ def paired(module: ModuleType, tmp_path: Path) -> Callable[..., list[dict[str, A
     return made
 
 
+@pytest.mark.soak
 def test_a_feature_is_timed_in_turn_with_plain_attention(
     module: ModuleType,
     paired: Callable[..., list[dict[str, Any]]],

@@ -124,6 +124,7 @@ def valid(this: Case, inputs: Tensors) -> bool:
     return True
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", VarlenAttention.input_kinds)
 @pytest.mark.parametrize("problem", [VARLEN, PAGED], ids=lambda each: each.name)
 def test_any_mixture_of_altered_lengths_and_tables_is_valid(problem: Any, kind: str) -> None:

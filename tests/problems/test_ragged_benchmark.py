@@ -48,6 +48,7 @@ def called(benchmark_module: BenchmarkModule, monkeypatch: pytest.MonkeyPatch) -
     return found
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_each_search_begins_with_a_configuration_that_its_shape_allows(
     benchmark_module: BenchmarkModule, tmp_path: Path, dtype: str

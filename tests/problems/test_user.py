@@ -163,6 +163,7 @@ SIZES: dict[str, Callable[[int], bool]] = {
 }
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("name", ["rows", "columns"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_is_of_every_class_in_the_first_random_cases(
@@ -353,6 +354,7 @@ def test_outputs_of_another_shape_are_named(folder: Path) -> None:
         problem.reference(case, problem.make_inputs(case, "normal", 0))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", UserProblem.dtypes)
 def test_a_product_may_be_added_in_order_although_the_library_cuts_the_sum(
     dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -433,6 +435,7 @@ _SHAPES: dict[str, list[dict[str, int]]] = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", UserProblem.dtypes)
 @pytest.mark.parametrize("name", user_emulations.PROBLEMS)
 def test_right_ways_of_the_shipped_problems_are_within_the_limits(name: str, dtype: str) -> None:

@@ -321,6 +321,7 @@ def compiled(job: CompileJob, folder: Path) -> str:
     return built.log if isinstance(built, CompileFailure) else ""
 
 
+@pytest.mark.soak
 def test_kernels_with_strides_compile(spaces: Spaces, tmp_path: Path) -> None:
     """In processes of their own, as in a run: NVRTC once ended the tests' process."""
     pytest.importorskip("cupy")

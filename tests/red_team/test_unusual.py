@@ -1,8 +1,8 @@
 """Right kernels that compute in unusual ways: the gate refuses none of them, whatever the inputs.
 
 Every method of the spaces unusual_cpu*.yaml goes through the gate on a timed shape and edge shapes,
-on all input kinds, and through the checks that follow the timing. `make test` takes every third
-method, with one seed or two; `make soak` takes all methods with 100 seeds each.
+on all input kinds, and through the checks that follow the timing. `make test` takes every 20th
+method, with one seed; `make soak` takes all methods with 100 seeds each.
 """
 
 from __future__ import annotations
@@ -64,14 +64,12 @@ class Methods:
         self._gate = Gate(self._session, self._problem, self._pool, deterministic=True)
         self._subjects: dict[str, list[tuple[str, Subject]]] = {}
 
-    def passes(self, method: str, seed: int, *, edges: bool) -> None:
+    def passes(self, method: str, seed: int) -> None:
         """Asserts that the method passes the gate. The timed shapes also go through the checks that
         follow the timing."""
         if method not in self._subjects:
             self._subjects[method] = self._load(method)
         for role, subject in self._subjects[method]:
-            if role != TIMED and not edges:
-                continue
             verdict = Verdict()
             self._gate.examine(subject, self._problem.input_kinds, seed, verdict)
             if role == TIMED:
@@ -111,11 +109,11 @@ class AllMethods:
         self._folder = folder
         self._spaces: dict[str, Methods] = {}
 
-    def passes(self, number: int, seed: int, *, edges: bool) -> None:
+    def passes(self, number: int, seed: int) -> None:
         space, method = METHODS[number]
         if space not in self._spaces:
             self._spaces[space] = Methods(self._folder, space)
-        self._spaces[space].passes(method, seed, edges=edges)
+        self._spaces[space].passes(method, seed)
 
 
 @pytest.fixture(scope="session")
@@ -130,15 +128,13 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("number", range(0, len(METHODS), 6), ids=IDS[::6])
+@pytest.mark.parametrize("number", range(0, len(METHODS), 20), ids=IDS[::20])
 def test_an_unusual_way_is_no_wrong_way(methods: AllMethods, number: int) -> None:
-    """Edge shapes are tried with the first of the method's seeds only."""
-    for seed in range(number, SEEDS, len(METHODS)):
-        methods.passes(number, seed, edges=seed == number)
+    methods.passes(number, number)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", range(len(METHODS)), ids=IDS)
 def test_none_is_refused_for_any_of_100_seeds(methods: AllMethods, number: int) -> None:
     for seed in range(SEEDS):
-        methods.passes(number, seed, edges=True)
+        methods.passes(number, seed)

@@ -19,6 +19,7 @@ from evotune.run_options import SearchSettings
 from evotune.search.catalog import STRATEGY_NAMES, create_strategy
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 from tests.space.spaces import bind_text
+from tests.sweeps import swept
 
 from .landscapes import all_fail, recording, session, small_space, smooth
 
@@ -43,7 +44,7 @@ def test_covers_a_small_space_without_repeats_then_has_nothing_left(
 
 
 @every_strategy
-@every_lookahead
+@pytest.mark.parametrize("lookahead", swept((0, 1, 16, 64), lambda each: each == 16))
 def test_proposes_valid_configurations_never_told_or_pending(name: str, lookahead: int) -> None:
     recorded = recording()
     proposals = session(name, recorded.space, recorded.outcome, lookahead=lookahead).run(400)
@@ -71,10 +72,11 @@ def test_an_inactive_value_may_lie_outside_the_domain(name: str) -> None:
 
 
 @every_strategy
-def test_the_same_seed_and_outcomes_give_the_same_proposals(name: str) -> None:
+@pytest.mark.parametrize("trials", [100, pytest.param(200, marks=pytest.mark.soak)])
+def test_the_same_seed_and_outcomes_give_the_same_proposals(name: str, trials: int) -> None:
     recorded = recording()
-    first = session(name, recorded.space, recorded.outcome, seed=5).run(200)
-    assert session(name, recorded.space, recorded.outcome, seed=5).run(200) == first
+    first = session(name, recorded.space, recorded.outcome, seed=5).run(trials)
+    assert session(name, recorded.space, recorded.outcome, seed=5).run(trials) == first
 
 
 @every_strategy
@@ -90,13 +92,14 @@ def test_another_seed_gives_other_proposals(name: str) -> None:
 
 
 @every_strategy
-def test_asking_changes_nothing(name: str) -> None:
+@pytest.mark.parametrize("trials", [100, pytest.param(150, marks=pytest.mark.soak)])
+def test_asking_changes_nothing(name: str, trials: int) -> None:
     """Extra asks (a second time, out of turn, with other pending ones) change no later proposal."""
     recorded = recording()
     plain = session(name, recorded.space, recorded.outcome)
     nosy = session(name, recorded.space, recorded.outcome)
     rng = random.Random(0)
-    for count in range(1, 150):
+    for count in range(1, trials):
         plain.run(count)
         pending = tuple(nosy.pending)
         number = len(nosy.proposals)
@@ -187,14 +190,15 @@ def test_a_refused_snapshot_leaves_a_search_that_was_told_nothing(
 
 
 @every_strategy
-def test_leaves_the_global_random_state_alone(name: str) -> None:
+@pytest.mark.parametrize("trials", [80, pytest.param(150, marks=pytest.mark.soak)])
+def test_leaves_the_global_random_state_alone(name: str, trials: int) -> None:
     recorded = recording()
     random.seed(123)
     state = random.getstate()
-    quiet = session(name, recorded.space, recorded.outcome).run(150)
+    quiet = session(name, recorded.space, recorded.outcome).run(trials)
     assert random.getstate() == state
     random.seed(9)
-    assert session(name, recorded.space, recorded.outcome).run(150) == quiet
+    assert session(name, recorded.space, recorded.outcome).run(trials) == quiet
 
 
 def test_proposals_are_the_same_in_every_process() -> None:

@@ -176,6 +176,7 @@ def test_a_damaged_snapshot_leaves_a_search_that_knows_nothing(
     assert search.strategy.ask(0, ()) == fresh.ask(0, ())
 
 
+@pytest.mark.soak
 def test_a_pool_that_is_made_late_has_the_same_candidates() -> None:
     """A strategy asked after every tell and one asked only at the end agree, also when a
     configuration was told for the first time, or again, after the pool was due."""

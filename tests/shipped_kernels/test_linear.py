@@ -70,7 +70,7 @@ def test_products_come_out_right(
 
 
 @needs_gpp
-@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize("pingpong", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_blocks_of_a_cluster_that_walk_over_tiles_come_out_right(
     pingpong: bool, tmp_path: Path
 ) -> None:
@@ -141,7 +141,9 @@ def test_the_model_sees_a_mistake(right: str, wrong: str, cluster: int, tmp_path
 @pytest.mark.parametrize(
     ("space", "device"),
     [
-        *(("linear", "h200"), ("linear-skinny", "h200"), ("linear-mma", "l4")),
+        ("linear", "h200"),
+        pytest.param("linear-skinny", "h200", marks=pytest.mark.soak),
+        pytest.param("linear-mma", "l4", marks=pytest.mark.soak),
         pytest.param("linear-gelu", "h200", marks=pytest.mark.soak),
         pytest.param("linear-mma", "a100", marks=pytest.mark.soak),
     ],

@@ -19,6 +19,7 @@ from evotune.space.counting.blame import find_crowd
 from evotune.space.counting.effort import Deadline, Effort
 from evotune.space.counting.members import Members
 from evotune.trial import Configuration
+from tests.sweeps import swept
 
 from .spaces import bind_text
 
@@ -115,6 +116,7 @@ def test_a_space_in_which_nothing_is_found_is_refused_with_its_constraints() -> 
     assert "== 20017` (line 18) and `" in caught.value.message
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("constraints", [ENTANGLED, HOPELESS])
 @pytest.mark.parametrize("steps", [10_000_000, 100_000_000])
 def test_counting_takes_no_more_steps_than_it_may(
@@ -152,7 +154,13 @@ def test_what_a_search_asks_for_depends_on_no_clock(monkeypatch: pytest.MonkeyPa
     assert asked() == first
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "local", "random", "exhaustive", "nsga2"])
+@pytest.mark.parametrize(
+    "strategy",
+    swept(
+        ("evolution", "local", "random", "exhaustive", "nsga2"),
+        lambda strategy: strategy in ("evolution", "random"),
+    ),
+)
 def test_every_strategy_begins_on_a_space_that_is_not_counted(strategy: str) -> None:
     space = quadratic(ENTANGLED)
     assert not space.size().exact

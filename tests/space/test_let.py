@@ -28,6 +28,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("step", STEPS)
 def test_as_many_lets_as_there_may_be_can_build_on_each_other(step: str) -> None:
     definition, condition = STEPS[step]

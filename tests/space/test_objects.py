@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "search_spaces").glob("*.yaml"))
 EXAMPLE = Path(__file__).with_name("attention.yaml")
 SOON = {
-    *("attention_wgmma_features", "attention_mma_decode", "attention_triton", "attention_cpu"),
+    *("attention_mma_decode", "attention_triton", "attention_cpu", "attention_varlen_wgmma"),
     *("attention_paged", "attention_varlen_cpu", "linear_skinny", "linear_mma", "matmul_cpu"),
     *("add_rms_norm_fp8", "softmax", "cross_entropy", EXAMPLE.stem),
 }

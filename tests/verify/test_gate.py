@@ -251,6 +251,7 @@ def test_a_kernel_that_rests_at_times_is_found(pool: InputPool, period: int, pha
     assert "altered in place inputs" in verdict.reason
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("first", [0, 100, 400])
 def test_a_kernel_that_rests_in_some_of_its_first_launches_is_found(
     pool: InputPool, first: int
@@ -289,6 +290,7 @@ def test_an_altered_place_can_be_replayed_again(pool: InputPool) -> None:
     assert verdict.passed, verdict.reason
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_in_half_precision_an_input_that_is_not_looked_at_again_is_found(name: str) -> None:
     """One changed element among 1,024 keys changes the result by less than the limit."""

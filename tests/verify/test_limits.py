@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
@@ -23,6 +24,7 @@ from evotune.verify.accuracy import (
     worst_element,
 )
 from evotune.verify.pool import InputPool
+from tests.sweeps import swept
 
 from . import emulations, roundings
 from .kernels import PROBLEM, make_case
@@ -64,8 +66,19 @@ def shares(way: emulations.Way, problem: Attention, case: Case, seed: int) -> di
     return found
 
 
-@pytest.mark.parametrize("dtype", Attention.dtypes)
-@pytest.mark.parametrize("name", emulations.HONEST)
+def spread(ways: Sequence[tuple[str, str]]) -> list[ParameterSet]:
+    """`make test` takes each way with one type, in turn; `make soak` takes it with all."""
+    types: dict[str, list[str]] = {}
+    for name, dtype in ways:
+        types.setdefault(name, []).append(dtype)
+    soon = {(name, of[turn % len(of)]) for turn, (name, of) in enumerate(types.items())}
+    return swept(ways, soon.__contains__)
+
+
+RIGHT = [(name, dtype) for name in emulations.HONEST for dtype in Attention.dtypes]
+
+
+@pytest.mark.parametrize(("name", "dtype"), spread(RIGHT))
 def test_a_right_way_is_within_the_limits(name: str, dtype: str) -> None:
     """2 seeds here; benchmarks/limits.py takes 100."""
     problem = Attention(dtype)
@@ -123,7 +136,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), WRONG)
+@pytest.mark.parametrize(("name", "dtype"), spread(WRONG))
 def test_a_wrong_way_exceeds_them_whatever_the_seed(name: str, dtype: str) -> None:
     problem = Attention(dtype)
     way = {**emulations.WRONG, **emulations.WRONG_IN[dtype]}[name]

@@ -120,6 +120,7 @@ def _after_alike_launches(patience: int, step: int) -> Callable[[int, ctypes.c_v
     return rests
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("places", [1, 3])
 @pytest.mark.parametrize(
     "rests",
@@ -180,6 +181,7 @@ def test_one_that_rests_after_more_calls_than_a_sample_has_is_found(
     assert timed.verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("_rows_of_300")
 def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(pool: InputPool) -> None:
     seen: list[bytes] = []
@@ -208,6 +210,7 @@ def test_long_rows_find_nothing_in_a_right_kernel(pool: InputPool) -> None:
     assert [timed.buffers.inspect().damage(place) for place in range(3)] == [""] * 3
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("patience", [0, 5])
 @pytest.mark.parametrize("watched", [0, 1, 2])
 def test_results_that_are_kept_by_one_input_are_too_fast(

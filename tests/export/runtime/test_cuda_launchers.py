@@ -10,12 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).with_name("on_a_fake_driver.py")
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_launchers_on_a_driver_that_runs_on_the_cpu() -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-n", "0"]
+@pytest.mark.parametrize("marked", ["not soak", pytest.param("soak", marks=pytest.mark.soak)])
+def test_the_launchers_on_a_driver_that_runs_on_the_cpu(marked: str) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-n", "0", "-m", marked]
     command = [sys.executable, "-m", "pytest", *options, str(TESTS)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

@@ -172,7 +172,7 @@ def test_pytorchs_own_layers_call_it(opened: Open, monkeypatch: pytest.MonkeyPat
     assert module.info()["calls"] == 1
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.soak)])
 def test_compiled_functions_follow_the_switch(opened: Open, backend: str) -> None:
     module = opened()
 
