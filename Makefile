@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/.runtime  ## tune the flagship kernel: on the GPU if there is one, else on the CPU
 	$(BIN)/evotune run
 
-test: $(VENV)/.development  ## each behaviour that needs no GPU, by a few of the alike cases
+test: $(VENV)/.development  ## tests that need no GPU; of alike cases a few
 	$(BIN)/python -m pytest -m "not gpu and not soak" -n 2 --dist worksteal
 
 check: $(VENV)/.development  ## style, types, which package may import which, links of the pages
@@ -46,7 +46,7 @@ format: $(VENV)/.development
 site: $(VENV)/.development  ## the documentation as a site, in site/
 	$(SITE)
 
-soak: $(VENV)/.development  ## all other cases, and long campaigns, hours: their figures go to benchmarks/results/survival.json
+soak: $(VENV)/.development  ## all other tests without a GPU, hours; figures of campaigns go to benchmarks/results/survival.json
 	$(BIN)/python -m pytest -m soak
 
 test-gpu: $(VENV)/.development  ## tests that need a CUDA GPU
