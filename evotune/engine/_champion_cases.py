@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evotune.errors import SpaceError
-from evotune.problems.problem import Case, HasLayouts, Problem, TensorSpec
+from evotune.problems.problem import Case, TensorSpec
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
 from evotune.space.language.scalar import truth
 from evotune.space.specs import KernelSpec
-from evotune.trial import Check, Configuration, Value
+from evotune.trial import Check, Configuration
 from evotune.verify.kept_checks import ALL_KINDS
 
 
@@ -92,35 +92,11 @@ def symbols_kept_in_search(
     depends on strides: then each layout needs a binary of its own. Trials compile the layouts that
     the space times, and only the confirmation of a champion compiles the others."""
     kept = symbols_kept(document, kernel, scalars, tensors)
-    derived = [document.let[name] for name in kernel.define if name in document.let]
+    derived = [document.let[name] for name in kernel.compiled_in if name in document.let]
     strides = {symbol for spec in tensors for symbol in spec.stride_symbols}
     if strides & _names(derived, document.let):
         kept.add("layout")
     return kept
-
-
-def compiled_in(bound: BoundSpace, kernel: KernelSpec, case: Case) -> tuple[Value, ...]:
-    """The values of the symbols and `let`s that the kernel has compiled in."""
-    let = bound.document.let
-    return tuple(
-        bound.evaluate(let[name], {}, case.symbols) if name in let else case.symbols[name]
-        for name in kernel.define
-    )
-
-
-def with_other_binaries(
-    bound: BoundSpace, kernel: KernelSpec, problem: Problem, cases: Iterable[Case]
-) -> list[Case]:
-    """The cases in other layouts that have a binary of their own. An exported binary serves only
-    the cases between its own checks, and random shapes may leave out a measured case."""
-    if not isinstance(problem, HasLayouts):
-        return []
-    return [
-        other
-        for case in cases
-        for other in problem.other_layouts(case)
-        if compiled_in(bound, kernel, other) != compiled_in(bound, kernel, case)
-    ]
 
 
 def strides_untold(

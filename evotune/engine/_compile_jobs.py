@@ -55,7 +55,7 @@ class CompileJobs:
         compiled_in: Sequence[Value],
     ) -> CompileJob:
         """The compiler run for a configuration on a case; `plan`: its launches there;
-        `compiled_in`: the values of the kernel's `define`."""
+        `compiled_in`: the values of the kernel's compiled-in names."""
         defines = dict(self._choices)
         for name, value in configuration.items():
             if name != "KERNEL":
@@ -64,7 +64,7 @@ class CompileJobs:
             defines[f"DTYPE_{dtype.upper()}"] = index
         defines["DTYPE"] = defines[f"DTYPE_{self._problem.dtype.upper()}"]
         formulas = self._problem.formulas(case)
-        for name, value in zip(kernel.define, compiled_in, strict=True):
+        for name, value in zip(kernel.compiled_in, compiled_in, strict=True):
             if name != "dtype" and name not in formulas:
                 defines[name.upper()] = _as_integer(name, value, defines)
         return CompileJob(
@@ -96,7 +96,7 @@ class CompileJobs:
         """SpaceError at the second of two things that would become the same -D name."""
         taken = {f"DTYPE_{dtype.upper()}" for dtype in self._problem.dtypes} | {"DTYPE"}
         for kernel in self._document.kernels:
-            taken |= {name.upper() for name in kernel.define}
+            taken |= {name.upper() for name in kernel.compiled_in}
         for spec in self._document.parameters:
             choices = [v for v in (*spec.parameter.values, spec.otherwise) if isinstance(v, str)]
             words = [f"{spec.name}_{word.upper()}" for word in dict.fromkeys(choices)]

@@ -13,16 +13,15 @@ from evotune.backends import registry
 from evotune.device.launch import CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.engine._champion_cases import (
-    compiled_in,
     obstacle,
     refusal,
     scalars_skipped,
     strides_untold,
     symbols_kept,
     symbols_kept_in_search,
-    with_other_binaries,
 )
 from evotune.engine._compile_jobs import CompileJobs
+from evotune.engine._compiled_in import CompiledIn
 from evotune.engine.launches import CasePlanner, Rejected
 from evotune.errors import SpaceError
 from evotune.execute.build_review import BuildRules
@@ -81,6 +80,10 @@ class Planner:
             {each.name: kept(document, each, scalars, tensors) for each in document.kernels}
             for kept in (symbols_kept, symbols_kept_in_search)
         )
+        measured = (*cases[TIMED], *cases[HELD_OUT])
+        self._compiled_in = {
+            each.name: CompiledIn(bound, each, problem, measured) for each in document.kernels
+        }
         self._edges = {
             kernel.name: self._searched_edges(kernel, searched[kernel.name])
             for kernel in document.kernels
@@ -203,11 +206,9 @@ class Planner:
 
     def _searched_edges(self, kernel: KernelSpec, kept: Collection[str]) -> list[Case]:
         """The edge cases that need no binary beside those of the timed cases."""
-        edges = self._edge_cases(kept)
-        if not set(kernel.define) & set(self._document.let):
-            return edges
-        binaries = {compiled_in(self.bound, kernel, case) for case in self._cases[TIMED]}
-        return [edge for edge in edges if compiled_in(self.bound, kernel, edge) in binaries]
+        compiled_in, timed = self._compiled_in[kernel.name], self._cases[TIMED]
+        edges = self._edge_cases({*kept, *compiled_in.specialised_kept(timed)})
+        return compiled_in.same_binaries(timed, edges)
 
     def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))
@@ -221,7 +222,8 @@ class Planner:
             optional=self.problem.optional,
         )
         flops = self.problem.flops(case)
-        return _CasePlan(case, role, compiled_in(self.bound, kernel, case), flops, launches)
+        values = self._compiled_in[kernel.name].of(case)
+        return _CasePlan(case, role, values, flops, launches)
 
     def _case_job(
         self,
@@ -329,18 +331,15 @@ class Planner:
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
         further = 0  # tests of other layouts and of far tensors come on top
-        kept = self._kept[kernel.name]
+        kept, compiled_in = self._kept[kernel.name], self._compiled_in[kernel.name]
         drawn = self.problem.random_cases(self._cases[TIMED], draw, kept)
         known = {case.label for case in self._cases[TIMED]}
-        others: list[Case] = []
-        if "layout" not in kept:
-            measured = (*self._cases[TIMED], *self._cases[HELD_OUT])
-            others = with_other_binaries(self.bound, kernel, self.problem, measured)
+        others = compiled_in.further_cases(draw, kept)
         for case in chain(others, islice(drawn, _RANDOM_SHAPES)):
             if len(jobs) - further == _RANDOM_TESTS:
                 break
             is_other = case in others
-            compiled = is_other or compiled_in(self.bound, kernel, case) in compile_jobs
+            compiled = is_other or compiled_in.of(case) in compile_jobs
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
                 known.add(case.label)
                 try:

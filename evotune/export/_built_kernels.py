@@ -194,7 +194,10 @@ def _by_binary(
 
 
 def _compiled_in(kernel: KernelSpec, job: CaseJob) -> Mapping[str, Value]:
-    return {name: _fixed(job, name) for name in kernel.define if name != "dtype"}
+    """Without the names of `specialise` where the binary is for any value of theirs."""
+    found = {name: _fixed(job, name) for name in kernel.define if name != "dtype"}
+    special = {name: _fixed(job, name) for name in kernel.specialise}
+    return {**found, **special} if any(special.values()) else found
 
 
 def _fixed(job: CaseJob, name: str) -> Value:
@@ -206,6 +209,7 @@ def _fixed(job: CaseJob, name: str) -> Value:
 def _distinct(
     kernel: KernelSpec, inside: Sequence[CaseJob], binaries: Mapping[str, Binary]
 ) -> list[ExportedBinary]:
+    """Specialised ones first: a package takes the first that fits a case."""
     found: dict[str, ExportedBinary] = {}
     for job in inside:
         key = job.compile.key
@@ -213,4 +217,6 @@ def _distinct(
             fixed = _compiled_in(kernel, job)
             with open(binaries[key].path, "rb") as file:
                 found[key] = ExportedBinary(fixed, binaries[key], file.read())
-    return sorted(found.values(), key=lambda each: repr(sorted(each.fixed.items())))
+    return sorted(
+        found.values(), key=lambda each: (-len(each.fixed), repr(sorted(each.fixed.items())))
+    )

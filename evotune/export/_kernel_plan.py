@@ -142,7 +142,9 @@ def kernel_plan(
             raise EvotuneError(f"kernel {kernel.name}: a condition of the space holds in no case")
         if always is None:
             kept.append(guard)
-    names = (parse_expression(name, kernel.position) for name in kernel.define if name != "dtype")
+    names = (
+        parse_expression(name, kernel.position) for name in kernel.compiled_in if name != "dtype"
+    )
     return KernelPlan(scope, plan, tuple(kept), tuple(map(scope.bind, names)))
 
 

@@ -64,6 +64,7 @@ class Attention:
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout", *features.KEYS)
+    layout_sizes: ClassVar[tuple[str, ...]] = ("heads", "kv_heads")
     optional: ClassVar[tuple[str, ...]] = tuple(OPTIONAL)
 
     def __init__(self, dtype: str) -> None:

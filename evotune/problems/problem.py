@@ -139,6 +139,9 @@ class WrongSymbol(ValueError):
 class HasLayouts(Protocol):
     """A problem whose tensors may lie in memory in several ways."""
 
+    layout_sizes: ClassVar[tuple[str, ...]]
+    """The sizes on which the distance between two rows of a tensor depends."""
+
     def other_layouts(self, case: Case) -> Sequence[Case]:
         """The case with its tensors in other memory, for kernels that receive strides."""
 

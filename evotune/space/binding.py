@@ -108,10 +108,12 @@ def _check_when_cycles(document: SpaceDocument, names: Names) -> None:
 def _check_kernels(document: SpaceDocument, names: Names) -> None:
     """SpaceError when a launch would meet an unknown name, or a value of a wrong type."""
     for kernel in document.kernels:
-        for symbol, position in zip(kernel.define, kernel.define_positions, strict=True):
+        for symbol, position in zip(kernel.compiled_in, kernel.compiled_in_positions, strict=True):
             if symbol not in names.symbols and symbol not in names.let:
                 hint = did_you_mean(symbol, {*names.symbols, *names.let})
                 raise position.error(f"unknown symbol '{symbol}'{hint}")
+            if symbol in kernel.specialise and symbol not in names.let:
+                raise position.error(f"expected a name of 'let', found '{symbol}'")
             for used in names.all_names_in(names.let[symbol]) if symbol in names.let else ():
                 if used in names.parameters:
                     raise position.error(

@@ -166,7 +166,8 @@ class KernelSpec:
     language: str
     supports: tuple[SupportSpec, ...]
     define: tuple[str, ...]
-    define_positions: tuple[Position, ...]
+    specialise: tuple[str, ...]
+    compiled_in_positions: tuple[Position, ...]
     arguments: tuple[ArgumentSpec, ...]
     workspace: tuple[WorkspaceSpec, ...]
     constant_memory: tuple[ConstantMemorySpec, ...]
@@ -175,6 +176,12 @@ class KernelSpec:
     deterministic: bool
     alternative: str
     position: Position
+
+    @property
+    def compiled_in(self) -> tuple[str, ...]:
+        """The names of `define`, then those of `specialise`; `compiled_in_positions` has their
+        places."""
+        return (*self.define, *self.specialise)
 
     def expressions(self) -> Iterator[Expression]:
         """Every number a launch of this kernel evaluates."""

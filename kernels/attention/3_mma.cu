@@ -11,7 +11,8 @@
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM and VALUE_DIM (multiples of 16; VALUE_DIM <= HEAD_DIM <= 256), CAUSAL, DTYPE, and features:
 //             row_features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have
-//             their own binary.
+//             their own binary. VIEW_HEADS, VIEW_KV_HEADS, Q_ROW, K_ROW, V_ROW and OUT_ROW, 0 if not given: this
+//             binary is for views whose heads are neighbours, with these numbers of heads and distances between rows.
 //
 // How it works. A tile is BLOCK_M rows of one head. WARPS_Q x WARPS_KV warps work on it: each has BLOCK_M / WARPS_Q
 // rows and, of every block of keys, BLOCK_N / WARPS_KV keys. K and V blocks arrive by cp.async, STAGES deep.
@@ -209,6 +210,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
                       FEATURE_ARGUMENTS STRIDE_PARAMETERS) {
+  if constexpr (VIEW_HEADS > 0) heads = VIEW_HEADS, kv_heads = VIEW_KV_HEADS;
   const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k,
                         Features FEATURES_GIVEN STRIDE_ARGUMENTS);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
@@ -241,6 +243,7 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
                     FEATURE_ARGUMENTS STRIDE_PARAMETERS) {
   constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
+  if constexpr (VIEW_HEADS > 0) heads = VIEW_HEADS, kv_heads = VIEW_KV_HEADS;
   const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k,
                         Features FEATURES_GIVEN STRIDE_ARGUMENTS);
   const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();

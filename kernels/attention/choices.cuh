@@ -1,12 +1,31 @@
 // Constants of choices (V_WAIT_EARLY, SWIZZLE_XOR, ...) that 3_mma.cu compares with, for spaces that leave the choice
 // out. They become 0 here. A space numbers its choices from 1, so a comparison with 0 is false. STRIDED is 0 unless a
-// binary is for views.
+// binary is for views, and the distances between rows and the numbers of heads are 0 unless it is for views with just
+// these.
 //
 // Archs      any.
 #pragma once
 
 #ifndef STRIDED
 #define STRIDED 0
+#endif
+#ifndef Q_ROW
+#define Q_ROW 0
+#endif
+#ifndef K_ROW
+#define K_ROW 0
+#endif
+#ifndef V_ROW
+#define V_ROW 0
+#endif
+#ifndef OUT_ROW
+#define OUT_ROW 0
+#endif
+#ifndef VIEW_HEADS
+#define VIEW_HEADS 0
+#endif
+#ifndef VIEW_KV_HEADS
+#define VIEW_KV_HEADS 0
 #endif
 #ifndef V_WAIT_EARLY
 #define V_WAIT_EARLY 0

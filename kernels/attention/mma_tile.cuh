@@ -10,15 +10,16 @@
 #include "score_change.cuh"
 #include "strides.cuh"
 
-// The further arguments of views, in elements.
+// The further arguments of views, in elements. The first ones lie near the arguments before them: a binary that has the
+// distances between rows and heads compiled in reads no other lines of the constant cache.
 #if STRIDED
 #define STRIDE_PARAMETERS                                                                                            \
-  , long long q_stride_batch, long long q_stride_head, long long q_stride_row, long long k_stride_batch,             \
-      long long k_stride_head, long long k_stride_row, long long v_stride_batch, long long v_stride_head,            \
-      long long v_stride_row, long long out_stride_batch, long long out_stride_head, long long out_stride_row
+  , long long q_stride_batch, long long k_stride_batch, long long v_stride_batch, long long out_stride_batch,        \
+      long long q_stride_head, long long k_stride_head, long long v_stride_head, long long out_stride_head,          \
+      long long q_stride_row, long long k_stride_row, long long v_stride_row, long long out_stride_row
 #define STRIDE_ARGUMENTS                                                                                             \
-  , q_stride_batch, q_stride_head, q_stride_row, k_stride_batch, k_stride_head, k_stride_row, v_stride_batch,        \
-      v_stride_head, v_stride_row, out_stride_batch, out_stride_head, out_stride_row
+  , q_stride_batch, k_stride_batch, v_stride_batch, out_stride_batch, q_stride_head, k_stride_head, v_stride_head,   \
+      out_stride_head, q_stride_row, k_stride_row, v_stride_row, out_stride_row
 #define STRIDE_MEMBERS                                                                                               \
   , q_strides(q_stride_batch, q_stride_head, q_stride_row), k_strides(k_stride_batch, k_stride_head, k_stride_row),  \
       v_strides(v_stride_batch, v_stride_head, v_stride_row),                                                        \
@@ -50,7 +51,10 @@ struct Problem {
         features(features) STRIDE_MEMBERS {}
 
 #if STRIDED
-  Strides q_strides, k_strides, v_strides, out_strides;
+  StridesOf<Q_ROW, HEAD_DIM> q_strides;
+  StridesOf<K_ROW, HEAD_DIM> k_strides;
+  StridesOf<V_ROW, VALUE_DIM> v_strides;
+  StridesOf<OUT_ROW, VALUE_DIM> out_strides;
 #endif
 
   __device__ int rows() const { return PACK_GQA ? seq_len_q * group : seq_len_q; }  // of a head, or of a group
@@ -92,14 +96,15 @@ struct Tile {
 
 #if STRIDED
   // A row of q or out, and the first row of this tile's head of k or v.
-  template <class T>
-  __device__ T* row_at(T* tensor, const Strides& strides, int row) const {
+  template <class T, class Distances>
+  __device__ T* row_at(T* tensor, const Distances& strides, int row) const {
     if constexpr (PACK_GQA)
       return strides.further(tensor + strides.head_at(batch, of_batch * problem.group + row % problem.group),
                              row / problem.group);
     return strides.further(tensor + strides.head_at(batch, of_batch), row);
   }
-  __device__ const Element* keys_at(const Element* tensor, const Strides& strides) const {
+  template <class Distances>
+  __device__ const Element* keys_at(const Element* tensor, const Distances& strides) const {
     return tensor + strides.head_at(batch, kv_head);
   }
 #endif

@@ -23,8 +23,11 @@ struct RowCopy {
   __device__ __forceinline__ RowCopy()
       : row(threadIdx.x / CHUNKS), chunk(threadIdx.x % CHUNKS), at(Layout::offset(row, chunk)) {}
 
-  // In elements, from the first of the rows to this thread's first chunk.
-  __device__ __forceinline__ int start() const { return row * kElements + chunk * 8; }
+  // In elements, from the first of the rows, which are DISTANCE apart, to this thread's first chunk.
+  template <int DISTANCE = kElements>
+  __device__ __forceinline__ int start() const {
+    return row * DISTANCE + chunk * 8;
+  }
 
   __device__ __forceinline__ bool has(int i, int rows) const {
     return (THREADS % CHUNKS == 0 || row < kRows) && ((i + 1) * kRows <= rows || row + i * kRows < rows);
@@ -33,36 +36,39 @@ struct RowCopy {
     return kRows % 8 == 0 ? at + i * kRows * Layout::kRowBytes : Layout::offset(row + i * kRows, chunk);
   }
 
-  // Copies ROWS rows; `from` is the first of them plus start(). Only the first `valid` exist: the others become zeros.
-  template <int ROWS, class T>
+  // Copies ROWS rows, DISTANCE elements apart; `from` is the first of them plus start(). Only the first `valid` exist:
+  // the others become zeros.
+  template <int ROWS, int DISTANCE = kElements, class T>
   __device__ __forceinline__ void copy(unsigned shared, const T* from, int valid) const {
     constexpr int passes = (ROWS + kRows - 1) / kRows;
     if (valid >= ROWS) {
 #pragma unroll
       for (int i = 0; i < passes; ++i)
-        if (has(i, ROWS)) policy.copy(shared + to(i), from + i * kRows * kElements);
+        if (has(i, ROWS)) policy.copy(shared + to(i), from + i * kRows * DISTANCE);
     } else {
-      const T* nowhere = from - start();  // the first row exists
+      const T* nowhere = from - start<DISTANCE>();  // the first row exists
 #pragma unroll
       for (int i = 0; i < passes; ++i)
         if (has(i, ROWS)) {
           const bool exists = row + i * kRows < valid;
-          policy.copy(shared + to(i), exists ? from + i * kRows * kElements : nowhere, exists ? 16 : 0);
+          policy.copy(shared + to(i), exists ? from + i * kRows * DISTANCE : nowhere, exists ? 16 : 0);
         }
     }
   }
 
-  // The same for rows whose distance is an argument; `from` is start_of() of the first. The address of a row that does
-  // not exist is that of the last one that does.
-  template <class T>
-  __device__ __forceinline__ T* start_of(T* first, const Strides& strides) const {
+  // The same for rows of a view; `from` is start_of() of the first. If their distance is an argument, the address of a
+  // row that does not exist is that of the last one that does.
+  template <class T, class Distances>
+  __device__ __forceinline__ T* start_of(T* first, const Distances& strides) const {
     return strides.source(first + chunk * 8, row);
   }
-  template <int ROWS, class T>
-  __device__ __forceinline__ void copy_strided(unsigned shared, const T* from, const Strides& strides,
+  template <int ROWS, class T, class Distances>
+  __device__ __forceinline__ void copy_strided(unsigned shared, const T* from, const Distances& strides,
                                                int valid) const {
     constexpr int passes = (ROWS + kRows - 1) / kRows;
-    if (valid >= ROWS) {
+    if constexpr (Distances::kRow > 0) {
+      copy<ROWS, Distances::kRow>(shared, from, valid);
+    } else if (valid >= ROWS) {
 #pragma unroll
       for (int i = 0; i < passes; ++i)
         if (has(i, ROWS)) policy.copy(shared + to(i), i == 0 ? from : strides.source(from, i * kRows));

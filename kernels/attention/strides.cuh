@@ -2,6 +2,7 @@
 //
 // The arguments count elements. Between batches and between heads they have 64 bits, since a tensor may have more than
 // 2^31 elements. Between rows they are less than 2^30, and a number of rows times the distance is a product of 64 bits.
+// Distances between rows and between heads can also be compiled in: then a copy's addresses differ by constants.
 //
 // Archs      sm_80 and later.
 // Reference  PTX ISA, "mad" (.wide).
@@ -9,12 +10,15 @@
 
 namespace {
 
-struct Strides {
+// ROW and HEAD: the distances between rows and between heads, in elements; ROW 0: the arguments tell both.
+template <int ROW = 0, int HEAD = 0>
+struct StridesOf {
+  static constexpr int kRow = ROW;
   long long batch, head;
   int row_bytes;
 
-  __device__ __forceinline__ Strides(long long batch, long long head, long long row)
-      : batch(batch), head(head), row_bytes(static_cast<int>(2 * row)) {}
+  __device__ __forceinline__ StridesOf(long long batch, long long head, long long row)
+      : batch(batch), head(ROW > 0 ? HEAD : head), row_bytes(ROW > 0 ? 2 * ROW : static_cast<int>(2 * row)) {}
 
   // From the tensor's beginning to the first row of a head, in elements.
   __device__ __forceinline__ long long head_at(int of_batch, int of_head) const {
@@ -33,10 +37,13 @@ struct Strides {
   // products before the loop, and each would take two registers.
   template <class Element>
   __device__ __forceinline__ Element* source(Element* from, int rows) const {
+    if constexpr (ROW > 0) return further(from, rows);
     unsigned long long to;
     asm("mad.wide.s32 %0, %1, %2, %3;\n" : "=l"(to) : "r"(row_bytes), "r"(rows), "l"(from));
     return reinterpret_cast<Element*>(to);
   }
 };
+
+using Strides = StridesOf<>;
 
 }  // namespace

@@ -62,7 +62,7 @@ struct TileCopies {
   __device__ __forceinline__ void load_query() const {
     const int valid = tile.rows - tile.first_row;
 #if STRIDED
-    const Strides& strides = tile.problem.q_strides;
+    const auto& strides = tile.problem.q_strides;
     const auto row_at = [&](int row) { return tile.row_at(tile.problem.q, strides, tile.first_row + row); };
     if constexpr (PACK_GQA)
       copier.gather<BLOCK_M>(shared, row_at, valid);
@@ -82,8 +82,8 @@ struct TileCopies {
 
   // Loads the block of step `step` of K or V, if there is one. Closes a group either way, so that waits can count them.
 #if STRIDED
-  template <class Copier>
-  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, const Strides& strides,
+  template <class Copier, class Distances>
+  __device__ __forceinline__ void load_block(const Copier& block_copier, const Element* from, const Distances& strides,
                                              unsigned to, int step) const {
     if (step < blocks) {
       const int key = key_of(step);

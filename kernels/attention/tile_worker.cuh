@@ -346,7 +346,7 @@ struct Worker : TileCopies<Tile> {
   __device__ __forceinline__ void store_rows(const PartFragments<kRowTiles, TILES>& done, int first_tile) const {
     unsigned char* base = shared_memory;
 #if STRIDED
-    const Strides& strides = tile.problem.out_strides;
+    const auto& strides = tile.problem.out_strides;
     Element* out = PACK_GQA ? nullptr : tile.row_at(tile.problem.out, strides, tile.first_row);
 #else
     Element* out = tile.problem.out + (PACK_GQA ? 0 : tile.template offset<VALUE_DIM>(tile.first_row));

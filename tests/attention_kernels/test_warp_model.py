@@ -67,10 +67,13 @@ def complaints(
 ) -> Iterator[str]:
     """The mistakes found on any shape; an error is above 2 roundings."""
     found = [job_of(folder, space, values, shape, causal) for shape in shapes]
-    library = emulation.build(folder, found[0], mistakes)
+    libraries: dict[tuple[str, ...], Path] = {}
     for number, job in enumerate(found):
+        binary = tuple(job.compile.macros)
+        if binary not in libraries:
+            libraries[binary] = emulation.build(folder, job, mistakes)
         inputs = inputs_of(job.case, seed=number)
-        ran = emulation.run(library, job, inputs, seed=number)
+        ran = emulation.run(libraries[binary], job, inputs, seed=number)
         if ran.out is None:
             yield f"{job.case.label}: {ran.complaint}"
             continue
@@ -139,6 +142,9 @@ def test_mma_finds_the_rows_of_views(
     assert not list(complaints(tmp_path, "attention-mma", values, shapes, causal=causal))
 
 
+COPIED = "policy.copy(shared + to(i), from + i * kRows * DISTANCE)"
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -148,6 +154,7 @@ def test_mma_finds_the_rows_of_views(
             "head_at(batch, of_batch * problem.group + row % problem.group)", "head_at(batch, 0)"
         ),
         _later("strides.further(out, row)", "out + row * HEAD_DIM"),
+        (COPIED, COPIED.replace("DISTANCE", "kElements")),
     ],
 )
 def test_a_wrong_address_in_a_view_shows(right: str, wrong: str, tmp_path: Path) -> None:

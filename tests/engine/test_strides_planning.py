@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, Proposal
+from evotune.problems.problem import Case
 
 STRIDES = [f"{t}_stride_{d}" for t in ("q", "k", "v", "out") for d in ("batch", "head", "row")]
 SPACE = """\
@@ -115,6 +117,69 @@ def test_a_space_that_times_views_searches_with_their_binary(tmp_path: Path) -> 
     planner = of_mma(tmp_path, f"{SHAPE}, layout: blhd")
     timed = planner.compile_jobs(planner.bound.default())
     assert [dict(job.defines)["STRIDED"] for job in timed] == [1, 1]
+
+
+def rows(made: Proposal, *roles: str) -> dict[tuple[int, ...], list[Case]]:
+    """The cases of each binary for views, by the distances between rows that it has compiled in."""
+    found: dict[tuple[int, ...], list[Case]] = {}
+    for job in made.cases:
+        given = dict(job.compile.defines)
+        if given["STRIDED"] and job.role in roles:
+            distances = tuple(given[f"{tensor}_ROW"] for tensor in ("Q", "K", "V", "OUT"))
+            found.setdefault(distances, []).append(job.case)
+    return found
+
+
+def test_views_of_the_measured_heads_have_a_binary_of_their_own(tmp_path: Path) -> None:
+    planner = of_mma(tmp_path, "batch: 2, heads: 6, kv_heads: 2, seq_len: 64, head_dim: 32")
+    made = planner.proposal(0, planner.bound.default(), confirm=True)
+    found = rows(made, EDGE, RANDOM)
+    held_out = (8 * 64,) * 4
+    measured = (6 * 32, 2 * 32, 2 * 32, 6 * 32)
+    assert set(found) == {(0, 0, 0, 0), measured, held_out}
+    assert len(found[measured]) > 10
+    assert {case.symbols["layout"] for case in found[measured]} == {"blhd"}
+    assert len({case.symbols["seq_len_k"] for case in found[measured]}) > 5
+    assert {"blhd", "mixed", "far_k"} <= {str(case.symbols["layout"]) for case in found[0, 0, 0, 0]}
+    for case in found[0, 0, 0, 0]:
+        sizes = tuple(case.symbols[name] for name in ("heads", "kv_heads", "head_dim", "layout"))
+        assert sizes not in {(6, 2, 32, "blhd"), (8, 8, 64, "blhd")}
+
+
+def test_one_query_lies_at_any_distance(tmp_path: Path) -> None:
+    """PyTorch lets the only index of a dimension have any stride."""
+    shape = "batch: 2, heads: 6, kv_heads: 2, seq_len_q: 1, seq_len_k: 64, head_dim: 32"
+    planner = of_mma(tmp_path, shape)
+    made = planner.proposal(0, planner.bound.default(), confirm=True)
+    measured = (6 * 32, 2 * 32, 2 * 32, 6 * 32)
+    (case, *_) = (c for c in rows(made, RANDOM)[measured] if c.symbols["seq_len_q"] == 1)
+    far = Case("far", {**case.symbols, "q_stride_row": 12345})
+    job = planner.case_job(planner.bound.default(), far)
+    assert dict(job.compile.defines)["Q_ROW"] == 6 * 32
+
+
+def test_a_search_of_views_has_edge_shapes_of_their_binary(tmp_path: Path) -> None:
+    planner = of_mma(
+        tmp_path, "batch: 2, heads: 6, kv_heads: 2, seq_len: 64, head_dim: 32, layout: blhd"
+    )
+    made = planner.proposal(0, planner.bound.default())
+    measured = (6 * 32, 2 * 32, 2 * 32, 6 * 32)
+    assert set(rows(made, TIMED, EDGE)) == {measured}
+    assert len(rows(made, EDGE)[measured]) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("out_rows", "unknown symbol 'out_rows'; did you mean 'out_row'"),
+        ("heads", "expected a name of 'let', found 'heads'"),
+        ("threads", "'threads' depends on the parameter WARPS_Q"),
+    ],
+)
+def test_only_a_let_of_the_case_is_specialised(tmp_path: Path, name: str, message: str) -> None:
+    old = "specialise: [view_heads, view_kv_heads, q_row, k_row, v_row, out_row]"
+    with pytest.raises(SpaceError, match=re.escape(message)):
+        of_mma(tmp_path, **{old: f"specialise: [q_row, {name}]"})
 
 
 def test_what_is_compiled_in_follows_from_the_case_alone(tmp_path: Path) -> None:

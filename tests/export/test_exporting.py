@@ -247,11 +247,11 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
     one = contents(tmp_path / "one")
     assert one == contents(tmp_path / "two")
     binaries = [name for name in one if "/binaries/" in name]
-    assert len(binaries) == 4  # full and causal, of contiguous tensors and of views
+    assert len(binaries) == 6  # full and causal: contiguous, views, and views of 8 heads
     dispatch = json.loads(one["attention_mma/dispatch.json"])
     fixed = [each["fixed"] for each in dispatch["kernels"][0]["binaries"]]
-    assert sorted((each["causal"], each["strided"]) for each in fixed) == [
-        (causal, strided) for causal in (False, True) for strided in (0, 1)
+    assert sorted((each["causal"], each["strided"], each.get("k_row", 0)) for each in fixed) == [
+        (causal, *of) for causal in (False, True) for of in ((0, 0), (1, 0), (1, 8 * 64))
     ]
     assert {region["layout"] for region in dispatch["served"]} == {"strided"}
     widest = {0: 0, 1: 0}  # each binary has the domain of its own cases: views were far apart
@@ -266,7 +266,15 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
         choice = package.choose(case, layout)
         assert isinstance(choice, Choice)
         assert choice.binary["fixed"]["strided"] == strided
+        assert choice.binary["fixed"].get("q_row", 0) == 8 * 64 * strided
         assert len(choice.plan["arguments"]) == given
+        further = [{"heads": 4}, {"heads": 8, "seq_len_q": 300, "seq_len_k": 400}]
+        for changes in (*further, {"q_stride_head": 72, "q_stride_row": 8 * 72}):
+            others = with_strides({**case, **changes}, across=bool(strided)) | changes
+            choice = package.choose(others, layout, anywhere=True)
+            assert isinstance(choice, Choice), changes
+            specialised = strided and others["heads"] == 8 and "q_stride_row" not in changes
+            assert choice.binary["fixed"].get("q_row", 0) == (8 * 64 if specialised else 0)
     assert all(name.endswith(".cubin") for name in binaries)
     assert all(one[name].startswith(b"\x7fELF") for name in binaries)
     assert "attention_mma/_cuda_launcher.py" in one

@@ -101,8 +101,9 @@ class Dispatch:
         try:
             for binary in kernel["binaries"]:
                 if all(_equal(names[name], value) for name, value in binary["fixed"].items()):
-                    checked = self._was_checked(number, binary, symbols)
-                    if not checked or not all(evaluate(g, names) for g in kernel["guards"]):
+                    if not self._was_checked(number, binary, symbols):
+                        continue  # a less specialised one may be
+                    if not all(evaluate(guard, names) for guard in kernel["guards"]):
                         return None
                     return Choice(number, binary, _in_numbers(kernel["plan"], binary, names))
         except NoValue:

@@ -112,6 +112,7 @@ class Kernel(Described):
     - `source_text`: the source itself, instead of a file. It includes files relative to the root.
     - `supports`: symbol -> the values it may have, or the condition that it must meet (`">= 80"`).
     - `define`: symbols that are compiled in instead of passed; also a `let` of symbols alone.
+    - `specialise`: `let`s that are compiled in on measured cases; 0 on all others.
     - `further_arguments`: `{"when": …, "names": […]}`, arguments that follow in some cases.
     - `workspace`: scratch buffers by name.
     - `constant_memory`: CUDA: `__constant__` variable -> the input tensor that it is a copy of.
@@ -132,6 +133,7 @@ class Kernel(Described):
     source_text: str | None = None
     supports: Mapping[str, str | Sequence[Value]] | None = None
     define: Sequence[str] = ()
+    specialise: Sequence[str] = ()
     further_arguments: Mapping[str, object] | None = None
     workspace: Mapping[str, Workspace | Mapping[str, object]] | None = None
     constant_memory: Mapping[str, str] | None = None

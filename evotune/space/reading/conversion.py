@@ -159,8 +159,11 @@ class Converter:
             language=language.name,
             supports=self._supports(kernel, path),
             define=tuple(kernel.define),
-            define_positions=tuple(
-                self.source.position((*path, "define", i)) for i in range(len(kernel.define))
+            specialise=tuple(kernel.specialise),
+            compiled_in_positions=tuple(
+                self.source.position((*path, field, i))
+                for field, names in (("define", kernel.define), ("specialise", kernel.specialise))
+                for i in range(len(names))
             ),
             arguments=self._arguments(kernel, language, path),
             workspace=self._workspace(kernel, path),

@@ -156,6 +156,9 @@ class KernelModel(SpaceModel):
     define: list[Identifier] = []
     """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed; also
     a `let` of symbols alone. Each combination of values is a binary."""
+    specialise: list[Identifier] = []
+    """`let`s that are compiled in too, but only on measured cases; 0 on all others, which share a
+    binary."""
     arguments: list[Argument] = []
     """The function's arguments in order: tensors, workspaces, symbols, or `{value, type}`."""
     further_arguments: FurtherArgumentsModel | None = None
