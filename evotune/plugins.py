@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -127,6 +126,8 @@ def _own(package: str) -> dict[str, object]:
 @functools.cache
 def _entries(group: str, path: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """(package, target) by name. `path`, where packages are looked for, is the cache's key."""
+    import importlib.metadata  # here: a worker that compiles needs no plugin and starts faster
+
     found: dict[str, tuple[str, str]] = {}
     for entry in importlib.metadata.entry_points(group=group):
         package = entry.dist.name if entry.dist is not None else entry.module

@@ -32,7 +32,6 @@ from evotune.trial import Check, Json, OutcomeKind, Value
 if TYPE_CHECKING:
     import torch
 import enum
-import importlib.metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +329,8 @@ class Finding:
 
 def version(package: str) -> str:
     """The version of an installed package; "" when it is not installed."""
+    import importlib.metadata  # here: it takes a sixth of a compiling worker's start-up
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -15,9 +15,10 @@ from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import find_space
 from evotune.engine.stop_signal import interruptible
 from evotune.errors import SpaceError, UsageError
-from evotune.execute.build_cache import writable_cache_dir
+from evotune.execute.build_cache import BuildCache, writable_cache_dir
 from evotune.execute.build_review import BuildRules, review_build
 from evotune.execute.compile_pool import CompilePool
+from evotune.execute.compile_worker import cached
 from evotune.execute.executor import Proposal
 from evotune.scratch import scratch_folder
 from evotune.space.bound import BoundSpace
@@ -152,14 +153,20 @@ def compile_space(
 
 
 def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary | CompileFailure]:
-    """The result of each job, by its key: from the build cache, or compiled now on all cores."""
-    wanted = {job.key: job for job in jobs}
+    """The result of each job, by its key: from the build cache, or compiled now on all cores.
+    Where all are cached no process starts."""
+    wanted, folder = {job.key: job for job in jobs}, writable_cache_dir()
+    cache = BuildCache(folder)
     found: dict[str, Binary | CompileFailure] = {}
-    with scratch_folder() as folder:
-        cache, processes = writable_cache_dir(), min(len(wanted), os.cpu_count() or 1)
-        pool = CompilePool(folder, cache, processes=processes, timeout_s=timeout_s)
+    found |= {key: binary for key, job in wanted.items() if (binary := cached(job, cache))}
+    missing = [job for key, job in wanted.items() if key not in found]
+    if not missing:
+        return found
+    with scratch_folder() as scratch:
+        processes = min(len(missing), os.cpu_count() or 1)
+        pool = CompilePool(scratch, folder, processes=processes, timeout_s=timeout_s)
         try:
-            for job in wanted.values():
+            for job in missing:
                 pool.submit(job)
             while len(found) < len(wanted):
                 found |= {job.key: result for job, result in pool.wait(0.5)}

@@ -39,11 +39,9 @@ def build(
     job: CompileJob, cache: BuildCache, scratch: Path, timeout_s: float
 ) -> Binary | CompileFailure:
     """The job's binary, compiled (in a folder under `scratch`) only if it is not cached."""
-    compiler = compiler_for(job.language)
-    key = hashlib.sha256(f"{job.key}\0{compiler.version()}".encode()).hexdigest()
-    cached = cache.get(key)
-    if cached:
-        return cached
+    key, compiler = _key(job), compiler_for(job.language)
+    if kept := cache.get(key):
+        return kept
     with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "kernel.bin"
         started = time.monotonic()
@@ -55,6 +53,16 @@ def build(
             reason = "the kernel's sources changed while the run was going on"
             return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, "", seconds)
         return cache.put(key, output.read_bytes(), result, seconds)
+
+
+def cached(job: CompileJob, cache: BuildCache) -> Binary | None:
+    """The job's binary if the cache has it."""
+    return cache.get(_key(job))
+
+
+def _key(job: CompileJob) -> str:
+    version = compiler_for(job.language).version()
+    return hashlib.sha256(f"{job.key}\0{version}".encode()).hexdigest()
 
 
 def _sources_unchanged(job: CompileJob) -> bool:
