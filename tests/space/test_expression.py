@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
 from evotune.space.language.bounds import bounds_of_column, bounds_of_values, can_hold
-from evotune.space.language.columns import column_of
+from evotune.space.language.columns import codes, column_of
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.trial import Value
 
@@ -201,6 +201,18 @@ def test_columns_give_what_rows_give(text: str, rows: list[dict[str, Value]]) ->
         if expected is not None:
             assert value == expected
             assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize("values", [st.integers(-9, 9), st.integers(-(2**63), 2**63 - 1)])
+@given(data=st.data())
+def test_codes_are_the_ranks_of_integers(
+    values: st.SearchStrategy[int], data: st.DataObject
+) -> None:
+    """Near integers are ranked by a table, others by sorting."""
+    listed = data.draw(st.lists(values, min_size=1, max_size=40))
+    ranks = {value: rank for rank, value in enumerate(sorted({*listed}))}
+    found, count = codes([column_of(listed)], len(listed))
+    assert (found.tolist(), count) == ([ranks[value] for value in listed], len(ranks))
 
 
 def _value_or_none(expression: Expression, row: dict[str, Value]) -> Value | None:

@@ -32,6 +32,7 @@ from evotune.space.language.scalar import compile_scalar
 from evotune.trial import Value
 
 Array: TypeAlias = npt.NDArray[Any]
+_LONGEST_TABLE = 4  # entries for each value
 _POWERS_OF_TWO = np.array([1 << exponent for exponent in range(63)], dtype=np.int64)
 
 
@@ -85,8 +86,7 @@ def codes(columns: Sequence[Column], rows: int) -> tuple[Array, int]:
             part, distinct = np.where(column.failed, distinct, part), distinct + 1
         combined, count = combined * distinct + part, count * distinct
         if count > 4 * rows:
-            found, combined = np.unique(combined, return_inverse=True)
-            count = len(found)
+            combined, count = _ranks(combined)
     return combined, count
 
 
@@ -97,6 +97,20 @@ def _codes_of(values: Array) -> tuple[Array, int]:
         return np.array(listed, dtype=np.int64), len(seen)
     if values.dtype.kind == "b":
         return values.astype(np.int64), 2
+    return _ranks(values)
+
+
+def _ranks(values: Array) -> tuple[Array, int]:
+    """For every value how many distinct ones are smaller; and how many distinct ones there are."""
+    if values.dtype.kind == "i" and len(values):
+        least = int(values.min())
+        span = int(values.max()) - least + 1
+        if span <= _LONGEST_TABLE * len(values):  # less work than sorting
+            places = values - least
+            present = np.zeros(span, dtype=np.bool_)
+            present[places] = True
+            ranks = np.cumsum(present) - 1
+            return ranks[places], int(ranks[-1]) + 1
     distinct, inverse = np.unique(values, return_inverse=True)
     return inverse, len(distinct)
 
