@@ -18,7 +18,7 @@ from evotune.trial import Trial
 from .crashing import BEFORE_THE_RUN_EXISTS, CRASH_POINTS, Forker
 from .runs import digest, history, recorded_space, run_here
 
-TRIALS = 120
+TRIALS = 70  # beyond the third snapshot
 KILLED = -signal.SIGKILL
 
 

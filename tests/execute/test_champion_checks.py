@@ -14,6 +14,7 @@ from verify.kernels import Memory, exact, kernel
 from evotune.backends import registry
 from evotune.device.launch import CompileJob
 from evotune.device.session import Disturb
+from evotune.execute import _trial_runner
 from evotune.execute._trial_runner import TrialRunner
 from evotune.execute.messages import TrialRequest
 from evotune.trial import Outcome, OutcomeKind
@@ -21,6 +22,11 @@ from evotune.trial import Outcome, OutcomeKind
 from .test_graph_sessions import CASES, PROBLEM, PROFILE, GraphSession, job
 
 JOB = CompileJob("cpp", ".", "k.cpp", (), (), "native", "")
+
+
+@pytest.fixture(autouse=True)
+def _short_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trial_runner, "_START_S", 0.1)  # kernels in Python would take it all
 
 
 class DisturbedSession(GraphSession):

@@ -91,6 +91,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
         min_rounds=1, max_rounds=2, sample_us=1.0, places=3, graphs=2, baseline_graphs=2
     )
     monkeypatch.setattr(TimingSettings, "thorough", lambda: settings)
+    monkeypatch.setattr(_trial_runner, "_START_S", 0.1)  # kernels in Python would take it all
 
 
 def run(session: CpuSession, **fields: Any) -> Outcome:
