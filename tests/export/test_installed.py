@@ -9,6 +9,8 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,31 @@ import torch
 import torch.nn.functional as F
 torch.manual_seed(0)
 """
+SERVER = (
+    HEAD
+    + """
+import gc, importlib, json, os
+
+gc.freeze()  # else each fork looks at all of PyTorch when it ends
+for line in sys.stdin:
+    code, path = json.loads(line)
+    pid = os.fork()
+    if pid:
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        continue
+    with open(path, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    importlib.invalidate_caches()  # of before the packages were installed
+    exec(compile(code, "code", "exec"))
+    sys.exit()
+"""
+)
 
 
 class Environment:
-    """A virtual environment that sees PyTorch."""
+    """A virtual environment that sees PyTorch. Its first process imports PyTorch and computes
+    nothing; each code runs in a fork of it."""
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=False)
@@ -40,6 +63,15 @@ class Environment:
         (site,) = folder.glob("lib/python*/site-packages")
         (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
         self.site = site
+        self._output = folder / "output"
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._server = subprocess.Popen(
+            [str(self.python), "-P", "-c", SERVER],
+            env=clean, cwd=site.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._server.communicate()
 
     def install(self, package: Path) -> None:
         pip = [sys.executable, "-m", "pip", "-q", "--python", str(self.python)]
@@ -48,18 +80,18 @@ class Environment:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, code: str) -> str:
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(
-            [str(self.python), "-P", "-c", HEAD + code],
-            env=clean, cwd=self.site.parent, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        print(json.dumps([code, str(self._output)]), file=self._server.stdin, flush=True)
+        status, said = self._server.stdout.readline(), self._output.read_text()
+        assert status == "0\n", status + said
+        return said
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("environment") / "venv")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    with closing(Environment(tmp_path_factory.mktemp("environment") / "venv")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=["made up", pytest.param("tuned", marks=pytest.mark.soak)])
