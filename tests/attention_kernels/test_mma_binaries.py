@@ -1,4 +1,4 @@
-"""3_mma.cu has binaries for contiguous tensors, for views, and for views of the measured heads; needs
+"""3_mma.cu has binaries for contiguous tensors, for views, and for views of measured heads; needs
 NVRTC, no GPU."""
 
 from __future__ import annotations
