@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from evotune.errors import SpaceError
 from evotune.problems.problem import Case, HasLayouts, Problem
 from evotune.space.bound import BoundSpace
 from evotune.space.specs import KernelSpec
 from evotune.trial import Value
 
-_SPECIALISED_TESTS = 20
+_SPECIALISED_TESTS = 6
+"""Random cases for each specialised binary."""
 
 
 class CompiledIn:
     """The compiled-in values of one kernel.
 
-    A binary is specialised where it is made for the values of a measured case. All other cases
-    share the binary that has 0 in their place.
+    A binary is specialised if it is made for the values of a measured case. All other cases with
+    the same values of `define` share a binary, which has 0 for each name of `specialise`.
     """
 
     def __init__(
@@ -27,76 +29,91 @@ class CompiledIn:
         self._kernel = kernel
         self._problem = problem
         self._measured = measured
-        self._specialised = {
-            self._values(kernel.specialise, like)
-            for case in measured
-            for like in (case, *self._in_other_layouts(case))
-        }
+        self._specialised: set[tuple[Value, ...]] = set()
+        for case in measured if kernel.specialise else ():
+            for like in (case, *self._in_other_layouts(case)):
+                self._specialised.add(self._values(kernel.specialise, like.symbols))
 
     def of(self, case: Case) -> tuple[Value, ...]:
-        """The values of the names in `define`, then those of the names in `specialise`."""
-        special = self._values(self._kernel.specialise, case)
+        """The values of the names in `define`, then those of the names in `specialise`. SpaceError
+        for a `let` that is no whole number on the case."""
+        special = self._values(self._kernel.specialise, case.symbols)
         if special not in self._specialised:
             special = (0,) * len(special)
-        return (*self._values(self._kernel.define, case), *special)
+        return (*self._values(self._kernel.define, case.symbols), *special)
 
     def further_cases(self, draw: int, kept: Collection[str]) -> list[Case]:
-        """Cases for the binaries that a champion has beside those of its trial: the measured cases
-        in other layouts, and random cases of the specialised binaries. An exported binary serves
-        only the cases between its own checks."""
-        if "layout" in kept:
-            return []
-        others = [
-            other
-            for case in self._measured
-            for other in self._in_other_layouts(case)
-            if self.of(other) != self.of(case)
-        ]
-        return others + list(islice(self._specialised_cases(draw, kept), _SPECIALISED_TESTS))
+        """Cases for the binaries that only the confirmation compiles: each measured case in other
+        layouts, once for each binary, and random cases of the specialised binaries. An exported
+        binary serves only the cases between its own checks."""
+        found: list[Case] = []
+        for case in self._measured if "layout" not in kept else ():
+            known = {self.of(case)}
+            for other in self._in_other_layouts(case):
+                if self.of(other) not in known:
+                    known.add(self.of(other))
+                    found.append(other)
+        return found + list(self._specialised_cases(draw, kept))
 
     def same_binaries(self, cases: Iterable[Case], edges: Iterable[Case]) -> list[Case]:
-        """The edges that need no binary beside those of the cases."""
-        if not self._kernel.specialise and not self._bound.document.let.keys() & set(
-            self._kernel.define
-        ):
+        """The edge cases whose binary is that of one of `cases`."""
+        derived = self._bound.document.let.keys() & set(self._kernel.compiled_in)
+        if not derived:
             return list(edges)
         binaries = {self.of(case) for case in cases}
         return [edge for edge in edges if self.of(edge) in binaries]
 
     def specialised_kept(self, cases: Iterable[Case]) -> set[str]:
-        """The symbols that further cases must keep to need the same specialised binaries; none
-        where the cases need no such binary."""
-        if not any(map(self._is_specialised, cases)):
-            return set()
-        return {"layout", *self._layout_sizes}
+        """The symbols that an edge case must share with `cases` to need one of their specialised
+        binaries. Empty if they need none."""
+        found: set[str] = set()
+        for case in filter(self._is_specialised, cases):
+            found |= {name for name in case.symbols if self._decides(name, case)}
+            if isinstance(self._problem, HasLayouts):
+                found |= {"layout", *self._problem.layout_sizes}
+        return found
 
-    @property
-    def _layout_sizes(self) -> Sequence[str]:
-        return self._problem.layout_sizes if isinstance(self._problem, HasLayouts) else ()
+    def _specialised_cases(self, draw: int, kept: Collection[str]) -> Iterator[Case]:
+        """Random cases of the specialised binaries."""
+        likes: dict[tuple[Value, ...], Case] = {}
+        for case in self._measured:
+            others = self._in_other_layouts(case) if "layout" not in kept else ()
+            likes |= {self.of(like): like for like in (case, *others) if self._is_specialised(like)}
+        cases = list(likes.values())
+        if cases:
+            names = {*kept, *self.specialised_kept(cases)}
+            drawn = self._problem.random_cases(cases, draw, names)
+            yield from islice(drawn, _SPECIALISED_TESTS * len(cases))
 
     def _is_specialised(self, case: Case) -> bool:
         return any(self.of(case)[len(self._kernel.define) :])
 
-    def _specialised_cases(self, draw: int, kept: Collection[str]) -> Iterator[Case]:
-        cases = [
-            like
-            for case in self._measured
-            for like in (case, *self._in_other_layouts(case))
-            if self._is_specialised(like)
-        ]
-        if cases:
-            yield from self._problem.random_cases(
-                cases, draw, {*kept, "layout", *self._layout_sizes}
-            )
+    def _decides(self, name: str, case: Case) -> bool:
+        """Whether another value of the size alone changes a specialised value."""
+        value = case.symbols[name]
+        strides = {n for spec in self._problem.tensors(case) for n in spec.stride_symbols}
+        if not isinstance(value, int) or name in strides:
+            return False
+        names = self._kernel.specialise
+        try:
+            changed = self._values(names, {**case.symbols, name: value + 1})
+        except SpaceError:  # it has no value there
+            return True
+        return changed != self._values(names, case.symbols)
 
     def _in_other_layouts(self, case: Case) -> Sequence[Case]:
         if not isinstance(self._problem, HasLayouts):
             return ()
         return self._problem.other_layouts(case)
 
-    def _values(self, names: Iterable[str], case: Case) -> tuple[Value, ...]:
+    def _values(self, names: Iterable[str], symbols: Mapping[str, Value]) -> tuple[Value, ...]:
+        return tuple(self._value(name, symbols) for name in names)
+
+    def _value(self, name: str, symbols: Mapping[str, Value]) -> Value:
         let = self._bound.document.let
-        return tuple(
-            self._bound.evaluate(let[name], {}, case.symbols) if name in let else case.symbols[name]
-            for name in names
-        )
+        if name not in let:
+            return symbols[name]
+        value = self._bound.evaluate(let[name], {}, symbols)
+        if isinstance(value, str) or value != int(value):
+            raise let[name].error(f"'{name}' is {value}: only a whole number can be compiled in")
+        return value

@@ -51,12 +51,12 @@ class ExportedBinary:
 @dataclass(frozen=True, slots=True)
 class BuiltChampion:
     """A champion with everything that a package needs to call it. `regions`: its domain, with the
-    compiled-in values of the machine code that each is for, where there are several."""
+    compiled-in values of the machine code that each is for; None where there is one."""
 
     champion: Champion
     binaries: tuple[ExportedBinary, ...]
     plan: KernelPlan
-    regions: tuple[tuple[Region, Mapping[str, Value]], ...]
+    regions: tuple[tuple[Region, Mapping[str, Value] | None], ...]
 
 
 def checked_cases(champion: Champion) -> Proposal:
@@ -173,7 +173,7 @@ def _static_bytes(binary: Binary) -> int:
 
 def _by_binary(
     champion: Champion, kernel: KernelSpec, domain: Sequence[Region], checked: Iterable[CaseJob]
-) -> Iterator[tuple[Region, Mapping[str, Value]]]:
+) -> Iterator[tuple[Region, Mapping[str, Value] | None]]:
     """The regions. Where cases of several binaries have the same fixed values, each binary has the
     region of its own cases, with its compiled-in values."""
     placed = [(champion.place(job.case), job) for job in checked]
@@ -185,7 +185,7 @@ def _by_binary(
                 compiled = _compiled_in(kernel, job)
                 found.setdefault(job.compile.key, ([], compiled))[0].append(place)
         if len(found) < 2:
-            yield from ((region, {}) for region in alike)
+            yield from ((region, None) for region in alike)
             continue
         for places, compiled in found.values():
             met = {name: [place.ranged[name] for place in places] for name in alike[0].ranges}
@@ -194,7 +194,8 @@ def _by_binary(
 
 
 def _compiled_in(kernel: KernelSpec, job: CaseJob) -> Mapping[str, Value]:
-    """Without the names of `specialise` where the binary is for any value of theirs."""
+    """The compiled-in values. A binary with 0 for every name of `specialise` serves any value of
+    them, so these names are left out."""
     found = {name: _fixed(job, name) for name in kernel.define if name != "dtype"}
     special = {name: _fixed(job, name) for name in kernel.specialise}
     return {**found, **special} if any(special.values()) else found

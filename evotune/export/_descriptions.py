@@ -121,7 +121,7 @@ def dispatch(
                 "fixed": completed(region.fixed),
                 "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
                 "layout": layouts[number],
-                **({"compiled": dict(compiled)} if compiled else {}),
+                **({} if compiled is None else {"compiled": dict(compiled)}),
             }
             for number in ranked
             for region, compiled in kernels[number].regions

@@ -38,18 +38,23 @@ Strides = Mapping[str, Sequence[str]]
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
     """`plan` is a LaunchPlan in dicts and lists whose numbers are expressions. Where one of
-    `guards` does not hold, the kernel must not be called. `compiled_in` chooses the binary."""
+    `guards` does not hold, the kernel must not be called. The values of `compiled_in` choose the
+    binary."""
 
     scope: CaseScope
     plan: Mapping[str, Any]
     guards: tuple[Node, ...]
-    compiled_in: tuple[Node, ...]
+    compiled_in: Mapping[str, Node]
 
     def to_json(self) -> dict[str, Json]:
         """The entries `let`, `plan` and `guards` of a kernel."""
-        nodes = [*self.guards, *_nodes(self.plan), *self.compiled_in]
+        nodes = [*self.guards, *_nodes(self.plan), *self.compiled_in.values()]
+        let = self.scope.needed(nodes)
+        for name, node in self.compiled_in.items():
+            if not self.scope.is_symbol(name):
+                let.setdefault(name, node)  # another name of a symbol, or a constant
         return {
-            "let": {name: to_json(node) for name, node in self.scope.needed(nodes).items()},
+            "let": {name: to_json(node) for name, node in let.items()},
             "plan": _mapped(self.plan, to_json),
             "guards": list(map(to_json, self.guards)),
         }
@@ -142,10 +147,12 @@ def kernel_plan(
             raise EvotuneError(f"kernel {kernel.name}: a condition of the space holds in no case")
         if always is None:
             kept.append(guard)
-    names = (
-        parse_expression(name, kernel.position) for name in kernel.compiled_in if name != "dtype"
-    )
-    return KernelPlan(scope, plan, tuple(kept), tuple(map(scope.bind, names)))
+    compiled_in = {
+        name: scope.bind(parse_expression(name, kernel.position))
+        for name in kernel.compiled_in
+        if name != "dtype"
+    }
+    return KernelPlan(scope, plan, tuple(kept), compiled_in)
 
 
 class _Writer:

@@ -56,7 +56,7 @@ def _planned(champion: Champion, case: Case) -> CaseJob | None:
     fixed = champion.place(case).fixed
     planner = champion.run.planner
     kernel = planner.kernel_of(champion.configuration)
-    if not set(kernel.define) <= fixed.keys() and not champion.holds(case):
+    if not set(kernel.compiled_in) <= fixed.keys() and not champion.holds(case):
         return None
     if all(region.fixed != fixed for region in champion.domain.regions):
         return None

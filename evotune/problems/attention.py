@@ -172,9 +172,11 @@ class Attention:
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
     def other_layouts(self, case: Case) -> Sequence[Case]:
-        """As a projection leaves the tensors; contiguous, if the case is not."""
-        other = "blhd" if case.symbols["layout"] == layouts.DEFAULT else layouts.DEFAULT
-        return [_laid_out(case.symbols, other)]
+        """Contiguous, as a projection leaves tensors, and each tensor in an order of its own."""
+        others = (layouts.DEFAULT, "blhd", "mixed")
+        return [
+            _laid_out(case.symbols, other) for other in others if other != case.symbols["layout"]
+        ]
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()

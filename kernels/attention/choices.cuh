@@ -1,7 +1,7 @@
 // Constants of choices (V_WAIT_EARLY, SWIZZLE_XOR, ...) that 3_mma.cu compares with, for spaces that leave the choice
 // out. They become 0 here. A space numbers its choices from 1, so a comparison with 0 is false. STRIDED is 0 unless a
-// binary is for views, and the distances between rows and the numbers of heads are 0 unless it is for views with just
-// these.
+// binary is for views. Q_ROW to VIEW_KV_HEADS are 0 unless it is for one set of distances between rows and numbers of
+// heads.
 //
 // Archs      any.
 #pragma once

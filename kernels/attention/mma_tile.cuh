@@ -11,7 +11,8 @@
 #include "strides.cuh"
 
 // The further arguments of views, in elements. The first ones lie near the arguments before them: a binary that has the
-// distances between rows and heads compiled in reads no other lines of the constant cache.
+// distances between rows and heads compiled in reads no further line of the constant cache than one for contiguous
+// tensors.
 #if STRIDED
 #define STRIDE_PARAMETERS                                                                                            \
   , long long q_stride_batch, long long k_stride_batch, long long v_stride_batch, long long out_stride_batch,        \

@@ -41,6 +41,7 @@ struct RowCopy {
   template <int ROWS, int DISTANCE = kElements, class T>
   __device__ __forceinline__ void copy(unsigned shared, const T* from, int valid) const {
     constexpr int passes = (ROWS + kRows - 1) / kRows;
+    static_assert(static_cast<long long>(ROWS) * DISTANCE < 1ll << 31, "products of 32 bits");
     if (valid >= ROWS) {
 #pragma unroll
       for (int i = 0; i < passes; ++i)
@@ -56,8 +57,8 @@ struct RowCopy {
     }
   }
 
-  // The same for rows of a view; `from` is start_of() of the first. If their distance is an argument, the address of a
-  // row that does not exist is that of the last one that does.
+  // The same for rows of a view; `from` is start_of() of the first. Copies of rows that do not exist get the address of
+  // an existing row: the first if the distance is compiled in, else the last.
   template <class T, class Distances>
   __device__ __forceinline__ T* start_of(T* first, const Distances& strides) const {
     return strides.source(first + chunk * 8, row);

@@ -10,7 +10,7 @@
 
 namespace {
 
-// ROW and HEAD: the distances between rows and between heads, in elements; ROW 0: the arguments tell both.
+// ROW and HEAD: the distances between rows and between heads, in elements. With ROW 0 both are arguments.
 template <int ROW = 0, int HEAD = 0>
 struct StridesOf {
   static constexpr int kRow = ROW;

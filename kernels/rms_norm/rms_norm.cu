@@ -6,7 +6,7 @@
 // Types     DTYPE in and out: float16, bfloat16 or float32; every sum in float32.
 // Tunables  WARPS_PER_ROW, ROWS, VECTOR_BYTES, LOAD, STORE: see row_team.cuh
 //           KEPT      vectors of a row that a thread keeps in registers as they were read (0..16). Columns beyond are
-//                     read twice, and so is a whole row that has fewer than KEPT vectors for a thread.
+//                     read twice. A row is read twice as a whole unless each thread has KEPT vectors of it.
 // Launch    grid (ceil(rows / ROWS)), block (32 * WARPS_PER_ROW * ROWS). Workspace: none.
 // Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_80 and later.

@@ -90,6 +90,14 @@ def test_a_feature_is_right(variant: Values, shape: Values, values: Values, tmp_
     assert not complaints(tmp_path, shape, variant, values)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["blhd", "mixed"])
+def test_views_with_narrower_values_are_right(layout: str, tmp_path: Path) -> None:
+    """`blhd` has distances between rows compiled in, `mixed` has not."""
+    shape = {**SHORT, "head_dim": 96, "value_dim": 32, "layout": layout}
+    assert not complaints(tmp_path, shape, {"causal": True, "lse": True}, TWO, count=2)
+
+
 @pytest.mark.parametrize(
     "variant",
     [{"softcap": 30.0}, _later({**ALL, "softcap": 30.0}), _later({**RIGHT, "softcap": 30.0})],

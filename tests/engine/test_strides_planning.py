@@ -10,8 +10,9 @@ import pytest
 from evotune.device.launch import Argument
 from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
+from evotune.engine.spaces import find_space
 from evotune.errors import SpaceError
-from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, Proposal
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
 from evotune.problems.problem import Case
 
 STRIDES = [f"{t}_stride_{d}" for t in ("q", "k", "v", "out") for d in ("batch", "head", "row")]
@@ -144,6 +145,53 @@ def test_views_of_the_measured_heads_have_a_binary_of_their_own(tmp_path: Path) 
     for case in found[0, 0, 0, 0]:
         sizes = tuple(case.symbols[name] for name in ("heads", "kv_heads", "head_dim", "layout"))
         assert sizes not in {(6, 2, 32, "blhd"), (8, 8, 64, "blhd")}
+
+
+def lies_between_checks(made: Proposal, job: CaseJob, planner: Planner) -> bool:
+    """Whether each quantity of the case lies between those of cases with the same binary."""
+    place = planner.problem.place
+    same = [place(each.case) for each in made.cases if each.compile.key == job.compile.key]
+    ranges = {
+        name: (min(p.ranged[name] for p in same), max(p.ranged[name] for p in same))
+        for name in same[0].ranged
+    }
+    return place(job.case).is_in(place(job.case).fixed, ranges)
+
+
+@pytest.mark.parametrize("space", ["attention-mma", "attention-mma-decode"])
+@pytest.mark.parametrize("number", range(3))
+def test_every_view_of_a_measured_case_lies_between_checks(space: str, number: int) -> None:
+    """A package serves such a view, also where another binary is for one of its layouts."""
+    planner = load_setup(find_space(space), "h200", compile_only=True).planner
+    assert planner is not None
+    default = planner.bound.default()
+    made = planner.proposal(number, default, confirm=True)
+    for measured in [job.case for job in made.cases if job.role in (TIMED, HELD_OUT)]:
+        names = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+        shape = {name: measured.symbols[name] for name in names}
+        for layout in ("bhld", "blhd", "packed_qkv", "mixed"):
+            variant = {"causal": measured.symbols["causal"], "layout": layout}
+            job = planner.case_job(default, planner.problem.case(shape, variant))
+            assert lies_between_checks(made, job, planner), job.case.label
+        cached = {
+            f"{t}_stride_{d}": 3 * int(measured.symbols[f"{t}_stride_{d}"])
+            for t in "kv"
+            for d in ("batch", "head")
+        }
+        job = planner.case_job(default, Case("of a cache", {**measured.symbols, **cached}))
+        assert dict(job.compile.defines)["K_ROW"] == 0
+        assert lies_between_checks(made, job, planner), measured.label
+
+
+def test_one_head_of_keys_lies_at_any_distance(tmp_path: Path) -> None:
+    """PyTorch lets the only index of a dimension have any stride."""
+    planner = of_mma(tmp_path, "batch: 2, heads: 6, kv_heads: 1, seq_len: 64, head_dim: 32")
+    made = planner.proposal(0, planner.bound.default(), confirm=True)
+    measured = (6 * 32, 32, 32, 6 * 32)
+    (case, *_) = rows(made, RANDOM)[measured]
+    far = Case("far", {**case.symbols, "k_stride_head": 12345, "v_stride_head": 12345})
+    job = planner.case_job(planner.bound.default(), far)
+    assert dict(job.compile.defines)["VIEW_HEADS"] == 6
 
 
 def test_one_query_lies_at_any_distance(tmp_path: Path) -> None:

@@ -58,6 +58,41 @@ def test_rows_come_out_right(
         assert kernel.share_of_tolerance(shape, kinds[number % len(kinds)], number) <= 1, shape
 
 
+EDGES = (1016, 1024, 1032, 127, 128, 129)
+"""Columns around 1024 and 128, with which each of 64 threads has two vectors, or two numbers."""
+
+
+@needs_gpp
+def test_rms_norm_keeps_vectors_that_all_threads_have(tmp_path: Path) -> None:
+    kernel = EmulatedKernel(tmp_path, "rms_norm", {**TEAM, "KEPT": 2}, "float16")
+    for number, columns in enumerate(EDGES):
+        shape = {"rows": 3, "columns": columns}
+        assert kernel.share_of_tolerance(shape, "ramp", number) <= 1, columns
+
+
+@pytest.mark.soak
+@needs_gpp
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("columns >= KEPT *", "columns > KEPT / 2 *"),
+        ("int at = first + KEEP * kStride;", "int at = first + (KEEP + 1) * kStride;"),
+        ("if (columns % kVector == 0)", "if (true)"),
+    ],
+)
+def test_the_model_sees_a_mistake_in_rms_norm(right: str, wrong: str, tmp_path: Path) -> None:
+    own = {**TEAM, "KEPT": 2}
+    kernel = EmulatedKernel(tmp_path, "rms_norm", own, "float16", mistakes={right: wrong})
+    try:
+        worst = max(
+            kernel.share_of_tolerance({"rows": 3, "columns": columns}, "ramp", 1)
+            for columns in (*EDGES, 3000)
+        )
+    except AssertionError:
+        return
+    assert worst > 1
+
+
 @needs_gpp
 @pytest.mark.parametrize(
     ("values", "dtype"),

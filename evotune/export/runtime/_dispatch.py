@@ -102,7 +102,7 @@ class Dispatch:
             for binary in kernel["binaries"]:
                 if all(_equal(names[name], value) for name, value in binary["fixed"].items()):
                     if not self._was_checked(number, binary, symbols):
-                        continue  # a less specialised one may be
+                        continue  # another binary may have been checked on the case
                     if not all(evaluate(guard, names) for guard in kernel["guards"]):
                         return None
                     return Choice(number, binary, _in_numbers(kernel["plan"], binary, names))
@@ -113,12 +113,12 @@ class Dispatch:
     def _was_checked(
         self, kernel: int, binary: Mapping[str, Any], symbols: Mapping[str, Any]
     ) -> bool:
-        """Whether the case lies in the domain of this machine code by itself. Only domains of
-        kernels that have several for the same regions tell `compiled`, their compiled-in values."""
-        own = [each for each in self._domain if each["kernel"] == kernel and "compiled" in each]
-        alike = [each for each in own if each["compiled"] == binary["fixed"]]
+        """Whether the case lies in the domain of this machine code by itself. Where a kernel has
+        several for the same regions, their domains tell `compiled`, their compiled-in values."""
+        own = [each for each in self._domain if each["kernel"] == kernel]
+        alike = [each for each in own if each.get("compiled", binary["fixed"]) == binary["fixed"]]
         names = Names(symbols, self._quantities)
-        return not own or any(self._around(names, alike))
+        return len(alike) == len(own) or any(self._around(names, alike))
 
 
 def _takes(region: Mapping[str, Any], layout: str) -> bool:

@@ -112,7 +112,7 @@ class Kernel(Described):
     - `source_text`: the source itself, instead of a file. It includes files relative to the root.
     - `supports`: symbol -> the values it may have, or the condition that it must meet (`">= 80"`).
     - `define`: symbols that are compiled in instead of passed; also a `let` of symbols alone.
-    - `specialise`: `let`s that are compiled in on measured cases; 0 on all others.
+    - `specialise`: `let`s that are compiled in for measured cases only, and 0 for all others.
     - `further_arguments`: `{"when": …, "names": […]}`, arguments that follow in some cases.
     - `workspace`: scratch buffers by name.
     - `constant_memory`: CUDA: `__constant__` variable -> the input tensor that it is a copy of.

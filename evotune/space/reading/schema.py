@@ -157,8 +157,8 @@ class KernelModel(SpaceModel):
     """Symbols that are compiled in, as -DHEAD_DIM=64 (Triton: a constexpr), instead of passed; also
     a `let` of symbols alone. Each combination of values is a binary."""
     specialise: list[Identifier] = []
-    """`let`s that are compiled in too, but only on measured cases; 0 on all others, which share a
-    binary."""
+    """`let`s that are compiled in for measured cases only. One binary with 0 for each of them
+    serves the other cases."""
     arguments: list[Argument] = []
     """The function's arguments in order: tensors, workspaces, symbols, or `{value, type}`."""
     further_arguments: FurtherArgumentsModel | None = None
