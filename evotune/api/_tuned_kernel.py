@@ -39,7 +39,8 @@ class CallableKernel:
 
     Inputs are torch tensors in the problem's order, or by name. Their shapes tell which case it is.
     They are contiguous; a kernel that is told strides takes any views whose last dimension is
-    contiguous. The output is contiguous.
+    contiguous. If it is told those of the output too, this lies in memory like the first input of
+    its shape. Otherwise the output is contiguous.
     Other keywords give what shapes do not tell: a variant (`causal=True`), a scale or another
     constant, a size that no input has. Sizes and variants that all cases of the run share may be
     left out. The first call for a case may compile the kernel for it; the build cache keeps the
@@ -74,15 +75,14 @@ class CallableKernel:
         inputs, options = self._inputs(tensors, named)
         case = self._case({name: tuple(t.shape) for name, t in inputs.items()}, options)
         self._check(inputs, case)
-        case = self._laid_out(inputs, case)
-        job = self._job(case)
-        binary, launch = self._launch(job.compile)
         device = next(iter(inputs.values())).device
-        plan = job.plan.completed(binary.resources)
         with self._caller.current(device):
-            buffers = {**inputs, **self._outputs(case, device), **_workspaces(plan, device)}
+            outputs = self._outputs(inputs, case)
+            job = self._job(self._laid_out({**inputs, **outputs}, case))
+            binary, launch = self._launch(job.compile)
+            plan = job.plan.completed(binary.resources)
+            buffers = {**inputs, **outputs, **_workspaces(plan, device)}
             launch(plan, {name: t.data_ptr() for name, t in buffers.items()})
-        outputs = {spec.name: buffers[spec.name] for spec in self._specs if spec.is_output}
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
     @functools.cached_property
@@ -162,24 +162,32 @@ class CallableKernel:
         """The tensors whose strides the kernel is told."""
         return self._reopened.planner.strided_tensors(self._configuration, self._timed[0])
 
-    def _laid_out(self, inputs: Tensors, case: Case) -> Case:
-        """The case with the tensors' strides; outputs are contiguous."""
+    def _laid_out(self, tensors: Tensors, case: Case) -> Case:
+        """The case with the tensors' strides."""
         specs = self._problem.tensors(case)
         strides = {
             spec.name: contiguous_strides(spec.shape)
-            if spec.is_output or inputs[spec.name].is_contiguous()
-            else inputs[spec.name].stride()
+            if tensors[spec.name].is_contiguous()
+            else tensors[spec.name].stride()
             for spec in specs
             if spec.stride_symbols
         }
         return with_strides(case, specs, strides)
 
-    def _outputs(self, case: Case, device: torch.device) -> Tensors:
-        return {
-            spec.name: torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device=device)
-            for spec in self._problem.tensors(case)
-            if spec.is_output
-        }
+    def _outputs(self, inputs: Tensors, case: Case) -> Tensors:
+        first = next(iter(inputs.values()))
+        found = {}
+        for spec in self._problem.tensors(case):
+            if spec.is_output:
+                dtype, alike = torch_dtype(spec.dtype), None
+                if spec.name in self._strided:
+                    alike = next((t for t in inputs.values() if t.shape == spec.shape), None)
+                found[spec.name] = (
+                    first.new_empty(spec.shape, dtype=dtype)
+                    if alike is None
+                    else torch.empty_like(alike, dtype=dtype)
+                )
+        return found
 
     def _job(self, case: Case) -> CaseJob:
         key = f"{case.label} {sorted(case.symbols.items())}" if self._strided else case.label

@@ -90,7 +90,7 @@ def test_views_are_taken_as_they_lie(kernel: Any, layout: str) -> None:
     out = kernel(q, k, v)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(out, expected)
-    assert out.is_contiguous()
+    assert out.stride() == torch.empty_like(q).stride()  # it lies like q, as SDPA's may
     copies = (tensor.contiguous() for tensor in (q, k, v))
     assert torch.equal(kernel(*copies), out)
     assert all(map(torch.equal, before, (q, k, v)))
