@@ -25,18 +25,19 @@ class CompiledIn:
     def __init__(
         self, bound: BoundSpace, kernel: KernelSpec, problem: Problem, measured: Sequence[Case]
     ) -> None:
+        """SpaceError for a compiled-in `let` that is no whole number on a measured case."""
         self._bound = bound
         self._kernel = kernel
         self._problem = problem
         self._measured = measured
         self._specialised: set[tuple[Value, ...]] = set()
-        for case in measured if kernel.specialise else ():
-            for like in (case, *self._in_other_layouts(case)):
+        for case in measured:
+            self._refuse_no_numbers(case)
+            for like in (case, *self._in_other_layouts(case)) if kernel.specialise else ():
                 self._specialised.add(self._values(kernel.specialise, like.symbols))
 
     def of(self, case: Case) -> tuple[Value, ...]:
-        """The values of the names in `define`, then those of the names in `specialise`. SpaceError
-        for a `let` that is no whole number on the case."""
+        """The values of the names in `define`, then those of the names in `specialise`."""
         special = self._values(self._kernel.specialise, case.symbols)
         if special not in self._specialised:
             special = (0,) * len(special)
@@ -106,14 +107,18 @@ class CompiledIn:
             return ()
         return self._problem.other_layouts(case)
 
-    def _values(self, names: Iterable[str], symbols: Mapping[str, Value]) -> tuple[Value, ...]:
-        return tuple(self._value(name, symbols) for name in names)
-
-    def _value(self, name: str, symbols: Mapping[str, Value]) -> Value:
+    def _refuse_no_numbers(self, case: Case) -> None:
         let = self._bound.document.let
-        if name not in let:
-            return symbols[name]
-        value = self._bound.evaluate(let[name], {}, symbols)
-        if isinstance(value, str) or value != int(value):
-            raise let[name].error(f"'{name}' is {value}: only a whole number can be compiled in")
-        return value
+        derived = [name for name in self._kernel.compiled_in if name in let]
+        for name, value in zip(derived, self._values(derived, case.symbols), strict=True):
+            if isinstance(value, str) or value != int(value):
+                raise let[name].error(
+                    f"'{name}' is {value} for {case.label}: only a whole number can be compiled in"
+                )
+
+    def _values(self, names: Iterable[str], symbols: Mapping[str, Value]) -> tuple[Value, ...]:
+        let = self._bound.document.let
+        return tuple(
+            self._bound.evaluate(let[name], {}, symbols) if name in let else symbols[name]
+            for name in names
+        )
