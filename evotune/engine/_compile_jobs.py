@@ -12,6 +12,7 @@ from evotune.device.profile import DeviceProfile
 from evotune.device.source_checks import POINTER
 from evotune.device.sources import fingerprint, told_folder
 from evotune.engine._space_files import source_path
+from evotune.engine.launches import Rejected
 from evotune.languages import language
 from evotune.problems.problem import Case, Problem
 from evotune.space.document import SpaceDocument
@@ -129,4 +130,6 @@ def _choice_constants(document: SpaceDocument) -> dict[str, int]:
 def _as_integer(name: str, value: Value, constants: Mapping[str, int]) -> int:
     if isinstance(value, str):
         return constants[f"{name.upper()}_{value.upper()}"]
+    if value != int(value):
+        raise Rejected(f"'{name}' is {value}: only a whole number can be compiled in")
     return int(value)

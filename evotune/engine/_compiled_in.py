@@ -13,6 +13,7 @@ from evotune.trial import Value
 
 _SPECIALISED_TESTS = 6
 """Random cases for each specialised binary."""
+_DRAWN = 100  # the most that are drawn for each, to find so many that the kernel supports
 
 
 class CompiledIn:
@@ -29,9 +30,9 @@ class CompiledIn:
         self._bound = bound
         self._kernel = kernel
         self._problem = problem
-        self._measured = measured
+        self._measured = [case for case in measured if kernel.unsupported(case.symbols) is None]
         self._specialised: set[tuple[Value, ...]] = set()
-        for case in measured:
+        for case in self._measured:
             self._refuse_no_numbers(case)
             for like in (case, *self._in_other_layouts(case)) if kernel.specialise else ():
                 self._specialised.add(self._values(kernel.specialise, like.symbols))
@@ -43,6 +44,14 @@ class CompiledIn:
             special = (0,) * len(special)
         return (*self._values(self._kernel.define, case.symbols), *special)
 
+    def is_known(self, case: Case, known: Collection[tuple[Value, ...]]) -> bool:
+        """Whether the case needs no binary beside the `known` ones and, for each of these, the one
+        with 0 for the names of `specialise`."""
+        values, count = self.of(case), len(self._kernel.define)
+        if values in known or any(values[count:]):
+            return values in known
+        return any(each[:count] == values[:count] for each in known)
+
     def further_cases(self, draw: int, kept: Collection[str]) -> list[Case]:
         """Cases for the binaries that only the confirmation compiles: each measured case in other
         layouts, once for each binary, and random cases of the specialised binaries. An exported
@@ -50,7 +59,7 @@ class CompiledIn:
         found: list[Case] = []
         for case in self._measured if "layout" not in kept else ():
             known = {self.of(case)}
-            for other in self._in_other_layouts(case):
+            for other in (*self._in_other_layouts(case), *self._in_odd_layout(case)):
                 if self.of(other) not in known:
                     known.add(self.of(other))
                     found.append(other)
@@ -83,8 +92,12 @@ class CompiledIn:
         cases = list(likes.values())
         if cases:
             names = {*kept, *self.specialised_kept(cases)}
-            drawn = self._problem.random_cases(cases, draw, names)
-            yield from islice(drawn, _SPECIALISED_TESTS * len(cases))
+            left = dict.fromkeys(likes, _SPECIALISED_TESTS)
+            for case in islice(self._problem.random_cases(cases, draw, names), _DRAWN * len(cases)):
+                supported = self._kernel.unsupported(case.symbols) is None
+                if supported and left.get(self.of(case), 0):
+                    left[self.of(case)] -= 1
+                    yield case
 
     def _is_specialised(self, case: Case) -> bool:
         return any(self.of(case)[len(self._kernel.define) :])
@@ -106,6 +119,9 @@ class CompiledIn:
         if not isinstance(self._problem, HasLayouts):
             return ()
         return self._problem.other_layouts(case)
+
+    def _in_odd_layout(self, case: Case) -> Sequence[Case]:
+        return (self._problem.odd_layout(case),) if isinstance(self._problem, HasLayouts) else ()
 
     def _refuse_no_numbers(self, case: Case) -> None:
         let = self._bound.document.let

@@ -339,7 +339,7 @@ class Planner:
             if len(jobs) - further == _RANDOM_TESTS:
                 break
             is_other = case in others
-            compiled = is_other or compiled_in.of(case) in compile_jobs
+            compiled = is_other or compiled_in.is_known(case, compile_jobs)
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
                 known.add(case.label)
                 try:

@@ -174,23 +174,22 @@ def _static_bytes(binary: Binary) -> int:
 def _by_binary(
     champion: Champion, kernel: KernelSpec, domain: Sequence[Region], checked: Iterable[CaseJob]
 ) -> Iterator[tuple[Region, Mapping[str, Value] | None]]:
-    """The regions. Where cases of several binaries have the same fixed values, each binary has the
-    region of its own cases, with its compiled-in values."""
+    """The regions. Where a kernel has several binaries, each region tells its one's compiled-in
+    values; a region with cases of several is divided into those of each."""
     placed = [(champion.place(job.case), job) for job in checked]
-    for fixed in {repr(sorted(region.fixed.items())): region.fixed for region in domain}.values():
-        alike = [region for region in domain if region.fixed == fixed]
+    several = len({job.compile.key for _, job in placed}) > 1
+    for region in domain:
         found: dict[str, tuple[list[Place], Mapping[str, Value]]] = {}
-        for place, job in placed:
-            if any(place.is_in(fixed, region.ranges) for region in alike):
+        for place, job in placed if several else ():
+            if place.is_in(region.fixed, region.ranges):
                 compiled = _compiled_in(kernel, job)
                 found.setdefault(job.compile.key, ([], compiled))[0].append(place)
         if len(found) < 2:
-            yield from ((region, None) for region in alike)
-            continue
-        for places, compiled in found.values():
-            met = {name: [place.ranged[name] for place in places] for name in alike[0].ranges}
+            yield region, next((compiled for _, compiled in found.values()), None)
+        for places, compiled in found.values() if len(found) > 1 else ():
+            met = {name: [place.ranged[name] for place in places] for name in region.ranges}
             ranges = {name: (min(values), max(values)) for name, values in met.items()}
-            yield Region(fixed, ranges, len(places)), compiled
+            yield Region(region.fixed, ranges, len(places)), compiled
 
 
 def _compiled_in(kernel: KernelSpec, job: CaseJob) -> Mapping[str, Value]:

@@ -172,11 +172,12 @@ class Attention:
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
     def other_layouts(self, case: Case) -> Sequence[Case]:
-        """Contiguous, as a projection leaves tensors, and each tensor in an order of its own."""
-        others = (layouts.DEFAULT, "blhd", "mixed")
-        return [
-            _laid_out(case.symbols, other) for other in others if other != case.symbols["layout"]
-        ]
+        """Contiguous, and as a projection leaves tensors."""
+        others = {layouts.DEFAULT, "blhd"} - {case.symbols["layout"]}
+        return [_laid_out(case.symbols, other) for other in sorted(others)]
+
+    def odd_layout(self, case: Case) -> Case:
+        return _laid_out(case.symbols, "mixed")
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()

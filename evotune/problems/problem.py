@@ -143,7 +143,10 @@ class HasLayouts(Protocol):
     """The sizes on which the distance between two rows of a tensor depends."""
 
     def other_layouts(self, case: Case) -> Sequence[Case]:
-        """The case with its tensors in other memory, for kernels that receive strides."""
+        """The case with its tensors as programs have them, for kernels that receive strides."""
+
+    def odd_layout(self, case: Case) -> Case:
+        """The case with its tensors as hardly a program has them: with gaps, and in any order."""
 
 
 @runtime_checkable

@@ -114,7 +114,7 @@ def _check_kernels(document: SpaceDocument, names: Names) -> None:
                 raise position.error(f"unknown symbol '{symbol}'{hint}")
             if symbol in kernel.specialise and symbol not in names.let:
                 raise position.error(f"expected a name of 'let', found '{symbol}'")
-            if kernel.compiled_in.count(symbol) > 1:
+            if [name.upper() for name in kernel.compiled_in].count(symbol.upper()) > 1:
                 raise position.error(f"'{symbol}' is compiled in twice")
             for used in names.all_names_in(names.let[symbol]) if symbol in names.let else ():
                 if used in names.parameters:

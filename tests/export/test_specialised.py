@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from evotune.engine.folder import RunFolder
+from evotune.engine.launches import Rejected
+from evotune.engine.reopening import ReopenedRun
 from evotune.engine.setup import KernelSetup, load_setup
 from evotune.engine.spaces import shipped_spaces
 from evotune.errors import SpaceError
@@ -24,10 +27,43 @@ def softmax(folder: Path, known: str, **kernel: Any) -> Path:
     shipped = shipped_spaces()["softmax-cpu"]
     told = yaml.safe_load(shipped.read_text())
     told["root"] = str(shipped.parents[1])
-    told["let"] = {"known": known}
+    told["let"] = {"known": known, "Known": "rows"}
     told["kernels"]["softmax"] |= {"specialise": ["known"], **kernel}
     (folder / "space.yaml").write_text(yaml.safe_dump(told))
     return folder / "space.yaml"
+
+
+MADE = """
+name: made
+problem:
+  name: attention
+  dtype: float32
+  shapes: [{batch: 1, heads: 2, seq_len: 64, head_dim: 32}]
+  variants: [{causal: false}]
+kernels:
+  made:
+    source: made.cpp
+    entry: made
+    define: [head_dim]
+    specialise: [known]
+    arguments: [q, k, v, out, softmax_scale, batch, heads, kv_heads, seq_len_q, seq_len_k, causal]
+let: {known: seq_len_k}
+parameters: {A: [1, 2]}
+"""
+
+
+MADE_KERNEL = """
+extern "C" void made(const float* q, const float* k, const float* v, float* out, float scale,
+                     int batch, int heads, int kv_heads, int rows, int keys, int causal) {}
+"""
+
+
+def dispatch(run: RunFolder) -> dict[str, Any]:
+    """What a package of the run says of its kernels."""
+    folder = run.path.parent / "pkg"
+    found = export_runs([run], folder)
+    described: dict[str, Any] = json.loads((folder / found.name / "dispatch.json").read_text())
+    return described
 
 
 @pytest.mark.parametrize("define", [[], ["dtype"]])
@@ -35,9 +71,7 @@ def softmax(folder: Path, known: str, **kernel: Any) -> Path:
 def test_a_package_serves_measured_cases_and_others(
     known: str, define: list[str], tmp_path: Path
 ) -> None:
-    run = fabricated(softmax(tmp_path, known, define=define), tmp_path)
-    found = export_runs([run], tmp_path / "pkg")
-    described = json.loads((tmp_path / "pkg" / found.name / "dispatch.json").read_text())
+    described = dispatch(fabricated(softmax(tmp_path, known, define=define), tmp_path))
     package = Dispatch(described)
     assert len(described["kernels"][0]["binaries"]) == 4  # of three measured widths, and the others
     for columns, compiled in ((1024, 1024), (1500, 1500), (16384, 16384), (777, 0), (640, 0)):
@@ -58,11 +92,66 @@ def test_each_specialised_binary_has_edge_cases_and_random_ones(tmp_path: Path) 
     assert random.count(0) > 20
 
 
+def test_the_binary_of_other_cases_is_checked_where_no_edge_case_is_supported(
+    tmp_path: Path,
+) -> None:
+    """And random cases of the others are drawn until there are enough that the kernel supports."""
+    path = softmax(tmp_path, "columns", supports={"columns": "% 256 == 0"})
+    setup = load_setup(path, "cpu")
+    assert isinstance(setup, KernelSetup)
+    made = setup.planner.proposal(0, setup.space.default(), confirm=True)
+    random = [dict(job.compile.defines)["KNOWN"] for job in made.cases if job.role == RANDOM]
+    assert min(random.count(columns) for columns in (1024, 16384)) > 3
+    assert random.count(0) > 5
+    assert 1500 not in random  # held out, and not supported
+
+
+def test_a_group_with_one_binary_is_not_served_by_another(tmp_path: Path) -> None:
+    """Causal cases were checked with the binary for all lengths alone."""
+    (tmp_path / "made.cpp").write_text(MADE_KERNEL)
+    (tmp_path / "space.yaml").write_text(MADE)
+    path = tmp_path / "space.yaml"
+    run = fabricated(path, tmp_path)
+    planner = ReopenedRun.load(run, anywhere=True).planner
+    package = Dispatch(dispatch(run))
+    checked = planner.proposal(0, planner.bound.default(), confirm=True).cases
+    compiled = {(job.case.symbols["causal"], dict(job.compile.defines)["KNOWN"]) for job in checked}
+    assert {known for causal, known in compiled if causal} == {0}
+    served = set()
+    for job in checked:
+        given = planner.problem.place(job.case).fixed.get("given", "")
+        symbols = {**job.case.symbols, "given": given}
+        for length in (symbols["seq_len_k"], 64):
+            case = {**symbols, "seq_len_k": length}
+            choice = package.choose(case, "contiguous", anywhere=True)
+            if isinstance(choice, Choice):
+                served.add((symbols["causal"], choice.binary["fixed"].get("known", 0)))
+    assert served <= compiled
+    assert (False, 64) in served
+
+
+def test_no_case_gets_a_value_that_is_cut_off(tmp_path: Path) -> None:
+    """The held-out case has 1,500 columns, which the kernel does not support."""
+    kernel = {"define": ["known"], "specialise": []}
+    space = softmax(tmp_path, "columns / 1024", **kernel)
+    with pytest.raises(SpaceError, match=r"'known' is 1.46.* for \(500,1500\)"):
+        load_setup(space, "cpu")
+    space = softmax(tmp_path, "columns / 1024", **{**kernel, "supports": {"columns": "% 64 == 0"}})
+    setup = load_setup(space, "cpu")
+    assert isinstance(setup, KernelSetup)
+    case = setup.planner.problem.case({"rows": 8, "columns": 1600}, {})
+    with pytest.raises(Rejected, match=r"'known' is 1\.5625: only a whole number"):
+        setup.planner.case_job(setup.space.default(), case)
+    made = setup.planner.proposal(0, setup.space.default(), confirm=True)
+    assert {job.case.symbols["columns"] % 1024 for job in made.cases} == {0}
+
+
 @pytest.mark.parametrize(
     ("known", "kernel", "message"),
     [
         ("columns / 3000", {}, "'known' is 0.341.* for .*: only a whole number can be compiled in"),
         ("columns", {"define": ["known"]}, "'known' is compiled in twice"),
+        ("columns", {"specialise": ["known", "Known"]}, "'known' is compiled in twice"),
         ("columns", {"specialise": ["known", "known"]}, "'known' is compiled in twice"),
     ],
 )
