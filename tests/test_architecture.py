@@ -61,8 +61,8 @@ def test_only_its_own_package_imports_a_module_with_an_underscore() -> None:
 
 
 def test_a_worker_that_compiles_starts_without_what_it_needs_not() -> None:
-    """Each run starts one a core: NumPy and the language of expressions doubled their start, the
-    standard library's reader of packages' metadata (and of e-mail) took a quarter of the rest."""
+    """Each run starts one a core. NumPy, the language of expressions and the standard library's
+    reader of packages' metadata (and of e-mail) each made their start longer."""
     needless = {"torch", "numpy", "importlib.metadata", "evotune.space.language"}
     code = f"import sys, evotune.execute.compile_worker; print(*{needless} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

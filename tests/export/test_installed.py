@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 class Environment:
     """A virtual environment that sees PyTorch. Its first process imports PyTorch and computes
-    nothing; each code runs in a fork of it."""
+    nothing; codes run in forks of it, or alone in a new process."""
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=False)
@@ -64,10 +64,10 @@ class Environment:
         (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
         self.site = site
         self._output = folder / "output"
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._server = subprocess.Popen(
-            [str(self.python), "-P", "-c", SERVER],
-            env=clean, cwd=site.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [str(self.python), "-P", "-c", SERVER], env=self._clean, cwd=site.parent,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -78,6 +78,14 @@ class Environment:
         command = [*pip, "install", "--no-index", "--no-deps", str(package)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def run_alone(self, code: str) -> str:
+        done = subprocess.run(
+            [str(self.python), "-P", "-c", HEAD + code],
+            env=self._clean, cwd=self.site.parent, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def run(self, code: str) -> str:
         assert self._server.stdin is not None
@@ -166,7 +174,7 @@ print("done")
 
 
 def test_an_installed_package_serves_attention(attention: Path, environment: Environment) -> None:
-    assert environment.run(USE).endswith("done\n")
+    assert environment.run_alone(USE).endswith("done\n")
 
 
 def test_it_serves_a_model(attention: Path, environment: Environment) -> None:
