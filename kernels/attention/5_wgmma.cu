@@ -45,8 +45,8 @@
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
 //   CLUSTER              1, 2: blocks of a cluster that have tiles side by side. Each loads its part of every block of
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
-//   HALF_BLOCKS          0/1: of a block at either end of the keys only the half that rows of the warpgroup see gets a
-//                        softmax. See wgmma_consumer.cuh.
+//   HALF_BLOCKS          0/1: of a block at either end of the keys only the half that rows of the warpgroup see is
+//                        computed. See wgmma_consumer.cuh.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.

@@ -10,8 +10,9 @@
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
 //
 // How it works. As 5_wgmma.cu, with the same code (wgmma_consumer.cuh, wgmma_producer.cuh). Persistent blocks walk over
-// the tiles, those with the most keys first (varlen_walk.cuh). Only the producer warp looks for tiles: it writes where a
-// tile lies beside the tile's Q in shared memory, and the consumers learn it when Q is there.
+// the tiles, those with the most keys first (varlen_walk.cuh). One warp finds tiles, while those before are loaded and
+// computed. It writes a tile's place beside that of its Q in shared memory. From there the loading thread reads it at
+// once, and the consumers when Q has arrived.
 // Maps know no sequences, so a tile's last rows, and its last keys, may be those of the next sequence:
 //   rows    are computed, and not stored: a warpgroup not all of whose 64 rows exist stores from registers, row by row.
 //           One that has no row leaves all products out.
@@ -20,7 +21,7 @@
 //
 // Tunables. 5_wgmma.cu explains the ones that both kernels have.
 //   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, PING_PONG, Q_IN_REGS, EXP2_FMA_SHARE,
-//   RESCALE_LOG2, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
+//   RESCALE_LOG2, HALF_BLOCKS, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
 //   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.
 //   STORE         bulk: through Q's shared memory and by TMA; direct: from registers, 4 bytes a lane.
 //   WALK          snake, queue; HEAD_SECTION: see varlen_walk.cuh.
@@ -38,7 +39,7 @@
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * 64 * CONSUMER_WARPGROUPS + 2 * STAGES * BLOCK_N)
 //              + 16 * (QUERY_STAGES + 2 * STAGES) + 32 * QUERY_STAGES
 // Archs        sm_90a: for others attention_varlen.cu.
-// Adds to 5_wgmma.cu: a walk over tiles of unequal lengths that only the producer makes, and values that are cleared.
+// Adds to 5_wgmma.cu: a walk over tiles of unequal lengths by a warp of its own, and values that are cleared.
 // References   FlashAttention-3, Shah et al. 2024 (varlen); PTX ISA: see the helpers.
 #include "varlen_choices.cuh"
 
@@ -51,17 +52,28 @@
 
 namespace {
 
-// Called by the producer warp. One lane loads; all look for tiles.
-__device__ __forceinline__ void produce(const Problem& problem, PackedWalk walk) {
-  const bool loads = threadIdx.x % 32 == 0;
-  Producer producer(problem);
-  if (loads) producer.prefetch_maps();
+// Called by the second warp of the producers. It draws and finds a tile while the ones before it are loaded.
+__device__ __forceinline__ void find_tiles(PackedWalk walk) {
+  const bool tells = threadIdx.x % 32 == 0;
+  Ring<QUERY_STAGES> ring;
   for (; walk.has(); walk.next()) {
     const PackedTile tile = walk.find();
-    if (loads) producer.load_tile(Place(problem, tile));
+    if (tells) Walk::tell(ring, tile);
+    ring.advance();
     __syncwarp();
   }
-  if (loads) producer.end();
+  if (tells) Walk::tell(ring, {});
+}
+
+// Called by one thread.
+__device__ __forceinline__ void load_tiles(const Problem& problem) {
+  Producer producer(problem);
+  producer.prefetch_maps();
+  for (;;) {
+    const PackedTile tile = Walk::hear(producer.queries);
+    if (tile.rows == 0) return arrive_at_mbarrier(query_full(producer.queries.stage));
+    producer.load_tile(Place(problem, tile));
+  }
 }
 
 }  // namespace
@@ -77,13 +89,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
   const Problem problem{q_map, k_map, v_map, out_map, out, scale_log2, softmax_scale, heads, group, shape, {}, {}};
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
-  if (threadIdx.x == 0) start_rings();
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < QUERY_STAGES; ++stage) start_mbarrier(tile_found(stage), 1);
+    start_rings();
+  }
   __syncthreads();
 
   if (warpgroup == CONSUMER_WARPGROUPS) {
     if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x < 128 * CONSUMER_WARPGROUPS + 32)
-      produce(problem, {cu_seqlens_q, cu_seqlens_k, sequences, heads >> shape.heads_log2, shape, counter});
+    if (threadIdx.x == 128 * CONSUMER_WARPGROUPS) load_tiles(problem);
+    if (threadIdx.x / 32 == 4 * CONSUMER_WARPGROUPS + 1)
+      find_tiles({cu_seqlens_q, cu_seqlens_k, sequences, heads >> shape.heads_log2, shape, counter});
   } else {
     if constexpr (kMoveRegisters) take_registers<kConsumerRegisters>();
     Consumer(problem, warpgroup).run();

@@ -7,7 +7,6 @@
 #define PRODUCER_WARPS 4
 #define OVERLAP 1
 #define WEIGHT_SETS 1
-#define HALF_BLOCKS 0
 #define CLUSTER 1
 #define SPLIT_KV 1
 #define SHARE_TAIL 0

@@ -1,5 +1,5 @@
 // The problem of attention_varlen_wgmma.cu, and the place of a tile in it: its rows, the keys that they see, and where
-// they all lie. Consumers read the place of their next tile from shared memory, where the producer wrote it.
+// they all lie. The warp that finds tiles writes them to shared memory. The loading thread and the consumers read them.
 //
 // Archs      sm_90 and later.
 #pragma once
@@ -12,10 +12,11 @@
 
 namespace {
 
-// A stage of Q has 32 bytes behind the mbarriers for its PackedTile.
+// A stage of Q has 32 bytes behind the other mbarriers: 24 for its PackedTile, and an mbarrier for its arrival.
 constexpr unsigned kTilesAt = kBarriersAt + 8 * kBarriers;
 constexpr unsigned kTileBytes = 32;
 __device__ __forceinline__ unsigned tile_at(int stage) { return shared_at(kTilesAt + stage * kTileBytes); }
+__device__ __forceinline__ unsigned tile_found(int stage) { return tile_at(stage) + 24; }
 
 // Consumers take tiles as they come, from a number of which nothing is known before.
 struct Tiles {};
@@ -45,20 +46,32 @@ struct Walk {
     read();
   }
 
-  // The producer's side: called by one thread, before it arrives at the stage's `full`. No rows: no more tiles.
-  static __device__ __forceinline__ void tell(int stage, const PackedTile& tile) {
+  // The finding warp's side, called by one thread. No rows: no more tiles.
+  static __device__ __forceinline__ void tell(const Ring<QUERY_STAGES>& ring, const PackedTile& tile) {
+    wait_mbarrier(query_empty(ring.stage), ring.parity ^ 1);
     const int words[6] = {tile.first_q, tile.rows, tile.first_k, tile.keys, tile.head, tile.first_query};
 #pragma unroll
-    for (int i = 0; i < 6; ++i) store_word(tile_at(stage) + 4 * i, words[i]);
+    for (int i = 0; i < 6; ++i) store_word(tile_at(ring.stage) + 4 * i, words[i]);
+    arrive_at_mbarrier(tile_found(ring.stage));
+  }
+
+  // The loading thread's side.
+  static __device__ __forceinline__ PackedTile hear(const Ring<QUERY_STAGES>& ring) {
+    wait_mbarrier(tile_found(ring.stage), ring.parity);
+    return tile_of(ring.stage);
   }
 
  private:
   __device__ __forceinline__ void read() {
     wait_mbarrier(query_full(ring.stage), ring.parity);
+    tile = tile_of(ring.stage);
+  }
+
+  static __device__ __forceinline__ PackedTile tile_of(int stage) {
     float words[4], more[4];
-    load_words(words, tile_at(ring.stage));
-    load_words(more, tile_at(ring.stage) + 16);
-    tile = {__float_as_int(words[0]), __float_as_int(words[1]), __float_as_int(words[2]),
+    load_words(words, tile_at(stage));
+    load_words(more, tile_at(stage) + 16);
+    return {__float_as_int(words[0]), __float_as_int(words[1]), __float_as_int(words[2]),
             __float_as_int(words[3]), __float_as_int(more[0]),  __float_as_int(more[1])};
   }
 };
@@ -99,7 +112,6 @@ struct Place {
   // How many rows of the first step's block are keys of the sequence: BLOCK_N or more if all are.
   __device__ __forceinline__ int keys_there() const { return tile.keys - first_key(0); }
 
-  __device__ __forceinline__ void tell(int stage) const { Walk::tell(stage, tile); }
   __device__ __forceinline__ void load_queries(unsigned to, unsigned full, int column, int group) const {
     load_packed_box(to, problem.q, full, column, tile.head, tile.first_q + query_of(group, 0));
   }

@@ -9,9 +9,9 @@
 // an operand of the MMA with the last block's values. Steps then come in pairs.
 //
 // HALF_BLOCKS: of the first block that a warpgroup computes of a tile, and of the last one in a window, only half gets
-// a softmax where no row of the warpgroup sees the other half. The first block's scores and the last one's weighted
-// values are products of that half, too. (The first one's weighted values are not, and the other half's weights are 0:
-// a copy of `advance` for them made ptxas serialize all products, for want of registers.)
+// a softmax where no row of the warpgroup sees the other half. The first block's scores, and both blocks' weighted
+// values, are products of that half, too. (The last one's scores are not: they are issued while another product runs, and
+// with two sizes of scores in flight ptxas serialized all products.)
 //
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //
@@ -128,8 +128,9 @@ struct Consumer : ConsumerStores {
     }
   }
 
-  // SET holds the weights of the last block. Its values are added while the weights of block `step` are computed.
-  template <bool MASKED, int SET = 0, Part PART = kWhole>
+  // SET holds the weights of the last block, of which LAST_PART is seen. Its values are added while the weights of block
+  // `step` are computed.
+  template <bool MASKED, int SET = 0, Part PART = kWhole, Part LAST_PART = kWhole>
   __device__ __forceinline__ void advance(const Place& place, int step) {
     constexpr int kNext = (SET + 1) % WEIGHT_SETS;
     wait_keys();
@@ -139,7 +140,7 @@ struct Consumer : ConsumerStores {
       issue_scores();
       wait_values();
       fence_products();
-      issue_values<SET, kWhole>();
+      issue_values<SET, LAST_PART>();
       give_turn();
       wait_products<1>();
       pin(scores);
@@ -156,7 +157,7 @@ struct Consumer : ConsumerStores {
       pin(output);
       give_back_values();
     } else {
-      add_values<SET, kWhole>();
+      add_values<SET, LAST_PART>();
       fence_products();
       issue_scores();
       give_turn();
@@ -189,9 +190,9 @@ struct Consumer : ConsumerStores {
     return place.first_seen(place.query_of(group, 0)) >= place.first_key(step) + BLOCK_N / 2;
   }
 
-  __device__ __forceinline__ void begin(const Place& place, int step, bool masked) {
+  __device__ __forceinline__ void begin(const Place& place, int step, bool masked, bool half) {
     if constexpr (HALF_BLOCKS) {
-      if (sees_first_half_alone(place, step)) return begin_part<kFirstHalf>(place, step, true);
+      if (half) return begin_part<kFirstHalf>(place, step, true);
     }
     begin_part<kWhole>(place, step, masked);
   }
@@ -217,6 +218,7 @@ struct Consumer : ConsumerStores {
       for (; step < min(unseen, place.end_step - 1); ++step) skip();
     }
     if (!OVERLAP) take_turn();
+    const bool begins_half = HALF_BLOCKS && sees_first_half_alone(place, step);
 #if HAS_WINDOW
     // From this step on, the window of the group's last row begins within the block, or after it.
     const int last_query = min(place.query_of(group, 63), place.seq_len_q() - 1);
@@ -225,9 +227,12 @@ struct Consumer : ConsumerStores {
     const int before = place.blocks - place.first_seen(place.query_of(group, 0)) / BLOCK_N;
     const int end = SKIP_MASKED ? max(step + 1, min(before, place.end_step)) : place.end_step;
     const auto is_masked = [&](int at) { return at < masked || at >= left; };
-    begin(place, step, is_masked(step));
+    begin(place, step, is_masked(step), begins_half);
     ++step;
     const bool ends_half = HALF_BLOCKS && step < end && sees_second_half_alone(place, end - 1);
+    if constexpr (HALF_BLOCKS) {
+      if (begins_half && step < end - ends_half && !is_masked(step)) advance<false, 0, kWhole, kFirstHalf>(place, step++);
+    }
     for (; step < end - ends_half; ++step) {
       if (is_masked(step))
         advance<true>(place, step);
@@ -243,11 +248,15 @@ struct Consumer : ConsumerStores {
       add_last<0>();
     for (; step < place.end_step; ++step) skip();
 #else
-    begin(place, step, masked > step);
+    begin(place, step, masked > step, begins_half);
 #if PACKED
     if (step == 0 && place.keys_there() < BLOCK_N) clear_values(place.keys_there());
 #endif
     ++step;
+    if constexpr (HALF_BLOCKS) {
+      if (begins_half && step == place.end_step) return add_last<0, kFirstHalf>();
+      if (begins_half && masked <= step) advance<false, 0, kWhole, kFirstHalf>(place, step++);
+    }
     if constexpr (WEIGHT_SETS == 1) {
       for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
       for (; step < place.end_step; ++step) advance<false>(place, step);

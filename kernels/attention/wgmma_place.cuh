@@ -103,8 +103,6 @@ struct Place {
 
   __device__ __forceinline__ int seq_len_q() const { return problem.seq_len_q; }
 
-  static __device__ __forceinline__ void tell(int) {}  // the consumers know their tiles
-
   // Load a panel of a warpgroup's queries, and of the keys (or values) from `row` on.
   __device__ __forceinline__ void load_queries(unsigned to, unsigned full, int column, int group) const {
     load_box(to, problem.q, full, column, query_of(group, 0), head, batch);

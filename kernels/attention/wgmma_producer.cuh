@@ -6,7 +6,7 @@
 // CLUSTER, a stage is loaded in all blocks, so the consumers of all blocks must give it back. Its bytes may arrive in a
 // block before that block's own thread has announced them.
 //
-// PACKED (attention_varlen_wgmma.cu): the kernel's own loop looks for tiles, and calls load_tile() for each.
+// PACKED (attention_varlen_wgmma.cu): another warp finds the tiles, and the kernel's own loop calls load_tile() for each.
 //
 // Archs      sm_90 and later.
 // References PTX ISA: "mbarrier", "cp.async.bulk.tensor".
@@ -38,7 +38,6 @@ struct Producer {
   __device__ __forceinline__ void load_queries(const Place& place) {
     wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
     const unsigned full = query_full(queries.stage);
-    place.tell(queries.stage);
     expect_bytes(full, kQueryBytes);
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
@@ -89,12 +88,6 @@ struct Producer {
     load_blocks(place);
   }
 
-  // Tells the consumers that there are no more tiles.
-  __device__ __forceinline__ void end() const {
-    wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
-    Walk::tell(queries.stage, {});
-    arrive_at_mbarrier(query_full(queries.stage));
-  }
 #else
   __device__ __forceinline__ void run() {
     prefetch_map(problem.q);

@@ -35,6 +35,7 @@ THREE: Values = {
     **{"STORE": "direct"},
 }
 PACKED: Values = {**TWO, "PACK_GQA": True, "WALK": "snake", "PING_PONG": False}
+HALVES: Values = {**TWO, "BLOCK_N": 64, "HALF_BLOCKS": True, "QUERY_STAGES": 2}
 ODD: Lengths = ((0, 7), (1, 130), (70, 90), (33, 0), (129, 17), (0, 0), (64, 48), (130, 97), (5, 5))
 FEW: Lengths = ((70, 90), (0, 3), (40, 17), (140, 21), (1, 50))
 BESIDE = 40  # rows and keys that no sequence has
@@ -124,6 +125,10 @@ def _spoil(inputs: Tensors, sequence: int) -> slice:
         _later(TWO, FEW, {}),
         _later(ONE, FEW, {"dtype": "bfloat16", "causal": False}),
         (PACKED, FEW, {"heads": (8, 2)}),
+        (HALVES, FEW, {}),
+        _later({**HALVES, "SKIP_MASKED": False}, ODD, {"dtype": "bfloat16"}),
+        _later({**HALVES, "CONSUMER_WARPGROUPS": 3, "BLOCK_N": 32}, ODD, {"head_dim": 128}),
+        _later({**HALVES, "PACK_GQA": True, "PING_PONG": False}, ODD, {"causal": False}),
         _later(TWO, ODD, {"causal": False, "dtype": "bfloat16"}),
         _later(TWO, ODD, {"most_blocks": 1}),
         _later(ONE, ODD, {"most_blocks": 100}),
@@ -164,11 +169,28 @@ def test_more_sequences_than_a_warp_has_lanes(tmp_path: Path) -> None:
         # Q is given back, or a tile read, too early.
         _later("    wait_mbarrier(query_full(ring.stage), ring.parity);", "", "found a mistake"),
         _later("leave_queries();\n    for", "for", "found a mistake"),
+        # A place is written over, or read, too early.
+        _later("wait_mbarrier(query_empty(ring.stage), ring.parity ^ 1);", "", "found a mistake"),
+        _later("wait_mbarrier(tile_found(ring.stage), ring.parity);", "", "found a mistake"),
     ],
 )
 def test_a_mistake_shows(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
     found = complaints(tmp_path, TWO, FEW, mistakes={right: wrong}, seeds=(0, 1))
     assert any(complaint in words for words in found), found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("<= place.first_key(step) + BLOCK_N / 2", "<= place.first_key(step) + BLOCK_N / 2 + 8"),
+        ("begins_half && masked <= step", "masked <= step"),
+        ("begins_half && step == place.end_step", "step == place.end_step"),
+    ],
+)
+def test_a_half_too_few_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    lengths = [*FEW, (100, 100), (64, 40)]
+    assert complaints(tmp_path, HALVES, lengths, mistakes={right: wrong})
 
 
 @pytest.mark.soak

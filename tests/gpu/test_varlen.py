@@ -30,6 +30,7 @@ LONG = {"sequences": 5, "tokens_q": 9000, "tokens_k": 9000, "longest_q": 4096, "
 SMALLEST: dict[str, Any] = {
     **{"CONSUMER_WARPGROUPS": 1, "BLOCK_N": 64, "STAGES": 1, "QUERY_STAGES": 1},
     **{"PING_PONG": False, "Q_IN_REGS": False, "RESCALE_LOG2": 0, "SKIP_MASKED": False},
+    **{"HALF_BLOCKS": False},
     **{"PACK_GQA": False, "STORE": "direct", "WALK": "snake", "HEAD_SECTION": 1},
 }
 PARTS: list[dict[str, Any]] = [
@@ -40,8 +41,9 @@ PARTS: list[dict[str, Any]] = [
     {"SKIP_MASKED": True},
     {"CONSUMER_WARPGROUPS": 2},
     {"PING_PONG": True},
-    {"BLOCK_N": 80, "RESCALE_LOG2": 8},
-    {"Q_IN_REGS": True, "HEAD_SECTION": 8},
+    {"HALF_BLOCKS": True},
+    {"BLOCK_N": 96, "RESCALE_LOG2": 8},
+    {"Q_IN_REGS": True, "HEAD_SECTION": 8, "HALF_BLOCKS": False},
 ]
 _TRIALS = 8
 
