@@ -47,6 +47,8 @@
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
 //   HALF_BLOCKS          0/1: of a block at either end of the keys only the half that rows of the warpgroup see is
 //                        computed. See wgmma_consumer.cuh.
+//   HIDE_ENDS            0/1: what follows a tile's last product runs under it, and the output's store under the next
+//                        tile. Needs STORE bulk and QUERY_STAGES 2. See wgmma_consumer.cuh.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
@@ -63,7 +65,7 @@
 //              at entry.
 //              SPLIT_KV > 1: PERSISTENT 0, STORE direct, VALUE_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
-//              HALF_BLOCKS: WEIGHT_SETS 1, BLOCK_N a multiple of 32.
+//              HALF_BLOCKS: WEIGHT_SETS 1, BLOCK_N a multiple of 32. HIDE_ENDS: STORE bulk, QUERY_STAGES 2.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
@@ -79,7 +81,7 @@
 //              (VALUE_DIM + 2)] for a grid of `blocks`, any content.
 // Shared bytes 2 * (HEAD_DIM * QUERY_STAGES * BLOCK_M + (HEAD_DIM + VALUE_DIM) * STAGES * BLOCK_N)
 //              + 16 * (QUERY_STAGES + 2 * STAGES)
-//              BIAS_IN_PRODUCT: + 32 * BLOCK_N
+//              BIAS_IN_PRODUCT: + 32 * BLOCK_N. HIDE_ENDS: + 32 * QUERY_STAGES
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (VALUE_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others 3_mma.cu.
 // Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are

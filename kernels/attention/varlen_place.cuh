@@ -76,6 +76,8 @@ struct Walk {
   }
 };
 
+using ConsumerWalk = Walk;
+
 // Where a tile lies, and its blocks of keys. Steps count these from the last one that a row of the tile sees.
 struct Place {
   const Problem& problem;

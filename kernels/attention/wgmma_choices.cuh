@@ -25,6 +25,9 @@
 #ifndef HALF_BLOCKS
 #define HALF_BLOCKS 0
 #endif
+#ifndef HIDE_ENDS
+#define HIDE_ENDS 0
+#endif
 #ifndef STORE_BULK
 #define STORE_BULK 0
 #endif

@@ -13,6 +13,9 @@
 // values, are products of that half, too. (The last one's scores are not: they are issued while another product runs, and
 // with two sizes of scores in flight ptxas serialized all products.)
 //
+// HIDE_ENDS: the factors of a tile's rows are computed under its last product. Its output goes out under the next tile's
+// first block, and only then is Q's stage given back. The producer says where the next tile lies (wgmma_place.cuh).
+//
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //
 // PACKED (attention_varlen_wgmma.cu): a tile's last rows may be another sequence's, as may be its last keys. A group
@@ -157,7 +160,7 @@ struct Consumer : ConsumerStores {
       pin(output);
       give_back_values();
     } else {
-      add_values<SET, LAST_PART>();
+      add_values<SET, LAST_PART>([] {});
       fence_products();
       issue_scores();
       give_turn();
@@ -170,12 +173,14 @@ struct Consumer : ConsumerStores {
     if constexpr (kNext == SET) pack_weights<SET, PART>();
   }
 
-  template <int SET, Part PART>
-  __device__ __forceinline__ void add_values() {
+  // `meanwhile` is done while the product runs.
+  template <int SET, Part PART, class Meanwhile>
+  __device__ __forceinline__ void add_values(const Meanwhile& meanwhile) {
     wait_values();
     if (!OVERLAP) take_turn();
     fence_products();
     issue_values<SET, PART>();
+    meanwhile();
     wait_products<0>();
     pin(output);
     give_back_values();
@@ -228,6 +233,9 @@ struct Consumer : ConsumerStores {
     const int end = SKIP_MASKED ? max(step + 1, min(before, place.end_step)) : place.end_step;
     const auto is_masked = [&](int at) { return at < masked || at >= left; };
     begin(place, step, is_masked(step), begins_half);
+#if HIDE_ENDS
+    give_back_stored();
+#endif
     ++step;
     const bool ends_half = HALF_BLOCKS && step < end && sees_second_half_alone(place, end - 1);
     if constexpr (HALF_BLOCKS) {
@@ -243,33 +251,36 @@ struct Consumer : ConsumerStores {
       if (ends_half) advance<true, 0, kSecondHalf>(place, step++);
     }
     if (ends_half)
-      add_last<0, kSecondHalf>();
+      add_last<0, kSecondHalf>(place);
     else
-      add_last<0>();
+      add_last<0>(place);
     for (; step < place.end_step; ++step) skip();
 #else
     begin(place, step, masked > step, begins_half);
+#if HIDE_ENDS
+    give_back_stored();
+#endif
 #if PACKED
     if (step == 0 && place.keys_there() < BLOCK_N) clear_values(place.keys_there());
 #endif
     ++step;
     if constexpr (HALF_BLOCKS) {
-      if (begins_half && step == place.end_step) return add_last<0, kFirstHalf>();
+      if (begins_half && step == place.end_step) return add_last<0, kFirstHalf>(place);
       if (begins_half && masked <= step) advance<false, 0, kWhole, kFirstHalf>(place, step++);
     }
     if constexpr (WEIGHT_SETS == 1) {
       for (; step < min(masked, place.end_step); ++step) advance<true>(place, step);
       for (; step < place.end_step; ++step) advance<false>(place, step);
-      add_last<0>();
+      add_last<0>(place);
     } else {
       const int last = place.end_step - 1;
       for (; step < min(masked, last); step += 2) advance_twice<true>(place, step);
       for (; step < last; step += 2) advance_twice<false>(place, step);
       if (step == last) {
         advance<true, 0>(place, step);
-        add_last<1>();
+        add_last<1>(place);
       } else {
-        add_last<0>();
+        add_last<0>(place);
       }
     }
 #endif
@@ -324,9 +335,13 @@ struct Consumer : ConsumerStores {
   }
 
   template <int SET, Part PART = kWhole>
-  __device__ __forceinline__ void add_last() {
+  __device__ __forceinline__ void add_last(const Place& place) {
     if (!kThroughShared) give_back(query_empty(query.stage));
-    add_values<SET, PART>();
+    add_values<SET, PART>([&] {
+#if HIDE_ENDS
+      prepare_store(place);
+#endif
+    });
     if (!OVERLAP) give_turn();
   }
 
@@ -336,6 +351,9 @@ struct Consumer : ConsumerStores {
     for (int i = 0; i < VALUE_DIM / 2; ++i) output[i] = 0.0f;
 #if PACKED
     if (place.query_of(group, 0) >= place.seq_len_q()) {
+#if HIDE_ENDS
+      give_back_stored();
+#endif
       stand_aside(place);
       return query.advance();
     }
@@ -356,7 +374,10 @@ struct Consumer : ConsumerStores {
 
   __device__ __forceinline__ void run() {
     if (group == CONSUMER_WARPGROUPS - 1) give_turn();
-    for (Walk walk(problem.tail); walk.has(problem.tiles); walk.next()) attend(Place(problem, walk));
+    for (ConsumerWalk walk(problem.tail); walk.has(problem.tiles); walk.next()) attend(Place(problem, walk));
+#if HIDE_ENDS
+    give_back_stored();
+#endif
     if (group == 0) take_turn();
   }
 };

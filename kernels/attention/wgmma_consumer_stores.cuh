@@ -34,6 +34,29 @@ struct ConsumerStores : ConsumerProducts {
   }
 #endif
 
+#if HIDE_ENDS
+  // What is known before the last product ends: the factors of this thread's rows. Whether Q's stage before `query`
+  // is still to be given back: its output is being stored.
+  float scale[2];
+  bool owes = false;
+
+  __device__ __forceinline__ void prepare_store(const Place& place) {
+#if SHARES_TAIL
+    if (place.part >= 0) return;
+#endif
+#pragma unroll
+    for (int half = 0; half < 2; ++half) scale[half] = inverse_sum(place, half);
+  }
+
+  __device__ __forceinline__ void give_back_stored() {
+    if (owes && threadIdx.x % 128 == 0) {
+      wait_stores_read();
+      arrive_at_mbarrier(query_empty((query.stage + QUERY_STAGES - 1) % QUERY_STAGES));
+    }
+    owes = false;
+  }
+#endif
+
   // The factor of one of this thread's rows at the end: 1 / l, or 0 where l is 0. Called by whole warps.
   __device__ __forceinline__ float inverse_sum(const Place& place, int half) const {
     float sum = softmax.row_sum(half);
@@ -70,7 +93,9 @@ struct ConsumerStores : ConsumerProducts {
       return store_rows(place, output, 0);
     }
 #endif
+#if !HIDE_ENDS
     const float scale[2] = {inverse_sum(place, 0), inverse_sum(place, 1)};
+#endif
     const unsigned to = query_at(query.stage, group);
     sync_named(kFirstStore + group, 128);  // all have read the group's Q
 #pragma unroll
@@ -85,9 +110,16 @@ struct ConsumerStores : ConsumerProducts {
 #pragma unroll
       for (int panel = 0; panel < ValueRows::kCount; ++panel)
         place.store(to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel, group);
+#if HIDE_ENDS
+      begin_stores();
+#else
       wait_stores_read();
       arrive_at_mbarrier(query_empty(query.stage));
+#endif
     }
+#if HIDE_ENDS
+    owes = true;
+#endif
   }
 #else
   __device__ __forceinline__ void store_tile(const Place& place) const { store_rows(place, output, 0); }

@@ -61,6 +61,43 @@ __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const Tens
           features};
 }
 
+#if HIDE_ENDS
+// The tiles of a consumer, as the producer tells them: a stage of Q has 32 bytes behind the mbarriers for its tile. So
+// consumers make none of the divisions by which a tile is found.
+constexpr unsigned kPlacesAt = kBarriersAt + 8 * kBarriers;
+
+struct ConsumerWalk {
+  Ring<QUERY_STAGES> ring;
+  int batch, head, first_query, blocks, first_step, end_step, part;  // no blocks: no more tiles
+
+  __device__ __forceinline__ explicit ConsumerWalk(const Tail&) { read(); }
+  __device__ __forceinline__ bool has(const Tiles&) const { return blocks > 0; }
+  __device__ __forceinline__ void next() {
+    ring.advance();
+    read();
+  }
+
+  // Called by the loading thread, before it arrives at the stage's `full`.
+  static __device__ __forceinline__ void tell(int stage, const int (&words)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) store_word(shared_at(kPlacesAt + 32 * stage + 4 * i), words[i]);
+  }
+
+ private:
+  __device__ __forceinline__ void read() {
+    wait_mbarrier(query_full(ring.stage), ring.parity);
+    float words[4], more[4];
+    load_words(words, shared_at(kPlacesAt + 32 * ring.stage));
+    load_words(more, shared_at(kPlacesAt + 32 * ring.stage + 16));
+    batch = __float_as_int(words[0]), head = __float_as_int(words[1]), first_query = __float_as_int(words[2]);
+    blocks = __float_as_int(words[3]), first_step = __float_as_int(more[0]), end_step = __float_as_int(more[1]);
+    part = __float_as_int(more[2]);
+  }
+};
+#else
+using ConsumerWalk = Walk;
+#endif
+
 // Where a tile lies, and its blocks of keys. Steps count these blocks from the last one that a row of the tile, or of
 // the cluster's other tiles, sees. This block's share is the steps from `first_step` to `end_step`: perhaps none.
 struct Place {
@@ -76,6 +113,24 @@ struct Place {
       part = walk.part;
     }
   }
+
+#if HIDE_ENDS
+  // A consumer's: it loads no keys.
+  __device__ __forceinline__ Place(const Problem& of, const ConsumerWalk& walk)
+      : problem(of),
+        batch(walk.batch),
+        head(walk.head),
+        first_query(walk.first_query),
+        blocks(walk.blocks),
+        share(0),
+        first_step(walk.first_step),
+        end_step(walk.end_step),
+        part(walk.part) {}
+
+  __device__ __forceinline__ void tell(int stage) const {
+    ConsumerWalk::tell(stage, {batch, head, first_query, blocks, first_step, end_step, kShareTail ? part : -1, 0});
+  }
+#endif
 
   __device__ __forceinline__ Place(const Problem& of, int number) : problem(of) {
     int tile_head, row_block;

@@ -38,6 +38,9 @@ struct Producer {
   __device__ __forceinline__ void load_queries(const Place& place) {
     wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
     const unsigned full = query_full(queries.stage);
+#if HIDE_ENDS && !PACKED
+    place.tell(queries.stage);
+#endif
     expect_bytes(full, kQueryBytes);
 #pragma unroll
     for (int group = 0; group < CONSUMER_WARPGROUPS; ++group)
@@ -99,6 +102,11 @@ struct Producer {
       load_queries(place);
       load_blocks(place);
     }
+#if HIDE_ENDS
+    wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
+    ConsumerWalk::tell(queries.stage, {});
+    arrive_at_mbarrier(query_full(queries.stage));
+#endif
   }
 #endif
 };

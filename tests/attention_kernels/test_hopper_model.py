@@ -392,7 +392,7 @@ def test_random_configurations_come_out_right(seed: int, kernel: str, tmp_path: 
     path.write_text(yaml.safe_dump({**space, "default": {}}))
     planner = planner_on(132, path)
     values = dict(planner.bound.sample(rng))
-    few = (rng.randrange(1, 9),)
+    few = (max(rng.randrange(1, 9), int(values.get("CLUSTER", 1))),)  # a cluster needs as many
     found = list(
         complaints(tmp_path, values, shapes, multiprocessors=few, kernel=kernel, **problem)
     )

@@ -36,6 +36,7 @@ THREE: Values = {
 }
 PACKED: Values = {**TWO, "PACK_GQA": True, "WALK": "snake", "PING_PONG": False}
 HALVES: Values = {**TWO, "BLOCK_N": 64, "HALF_BLOCKS": True, "QUERY_STAGES": 2}
+HIDDEN: Values = {**HALVES, "HIDE_ENDS": True}
 ODD: Lengths = ((0, 7), (1, 130), (70, 90), (33, 0), (129, 17), (0, 0), (64, 48), (130, 97), (5, 5))
 FEW: Lengths = ((70, 90), (0, 3), (40, 17), (140, 21), (1, 50))
 BESIDE = 40  # rows and keys that no sequence has
@@ -125,7 +126,10 @@ def _spoil(inputs: Tensors, sequence: int) -> slice:
         _later(TWO, FEW, {}),
         _later(ONE, FEW, {"dtype": "bfloat16", "causal": False}),
         (PACKED, FEW, {"heads": (8, 2)}),
-        (HALVES, FEW, {}),
+        (HIDDEN, FEW, {}),
+        _later(HALVES, FEW, {}),
+        _later({**HIDDEN, "WALK": "snake"}, ODD, {"most_blocks": 1, "head_dim": 128}),
+        _later({**HIDDEN, "CONSUMER_WARPGROUPS": 3, "BLOCK_N": 32}, ODD, {"causal": False}),
         _later({**HALVES, "SKIP_MASKED": False}, ODD, {"dtype": "bfloat16"}),
         _later({**HALVES, "CONSUMER_WARPGROUPS": 3, "BLOCK_N": 32}, ODD, {"head_dim": 128}),
         _later({**HALVES, "PACK_GQA": True, "PING_PONG": False}, ODD, {"causal": False}),
@@ -177,6 +181,20 @@ def test_more_sequences_than_a_warp_has_lanes(tmp_path: Path) -> None:
 def test_a_mistake_shows(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
     found = complaints(tmp_path, TWO, FEW, mistakes={right: wrong}, seeds=(0, 1))
     assert any(complaint in words for words in found), found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("    give_back_stored();\n#endif\n    if (group", "#endif\n    if (group"),
+        ("      give_back_stored();\n#endif\n      stand", "#endif\n      stand"),
+        ("+ QUERY_STAGES - 1) %", "+ QUERY_STAGES) %"),
+        ("    if (owes && threadIdx", "    if (threadIdx"),
+    ],
+)
+def test_a_hidden_end_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    assert complaints(tmp_path, HIDDEN, FEW, mistakes={right: wrong})
 
 
 @pytest.mark.soak

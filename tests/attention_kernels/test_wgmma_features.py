@@ -53,6 +53,7 @@ SPLIT: Values = {
 TWO_SKIP: Values = {"CONSUMER_WARPGROUPS": 2, "SKIP_MASKED": True, "PING_PONG": True}
 CLUSTER: Values = {**TWO, "CLUSTER": 2, "STORE": "direct"}
 TAIL: Values = {**ONE, "SHARE_TAIL": True}
+HIDDEN: Values = {"HIDE_ENDS": True, "QUERY_STAGES": 2, "STORE": "bulk"}
 RIDES: Values = {"BIAS_IN_PRODUCT": True}
 LINEAR = "score - 0.1 * (row - column) if head % 2 == 0 else score"
 NOT_LINEAR = (
@@ -252,6 +253,24 @@ def test_half_of_a_block_at_the_ends_is_enough(
 
 
 @pytest.mark.parametrize(
+    ("variant", "shape", "values"),
+    [
+        ({"causal": True, "window_left": 23, "lse": True}, SHORT, TWO),
+        _later({"causal": True}, SHORT, {**TWO, "OVERLAP": False}),
+        _later({"causal": True, "sinks": True, "lse": True}, LONG, {**TWO, "WALK": "straight"}),
+        _later({"softcap": 5.0, "lse": True}, SHORT, TAIL),
+        _later({}, LATE, {**TWO, "STAGES": 1}),
+        _later({**RIGHT, "window_left": 40}, SHORT, {**CLUSTER, "PERSISTENT": 1}),
+        _later({**RIGHT, "window_left": 9}, SHORT, {**TWO, "HALF_BLOCKS": True}),
+    ],
+)
+def test_an_end_of_a_tile_may_be_hidden(
+    variant: Values, shape: Values, values: Values, tmp_path: Path
+) -> None:
+    assert not complaints(tmp_path, shape, variant, {**values, **HIDDEN})
+
+
+@pytest.mark.parametrize(
     ("head_dim", "value_dim", "variant", "values"),
     [
         (96, 64, FEATURED, ONE),  # panels of 32 columns and of 64
@@ -268,6 +287,21 @@ def test_values_may_be_narrower_than_keys(
 ) -> None:
     shape = {**SHORT, "head_dim": head_dim, "value_dim": value_dim}
     assert not complaints(tmp_path, shape, variant, values)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("    wait_mbarrier(query_full(ring.stage), ring.parity);", ""),
+        ("first_step, end_step, kShareTail", "first_step, first_step + 1, kShareTail"),
+        ("    if (owes && threadIdx", "    if (threadIdx"),
+        ("    give_back_stored();\n#endif\n    if (group", "#endif\n    if (group"),
+        ("scale[half] = inverse_sum(place, half)", "scale[half] = inverse_sum(place, 0)"),
+    ],
+)
+def test_a_hidden_end_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    assert complaints(tmp_path, SHORT, {"causal": True}, {**TWO, **HIDDEN}, {right: wrong})
 
 
 @pytest.mark.soak

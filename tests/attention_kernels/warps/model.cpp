@@ -24,6 +24,7 @@ static std::function<void()> fiber_body;
 
 static void fiber_main() {
   fiber_body();
+  if (own_block.stores_left[threadIdx.x] > 0) fail("a thread leaves before its stores have been read");
   cluster->current->done = true;
   --cluster->alive[rank];
   swapcontext(&cluster->current->context, &cluster->scheduler);
