@@ -65,8 +65,7 @@ SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
 WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "SKIP_MASKED": True, "HALF_BLOCKS": True}}
 BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
-# At head size 128 a window's half blocks make ptxas serialize the products where Q is in registers.
-WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True}}
+WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True, "HALF_BLOCKS": True}}
 WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], "BIAS_IN_PRODUCT": True}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},

@@ -11,8 +11,9 @@
 //
 // How it works. As 5_wgmma.cu, with the same code (wgmma_consumer.cuh, wgmma_producer.cuh). Persistent blocks walk over
 // the tiles, those with the most keys first (varlen_walk.cuh). One warp finds tiles, while those before are loaded and
-// computed. It writes a tile's place beside that of its Q in shared memory. From there the loading thread reads it at
-// once, and the consumers when Q has arrived.
+// computed. It writes where a tile lies to shared memory, behind the mbarriers. The loading thread reads this at once. The
+// consumers read it when Q has arrived. The loading thread asks for the next tile when it has a few blocks of this one
+// left: a block that drew earlier would keep a tile from another block that is sooner free.
 // Maps know no sequences, so a tile's last rows, and its last keys, may be those of the next sequence:
 //   rows    are computed, and not stored: a warpgroup not all of whose 64 rows exist stores from registers, row by row.
 //           One that has no row leaves all products out.
@@ -37,7 +38,7 @@
 //              of 64. Swizzled by the bytes of a panel's row, 128 or 64.
 // Workspace    counter int[1], 0 before a launch and after it.
 // Shared bytes 2 * HEAD_DIM * (QUERY_STAGES * 64 * CONSUMER_WARPGROUPS + 2 * STAGES * BLOCK_N)
-//              + 16 * (QUERY_STAGES + 2 * STAGES) + 32 * QUERY_STAGES
+//              + 16 * (QUERY_STAGES + 2 * STAGES) + 40 * QUERY_STAGES + 8
 // Archs        sm_90a: for others attention_varlen.cu.
 // Adds to 5_wgmma.cu: a walk over tiles of unequal lengths by a warp of its own, and values that are cleared.
 // References   FlashAttention-3, Shah et al. 2024 (varlen); PTX ISA: see the helpers.
@@ -52,14 +53,23 @@
 
 namespace {
 
-// Called by the second warp of the producers. It draws and finds a tile while the ones before it are loaded.
+// The blocks of keys that are still to be loaded when the next tile is asked for. A draw, a search in the table and the
+// first loads take about as long as these.
+constexpr int kAhead = (384 + BLOCK_N - 1) / BLOCK_N;
+
+// Called by the second warp of the producers. It finds a tile while the one before it is loaded.
 __device__ __forceinline__ void find_tiles(PackedWalk walk) {
   const bool tells = threadIdx.x % 32 == 0;
   Ring<QUERY_STAGES> ring;
+  Ring<1> wanted;
   for (; walk.has(); walk.next()) {
     const PackedTile tile = walk.find();
-    if (tells) Walk::tell(ring, tile);
+    if (tells) {
+      Walk::tell(ring, tile);
+      wait_mbarrier(tile_wanted(), wanted.parity);
+    }
     ring.advance();
+    wanted.advance();
     __syncwarp();
   }
   if (tells) Walk::tell(ring, {});
@@ -72,7 +82,7 @@ __device__ __forceinline__ void load_tiles(const Problem& problem) {
   for (;;) {
     const PackedTile tile = Walk::hear(producer.queries);
     if (tile.rows == 0) return arrive_at_mbarrier(query_full(producer.queries.stage));
-    producer.load_tile(Place(problem, tile));
+    producer.load_tile(Place(problem, tile), kAhead, [] { arrive_at_mbarrier(tile_wanted()); });
   }
 }
 
@@ -90,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_CTAS)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < QUERY_STAGES; ++stage) start_mbarrier(tile_found(stage), 1);
+    for (int stage = 0; stage <= QUERY_STAGES; ++stage) start_mbarrier(tile_found(stage), 1);  // the last one: tile_wanted
     start_rings();
   }
   __syncthreads();

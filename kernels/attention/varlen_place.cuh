@@ -12,11 +12,15 @@
 
 namespace {
 
-// A stage of Q has 32 bytes behind the other mbarriers: 24 for its PackedTile, and an mbarrier for its arrival.
+// A stage of Q has 32 bytes behind the other mbarriers for its PackedTile. Behind these is an mbarrier a stage for its
+// tile's arrival, and one by which the loading thread asks for the next tile.
 constexpr unsigned kTilesAt = kBarriersAt + 8 * kBarriers;
 constexpr unsigned kTileBytes = 32;
+constexpr unsigned kFoundAt = kTilesAt + QUERY_STAGES * kTileBytes;
+constexpr unsigned kSharedBytes = kFoundAt + 8 * (QUERY_STAGES + 1);
 __device__ __forceinline__ unsigned tile_at(int stage) { return shared_at(kTilesAt + stage * kTileBytes); }
-__device__ __forceinline__ unsigned tile_found(int stage) { return tile_at(stage) + 24; }
+__device__ __forceinline__ unsigned tile_found(int stage) { return shared_at(kFoundAt + 8 * stage); }
+__device__ __forceinline__ unsigned tile_wanted() { return tile_found(QUERY_STAGES); }
 
 // Consumers take tiles as they come, from a number of which nothing is known before.
 struct Tiles {};

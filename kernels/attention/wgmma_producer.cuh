@@ -86,11 +86,17 @@ struct Producer {
     prefetch_map(problem.v);
   }
 
-  __device__ __forceinline__ void load_tile(const Place& place) {
+  // `then` is done when all blocks but the last `left` ones are on their way.
+  template <class Then>
+  __device__ __forceinline__ void load_tile(Place place, int left, const Then& then) {
     load_queries(place);
+    const int end = place.end_step;
+    place.end_step = max(place.first_step, end - left);
+    load_blocks(place);
+    then();
+    place.first_step = place.end_step, place.end_step = end;
     load_blocks(place);
   }
-
 #else
   __device__ __forceinline__ void run() {
     prefetch_map(problem.q);

@@ -73,7 +73,9 @@ MMA_TEMPLATES = tuple(
     f"attention/{name}.cuh" for name in ("shared_rows", "part_merge", "split_merge")
 )
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
-WGMMA_BYTES = "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0)"
+WGMMA_BYTES = (
+    "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0) + (HIDE_ENDS ? 32 * QUERY_STAGES : 0)"
+)
 VARLEN_BYTES = "most(kStagesAt + STAGES * kStageBytes, kQueryBytes)"
 PAGED_BYTES = "kPartsAt + 4 * WARPS_KV * (BLOCK_M < 24 ? BLOCK_M : 24) * (kPartStride + 4)"
 SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
@@ -123,7 +125,7 @@ RUNGS = [
     Stated(
         "attention-varlen-wgmma",
         "attention/attention_varlen_wgmma.cu",
-        "kTilesAt + QUERY_STAGES * kTileBytes",
+        "kSharedBytes",
         registers="kMoveRegisters ? kConsumerRegisters : kEntryRegisters",
         registers_in_space="consumer_registers",
         defaults="constexpr int VALUE_DIM = HEAD_DIM, BIAS_IN_PRODUCT = 0, PRODUCER_WARPS = 4, "

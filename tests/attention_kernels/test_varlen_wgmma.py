@@ -39,6 +39,7 @@ HALVES: Values = {**TWO, "BLOCK_N": 64, "HALF_BLOCKS": True, "QUERY_STAGES": 2}
 HIDDEN: Values = {**HALVES, "HIDE_ENDS": True}
 ODD: Lengths = ((0, 7), (1, 130), (70, 90), (33, 0), (129, 17), (0, 0), (64, 48), (130, 97), (5, 5))
 FEW: Lengths = ((70, 90), (0, 3), (40, 17), (140, 21), (1, 50))
+READ = "wait_mbarrier(query_full(ring.stage), ring.parity);\n    tile = tile_of"
 BESIDE = 40  # rows and keys that no sequence has
 
 
@@ -171,11 +172,12 @@ def test_more_sequences_than_a_warp_has_lanes(tmp_path: Path) -> None:
         _later("tile_heads - 1) *counter = 0", "tile_heads - 1) *counter = 1", "not 0"),
         _later("    skip<false>();", "    skip();", "found a mistake"),
         # Q is given back, or a tile read, too early.
-        _later("    wait_mbarrier(query_full(ring.stage), ring.parity);", "", "found a mistake"),
+        _later(READ, "tile = tile_of", "found a mistake"),
         _later("leave_queries();\n    for", "for", "found a mistake"),
         # A place is written over, or read, too early.
         _later("wait_mbarrier(query_empty(ring.stage), ring.parity ^ 1);", "", "found a mistake"),
         _later("wait_mbarrier(tile_found(ring.stage), ring.parity);", "", "found a mistake"),
+        _later("    then();\n", "", "found a mistake"),  # nobody asks for the next tile
     ],
 )
 def test_a_mistake_shows(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
