@@ -47,8 +47,8 @@
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
 //   HALF_BLOCKS          0/1: of a block at either end of the keys only the half that rows of the warpgroup see is
 //                        computed. See wgmma_consumer.cuh.
-//   HIDE_ENDS            0/1: what follows a tile's last product runs under it, and the output's store under the next
-//                        tile. Needs STORE bulk and QUERY_STAGES 2. See wgmma_consumer.cuh.
+//   HIDE_ENDS            0/1: the factors of a tile's rows are computed under its last product, and its output is read
+//                        from shared memory under the next tile's first block. Needs STORE bulk and QUERY_STAGES 2.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.

@@ -2,6 +2,7 @@
 //
 // STORE bulk: through Q's shared memory, by TMA. direct: from registers, 4 bytes a lane.
 // SHARE_TAIL: the sums over a part of a tile's keys go to global memory, see wgmma_tail.cuh.
+// HIDE_ENDS: Q's stage is given back in the next tile.
 // PACKED (attention_varlen_wgmma.cu): a group whose 64 rows do not all exist stores from registers, row by row.
 //
 // Archs      sm_90a.
@@ -110,9 +111,7 @@ struct ConsumerStores : ConsumerProducts {
 #pragma unroll
       for (int panel = 0; panel < ValueRows::kCount; ++panel)
         place.store(to + ValueRows::panel_at(64, panel), panel * ValueRows::kPanel, group);
-#if HIDE_ENDS
-      begin_stores();
-#else
+#if !HIDE_ENDS
       wait_stores_read();
       arrive_at_mbarrier(query_empty(query.stage));
 #endif

@@ -6,6 +6,8 @@
 // CLUSTER, a stage is loaded in all blocks, so the consumers of all blocks must give it back. Its bytes may arrive in a
 // block before that block's own thread has announced them.
 //
+// HIDE_ENDS: this thread also tells the consumers where a tile lies, and that there are no more.
+//
 // PACKED (attention_varlen_wgmma.cu): another warp finds the tiles, and the kernel's own loop calls load_tile() for each.
 //
 // Archs      sm_90 and later.

@@ -51,7 +51,7 @@ static_assert(QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
 
 // Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their
 // mbarriers. Every tile begins at a multiple of 1024. With SPLIT_KV, the parts that other blocks send lie before the
-// mbarriers, and the last mbarrier counts their bytes.
+// mbarriers, and the last mbarrier counts their bytes. Behind the mbarriers HIDE_ENDS and PACKED keep where tiles lie.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
 constexpr unsigned kKeyBytes = 2 * BLOCK_N * HEAD_DIM, kValueBytes = 2 * BLOCK_N * VALUE_DIM;  // of a block

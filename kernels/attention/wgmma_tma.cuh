@@ -65,9 +65,6 @@ __device__ __forceinline__ void store_packed_box(const TensorMap& map, unsigned 
                : "memory");
 }
 
-// This thread's stores so far begin without a wait.
-__device__ __forceinline__ void begin_stores() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-
 // Waits until this thread's stores have been read from shared memory, which may then be used again.
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n" ::: "memory");

@@ -206,7 +206,6 @@ void store_box(const TensorMap& map, unsigned shared, int column, int row, int h
 inline void store_packed_box(const TensorMap& map, unsigned shared, int column, int head, int row) {
   store_box(map, shared, column, head, row, 0);
 }
-inline void begin_stores() {}
 void wait_stores_read();
 inline void share_with_engines() {}
 inline void store_word(unsigned shared, unsigned word) { shared_word<unsigned>(shared) = word; }
