@@ -53,8 +53,8 @@
 
 namespace {
 
-// The blocks of keys that are still to be loaded when the next tile is asked for. A draw, a search in the table and the
-// first loads take about as long as these.
+// The blocks of keys that are still to be loaded when the next tile is asked for: by our estimate they take as long as a
+// draw, a search in the table and the first loads. Not measured.
 constexpr int kAhead = (384 + BLOCK_N - 1) / BLOCK_N;
 
 // Called by the second warp of the producers. It finds a tile while the one before it is loaded.

@@ -53,9 +53,8 @@ struct Walk {
   // The finding warp's side, called by one thread. No rows: no more tiles.
   static __device__ __forceinline__ void tell(const Ring<QUERY_STAGES>& ring, const PackedTile& tile) {
     wait_mbarrier(query_empty(ring.stage), ring.parity ^ 1);
-    const int words[6] = {tile.first_q, tile.rows, tile.first_k, tile.keys, tile.head, tile.first_query};
-#pragma unroll
-    for (int i = 0; i < 6; ++i) store_word(tile_at(ring.stage) + 4 * i, words[i]);
+    store_tile_words(tile_at(ring.stage),
+                     {tile.first_q, tile.rows, tile.first_k, tile.keys, tile.head, tile.first_query});
     arrive_at_mbarrier(tile_found(ring.stage));
   }
 
@@ -72,11 +71,9 @@ struct Walk {
   }
 
   static __device__ __forceinline__ PackedTile tile_of(int stage) {
-    float words[4], more[4];
-    load_words(words, tile_at(stage));
-    load_words(more, tile_at(stage) + 16);
-    return {__float_as_int(words[0]), __float_as_int(words[1]), __float_as_int(words[2]),
-            __float_as_int(words[3]), __float_as_int(more[0]),  __float_as_int(more[1])};
+    int words[8];
+    load_tile_words(words, tile_at(stage));
+    return {words[0], words[1], words[2], words[3], words[4], words[5]};
   }
 };
 

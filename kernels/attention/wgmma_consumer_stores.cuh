@@ -36,10 +36,8 @@ struct ConsumerStores : ConsumerProducts {
 #endif
 
 #if HIDE_ENDS
-  // What is known before the last product ends: the factors of this thread's rows. Whether Q's stage before `query`
-  // is still to be given back: its output is being stored.
-  float scale[2];
-  bool owes = false;
+  float scale[2];     // the factors of this thread's rows, computed while the last product runs
+  bool owes = false;  // whether the tile before still has its stage of Q, from which TMA reads its output
 
   __device__ __forceinline__ void prepare_store(const Place& place) {
 #if SHARES_TAIL

@@ -79,19 +79,16 @@ struct ConsumerWalk {
 
   // Called by the loading thread, before it arrives at the stage's `full`.
   static __device__ __forceinline__ void tell(int stage, const int (&words)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) store_word(shared_at(kPlacesAt + 32 * stage + 4 * i), words[i]);
+    store_tile_words(shared_at(kPlacesAt + 32 * stage), words);
   }
 
  private:
   __device__ __forceinline__ void read() {
     wait_mbarrier(query_full(ring.stage), ring.parity);
-    float words[4], more[4];
-    load_words(words, shared_at(kPlacesAt + 32 * ring.stage));
-    load_words(more, shared_at(kPlacesAt + 32 * ring.stage + 16));
-    batch = __float_as_int(words[0]), head = __float_as_int(words[1]), first_query = __float_as_int(words[2]);
-    blocks = __float_as_int(words[3]), first_step = __float_as_int(more[0]), end_step = __float_as_int(more[1]);
-    part = __float_as_int(more[2]);
+    int words[8];
+    load_tile_words(words, shared_at(kPlacesAt + 32 * ring.stage));
+    batch = words[0], head = words[1], first_query = words[2], blocks = words[3];
+    first_step = words[4], end_step = words[5], part = words[6];
   }
 };
 #else

@@ -89,6 +89,22 @@ __device__ __forceinline__ unsigned value_empty(int stage) {
   return barrier_at(kFirstEmpty + QUERY_STAGES + STAGES + stage);
 }
 
+// Where a tile lies, in shared memory: a thread of the producers writes it, and consumers read 32 bytes of it.
+template <int COUNT>
+__device__ __forceinline__ void store_tile_words(unsigned at, const int (&words)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) store_word(at + 4 * i, words[i]);
+}
+__device__ __forceinline__ void load_tile_words(int (&words)[8], unsigned at) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float four[4];
+    load_words(four, at + 16 * half);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[4 * half + i] = __float_as_int(four[i]);
+  }
+}
+
 // Called by one thread, before the block's (or the cluster's) barrier.
 __device__ __forceinline__ void start_rings() {
   for (int i = 0; i < kBarriers; ++i) {

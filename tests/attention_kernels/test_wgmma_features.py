@@ -293,7 +293,7 @@ def test_values_may_be_narrower_than_keys(
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("wait_mbarrier(query_full(ring.stage), ring.parity);\n    float", "float"),
+        ("wait_mbarrier(query_full(ring.stage), ring.parity);\n    int", "int"),
         ("first_step, end_step, kShareTail", "first_step, first_step + 1, kShareTail"),
         ("    if (owes && threadIdx", "    if (threadIdx"),
         ("    give_back_stored();\n#endif\n    if (group", "#endif\n    if (group"),
