@@ -61,11 +61,14 @@ class Job:
 CAUSAL = {"causal": True}
 MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
+KEPT = {"KEEP_MAXIMUM": True, "HALF_BLOCKS": True, "HIDE_ENDS": True}
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
-WINDOW = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "SKIP_MASKED": True, "HALF_BLOCKS": True}}
+SMALL_KEPT = {"wgmma": {**SMALL["wgmma"], **KEPT}}
+WINDOW = {"wgmma": {**SMALL_KEPT["wgmma"], "STAGES": 4, "SKIP_MASKED": True}}
 BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
-WIDE_WINDOW = {"wgmma": {**WIDE["wgmma"], "SKIP_MASKED": True, "HALF_BLOCKS": True}}
+WIDE_KEPT = {"wgmma": {**WIDE["wgmma"], **KEPT}}
+WIDE_WINDOW = {"wgmma": {**WIDE_KEPT["wgmma"], "SKIP_MASKED": True}}
 WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], "BIAS_IN_PRODUCT": True}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
@@ -82,15 +85,15 @@ WIDEST = {
 MLA = {**shape_of(4, 16, 2048, 192), "value_dim": 128}
 MLA_START = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "QUERY_STAGES": 1}}
 JOBS = (
-    Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL),
+    Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL_KEPT),
     Job("window 1024", {**CAUSAL, "window_left": 1023}, start=WINDOW),
     Job("softcap", {**CAUSAL, "softcap": 30.0}, start=SMALL),
-    Job("sinks", {**CAUSAL, "sinks": True}, start=SMALL),
+    Job("sinks", {**CAUSAL, "sinks": True}, start=SMALL_KEPT),
     Job("alibi", {**CAUSAL, "alibi": True}, start=BIASED),
     Job("score mod", {**CAUSAL, "score_mod": MOD}, start=BIASED),
-    Job("lse", {**CAUSAL, "lse": True}, start=SMALL),
+    Job("lse", {**CAUSAL, "lse": True}, start=SMALL_KEPT),
     Job("window 128 and sinks", {**CAUSAL, "window_left": 127, "sinks": True}),
-    Job("causal 128", CAUSAL, LONG, "sdpa:best", "", start=WIDE),
+    Job("causal 128", CAUSAL, LONG, "sdpa:best", "", start=WIDE_KEPT),
     Job("softcap 128", {**CAUSAL, "softcap": 30.0}, LONG, plain="causal 128", start=WIDE),
     Job(
         "window 1024 128",
@@ -100,7 +103,7 @@ JOBS = (
         "causal 128",
         start=WIDE_WINDOW,
     ),
-    Job("sinks 128", {**CAUSAL, "sinks": True}, LONG, plain="causal 128", start=WIDE),
+    Job("sinks 128", {**CAUSAL, "sinks": True}, LONG, plain="causal 128", start=WIDE_KEPT),
     Job("score mod 128", {**CAUSAL, "score_mod": MOD}, LONG, plain="causal 128", start=WIDE_BIASED),
     Job("256", CAUSAL, shape_of(16, 16, 2048, 256), "sdpa:best", "", start=WIDEST),
     Job("192 with values of 128", CAUSAL, MLA, "sdpa:best", "", start=MLA_START),

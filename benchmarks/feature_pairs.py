@@ -120,12 +120,16 @@ class Side:
 
 
 def sides(
-    session: Session, subjects: Sequence[Subject], paths: Sequence[Path], settings: TimingSettings
+    session: Session,
+    subjects: Sequence[Subject],
+    paths: Sequence[Path],
+    settings: TimingSettings,
+    kind: str = "normal",
 ) -> list[Side]:
     """Plain and the feature. The feature's case has the inputs of the plain one, and may have
     more, as sinks are. RuntimeError where a launch leaves a part of its output unwritten."""
     plain, feature = subjects
-    inputs = feature.problem.make_inputs(feature.timed.case, "normal", SEED, session.torch_device)
+    inputs = feature.problem.make_inputs(feature.timed.case, kind, SEED, session.torch_device)
     tensors = [each.problem.tensors(each.timed.case) for each in subjects]
     own = [
         {spec.name: inputs[spec.name] for spec in specs if not spec.is_output} for specs in tensors
@@ -151,11 +155,11 @@ def sides(
 
 
 def measured(
-    session: Session, subjects: Sequence[Subject], paths: Sequence[Path]
+    session: Session, subjects: Sequence[Subject], paths: Sequence[Path], kind: str
 ) -> dict[str, Any]:
     """The time of the feature as a share of the plain one's."""
     settings = TimingSettings.thorough()
-    plain, feature = sides(session, subjects, paths, settings)
+    plain, feature = sides(session, subjects, paths, settings, kind)
     of_plain, of_feature = subjects
     found = measure_paired(
         plain.sampler,
@@ -188,9 +192,10 @@ def measured(
 
 
 def measured_in_turn(
-    pairs: Sequence[Pair], device: str
+    pairs: Sequence[Pair], device: str, kind: str = "normal"
 ) -> Iterator[tuple[Pair, dict[str, Any] | Exception]]:
-    """Each pair with its figures, or with why it has none."""
+    """Each pair with its figures, or with why it has none. `kind`: of the inputs, one of the gate's
+    kinds."""
     with tempfile.TemporaryDirectory() as folder, _builders() as pool:
         known: list[tuple[Pair, tuple[Subject, Subject]]] = []
         built: dict[str, tuple[Path, Future[None]]] = {}
@@ -214,7 +219,7 @@ def measured_in_turn(
                     future.result()
                     paths.append(path)
                 session = session or open_session(subjects[0].profile)
-                yield pair, measured(session, subjects, paths)
+                yield pair, measured(session, subjects, paths, kind)
             except FAULTS as error:
                 yield pair, error
             if session is not None:

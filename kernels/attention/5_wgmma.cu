@@ -38,6 +38,8 @@
 //   EXP2_FMA_SHARE       sixteenths of the weights that multiply-adds compute, not MUFU (0..16).
 //   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
 //                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
+//   KEEP_MAXIMUM         0/1: weights are relative to the maximum of the blocks before; a block whose scores are far
+//                        above it is computed again. See wgmma_consumer_weights.cuh. No difference with a soft cap.
 //   BIAS_IN_PRODUCT      0/1: a bias that is linear in the key comes out of the product Q K^T: see wgmma_key_bias.cuh.
 //   STORE                bulk: through shared memory and TMA; direct: from registers, 4 bytes a lane.
 //   SPLIT_KV             1, 2, 4, 8: blocks of a cluster that share the keys of a tile, in whole blocks of keys. They
@@ -65,6 +67,7 @@
 //              at entry.
 //              SPLIT_KV > 1: PERSISTENT 0, STORE direct, VALUE_DIM a multiple of 8 * SPLIT_KV, CLUSTER 1. BLOCK_N is a
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
+//              KEEP_MAXIMUM: EXP2_FMA_SHARE 0.
 //              HALF_BLOCKS: WEIGHT_SETS 1, BLOCK_N a multiple of 32. HIDE_ENDS: STORE bulk, QUERY_STAGES 2.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
@@ -85,8 +88,8 @@
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (VALUE_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others 3_mma.cu.
 // Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are
-//              computed; some exponentials by multiply-adds, since MUFU is slow; registers moved from the producer to
-//              the consumers; clusters that load once for two blocks; splits, packed heads, features.
+//              computed; weights that wait for no maximum; some exponentials by multiply-adds; registers moved from
+//              the producer to the consumers; clusters that load once for two blocks; splits, packed heads, features.
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: 5_wgmma.md.
 #include "cluster_multicast.cuh"
 #include "mma_sync.cuh"

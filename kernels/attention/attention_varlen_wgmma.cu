@@ -22,7 +22,7 @@
 //
 // Tunables. 5_wgmma.cu explains the ones that both kernels have.
 //   CONSUMER_WARPGROUPS, BLOCK_N, STAGES, QUERY_STAGES, PRODUCER_REGISTERS, PING_PONG, Q_IN_REGS, EXP2_FMA_SHARE,
-//   RESCALE_LOG2, HALF_BLOCKS, HIDE_ENDS, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
+//   RESCALE_LOG2, KEEP_MAXIMUM, HALF_BLOCKS, HIDE_ENDS, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
 //   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.
 //   STORE         bulk: through Q's shared memory and by TMA; direct: from registers, 4 bytes a lane.
 //   WALK          snake, queue; HEAD_SECTION: see varlen_walk.cuh.

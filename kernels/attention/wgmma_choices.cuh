@@ -6,6 +6,8 @@
 //   BLOCK_M         rows a tile
 //   CLUSTER_BLOCKS  blocks of a cluster
 //   SHARES_TAIL     whether a last round of tiles may be shared out
+//   KEEPS_MAXIMUM   whether weights may be relative to an older maximum; capped scores have a bound in its place
+//   READS_AHEAD     whether a tile's place is read before the end of the tile before
 //   HIDES_BLOCKS    whether a tile may see no key, or none of the first ones
 //
 // Archs      any.
@@ -28,6 +30,9 @@
 #ifndef HIDE_ENDS
 #define HIDE_ENDS 0
 #endif
+#ifndef KEEP_MAXIMUM
+#define KEEP_MAXIMUM 0
+#endif
 #ifndef STORE_BULK
 #define STORE_BULK 0
 #endif
@@ -38,4 +43,6 @@
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
 #define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
 #define SHARES_TAIL (SHARE_TAIL && !CAUSAL && !HAS_WINDOW)
+#define KEEPS_MAXIMUM (KEEP_MAXIMUM && !HAS_SOFTCAP)
+#define READS_AHEAD (HIDE_ENDS && HAS_WINDOW)
 #define HIDES_BLOCKS (HAS_WINDOW || BOTTOM_RIGHT)

@@ -1,5 +1,5 @@
 // A consumer warpgroup: 64 rows of each tile, from scores to the finished output. Its products and turns are in
-// wgmma_consumer_products.cuh, its stores in wgmma_consumer_stores.cuh.
+// wgmma_consumer_products.cuh, weights in wgmma_consumer_weights.cuh, stores in wgmma_consumer_stores.cuh.
 //
 // OVERLAP 0: scores, softmax and weighted values of a block follow each other, and another warpgroup fills the gaps.
 // OVERLAP 1: the next block's scores and this block's weighted values are issued together; while the tensor cores sum
@@ -14,7 +14,8 @@
 // with two sizes of scores in flight ptxas serialized all products.)
 //
 // HIDE_ENDS: the factors of a tile's rows are computed under its last product. Its output goes out under the next tile's
-// first block, and only then is Q's stage given back. The producer says where the next tile lies (wgmma_place.cuh).
+// first block, and only then is Q's stage given back. The producer says where the next tile lies (wgmma_place.cuh). With
+// a window, where tiles have few blocks, that is read under the last product, too.
 //
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //
@@ -27,8 +28,7 @@
 
 #include "cluster_push.cuh"
 #include "mma_sync.cuh"
-#include "score_change.cuh"
-#include "wgmma_consumer_stores.cuh"
+#include "wgmma_consumer_weights.cuh"
 #include "wgmma_key_bias.cuh"
 #include "wgmma_product.cuh"
 #include "wgmma_rings.cuh"
@@ -40,75 +40,11 @@
 
 namespace {
 
-struct Consumer : ConsumerStores {
-  using ConsumerStores::ConsumerStores;
-
-#if SCORES_CHANGE
-  // For the scores of one of this thread's rows with the keys from `first` on.
-  __device__ __forceinline__ ScoreChange change_of(const Place& place, int half, int query, int first) const {
-    ScoreChange change;
-    change.scale = kUnit * problem.softmax_scale;
-#if ALIBI
-    change.slope = slopes[half];
-    change.distance = static_cast<float>(place.own_key(query) - first);
+struct Consumer : ConsumerWeights {
+  using ConsumerWeights::ConsumerWeights;
+#if READS_AHEAD
+  ConsumerWalk walk = ConsumerWalk(problem.tail);  // a tile's place is read under the last product of the tile before
 #endif
-    change.head = place.head_of(row_of(half)), change.row = query, change.first = first;
-    return change;
-  }
-#endif
-
-  // kBiasRides: the bias of one of this thread's rows, in units of q k.
-  __device__ __forceinline__ LinearScore bias_of(const Place& place, int half, int first) const {
-    const int query = place.query_of(group, row_of(half));
-    const float of_score = 1.0f / problem.softmax_scale;
-#if ALIBI
-    const float rise = slopes[half] / kUnit * of_score;
-    return {rise * static_cast<float>(first - place.own_key(query)), rise};
-#else
-    const LinearScore bias = LinearMod::of({}, place.head_of(row_of(half)), query, {first, 1});
-    return {of_score * bias.base, of_score * bias.step};
-#endif
-  }
-
-  template <bool MASKED, Part PART>
-  __device__ __forceinline__ void weigh(const Place& place, int step) {
-    const int first = place.first_key(step) + first_of(PART);
-    auto& part = scores_of<PART>();
-    int seen[2], hidden[2] = {};
-    ScoreChange change[2];
-    float offset[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      seen[half] = place.keys_seen(place.query_of(group, row_of(half))) - first - lane % 4 * 2;
-#if HAS_WINDOW
-      hidden[half] = place.first_seen(place.query_of(group, row_of(half))) - first - lane % 4 * 2;
-#endif
-      if constexpr (kBiasRides) offset[half] = bias_of(place, half, place.first_key(step)).base;
-#if SCORES_CHANGE
-      change[half] = change_of(place, half, place.query_of(group, row_of(half)), first + lane % 4 * 2);
-#endif
-    }
-#if HAS_SOFTCAP
-    // Rows and keys that do not exist are zeros: tensor maps fill them in.
-    const float largest = largest_of(part);
-#if CAPS_ALONE
-    const SmallCap small = SmallCap::of(problem.features.softcap, problem.softmax_scale);
-    if (!MASKED && !__any_sync(~0u, !(largest <= small.largest))) {  // NaN is not small
-      softmax.weigh<false>(part, seen, hidden, change, offset, problem.exponent_scale(), small);
-      return;
-    }
-#endif
-    SoftCap::of(problem.features.softcap, problem.softmax_scale)(part, largest);
-#endif
-    softmax.weigh<MASKED>(part, seen, hidden, change, offset, problem.exponent_scale(), NoCap());
-  }
-
-  template <int SET, Part PART>
-  __device__ __forceinline__ void pack_weights() {
-#pragma unroll
-    for (int i = first_of(PART) / 4; i < (first_of(PART) + keys_of(PART)) / 4; ++i)
-      weights[SET][i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
-  }
 
   // Computes the scores of the first block, and their weights.
   template <Part PART>
@@ -121,9 +57,9 @@ struct Consumer : ConsumerStores {
     pin(scores);
     give_back_keys();
     if (masked)
-      weigh<true, PART>(place, step);
+      weigh<true, PART, true>(place, step);
     else
-      weigh<false, PART>(place, step);
+      weigh<false, PART, true>(place, step);
     pack_weights<0, PART>();
     if constexpr (PART == kFirstHalf) {
 #pragma unroll
@@ -134,8 +70,9 @@ struct Consumer : ConsumerStores {
   // SET holds the weights of the last block, of which LAST_PART is seen. Its values are added while the weights of block
   // `step` are computed.
   template <bool MASKED, int SET = 0, Part PART = kWhole, Part LAST_PART = kWhole>
-  __device__ __forceinline__ void advance(const Place& place, int step) {
+  __device__ __forceinline__ void advance(const Place& place, int step, bool masked = MASKED) {
     constexpr int kNext = (SET + 1) % WEIGHT_SETS;
+    constexpr bool kHoldsKeys = KEEPS_MAXIMUM && (kHidesApart || !MASKED);  // scores may have to be computed again
     wait_keys();
     if constexpr (OVERLAP) {
       take_turn();
@@ -147,8 +84,9 @@ struct Consumer : ConsumerStores {
       give_turn();
       wait_products<1>();
       pin(scores);
-      give_back_keys();
-      weigh<MASKED, PART>(place, step);
+      if (!kHoldsKeys) give_back_keys();
+      weigh<MASKED, PART>(place, step, masked);
+      if (kHoldsKeys) give_back_keys();
       const float sums = softmax.sum[0] + softmax.sum[1];
       if constexpr (kNext == SET) {
         finish_first(sums);
@@ -166,8 +104,9 @@ struct Consumer : ConsumerStores {
       give_turn();
       wait_products<0>();
       pin(scores);
-      give_back_keys();
-      weigh<MASKED, PART>(place, step);
+      if (!kHoldsKeys) give_back_keys();
+      weigh<MASKED, PART>(place, step, masked);
+      if (kHoldsKeys) give_back_keys();
     }
     softmax.rescale(output);
     if constexpr (kNext == SET) pack_weights<SET, PART>();
@@ -242,7 +181,9 @@ struct Consumer : ConsumerStores {
       if (begins_half && step < end - ends_half && !is_masked(step)) advance<false, 0, kWhole, kFirstHalf>(place, step++);
     }
     for (; step < end - ends_half; ++step) {
-      if (is_masked(step))
+      if (kHidesApart)
+        advance<false>(place, step, is_masked(step));
+      else if (is_masked(step))
         advance<true>(place, step);
       else
         advance<false>(place, step);
@@ -250,11 +191,16 @@ struct Consumer : ConsumerStores {
     if constexpr (HALF_BLOCKS) {
       if (ends_half) advance<true, 0, kSecondHalf>(place, step++);
     }
+    // Blocks that are left out must be given back before the producer loads what comes after them.
+    const bool is_last = step == place.end_step;
     if (ends_half)
-      add_last<0, kSecondHalf>(place);
+      add_last<0, kSecondHalf>(place, is_last);
     else
-      add_last<0>(place);
+      add_last<0>(place, is_last);
     for (; step < place.end_step; ++step) skip();
+#if READS_AHEAD
+    if (!is_last) walk.next();
+#endif
 #else
     begin(place, step, masked > step, begins_half);
 #if HIDE_ENDS
@@ -335,11 +281,14 @@ struct Consumer : ConsumerStores {
   }
 
   template <int SET, Part PART = kWhole>
-  __device__ __forceinline__ void add_last(const Place& place) {
+  __device__ __forceinline__ void add_last(const Place& place, bool is_last = true) {
     if (!kThroughShared) give_back(query_empty(query.stage));
     add_values<SET, PART>([&] {
 #if HIDE_ENDS
       prepare_store(place);
+#endif
+#if READS_AHEAD
+      if (is_last) walk.next();
 #endif
     });
     if (!OVERLAP) give_turn();
@@ -374,7 +323,11 @@ struct Consumer : ConsumerStores {
 
   __device__ __forceinline__ void run() {
     if (group == CONSUMER_WARPGROUPS - 1) give_turn();
+#if READS_AHEAD
+    while (walk.has(problem.tiles)) attend(Place(problem, walk));
+#else
     for (ConsumerWalk walk(problem.tail); walk.has(problem.tiles); walk.next()) attend(Place(problem, walk));
+#endif
 #if HIDE_ENDS
     give_back_stored();
 #endif

@@ -102,6 +102,32 @@ struct ConsumerProducts {
     close_products();
   }
 
+  // KEEP_MAXIMUM: the scores of the block once more, by this warp alone, while the others go on.
+  __device__ __forceinline__ void scores_again() {
+    const unsigned rows = query_at(query.stage, group), keys = key_at(key.stage);
+#pragma unroll
+    for (int tile = 0; tile < BLOCK_N / 8; ++tile) {
+      float(&of_tile)[4] = reinterpret_cast<float(&)[4]>(scores[4 * tile]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) of_tile[i] = 0.0f;
+#pragma unroll 1
+      for (int chunk = 0; chunk < HEAD_DIM / 8; chunk += 4) {
+        unsigned a[2][4], b[4];
+        load_matrix(b, keys + Rows::chunk_at(BLOCK_N, 8 * tile + lane % 8, chunk + lane / 8));
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          load_matrix(a[step], rows + Rows::chunk_at(64, 16 * warp + lane % 16, chunk + 2 * step + lane / 16));
+          multiply_add<kBfloat16>(of_tile, a[step], b[2 * step], b[2 * step + 1]);
+        }
+      }
+      if constexpr (kBiasRides) {
+        unsigned b[4];
+        load_matrix(b, key_bias_chunk(shared_at(kBiasAt), 8 * tile + lane % 8, lane / 8 % 2));
+        multiply_add<kBfloat16>(of_tile, {row_bias.pairs[0], row_bias.pairs[1], 0u, 0u}, b[0], b[1]);
+      }
+    }
+  }
+
   // output += P V, as a group of its own.
   template <int SET, Part PART>
   __device__ __forceinline__ void issue_values() {

@@ -39,6 +39,11 @@ struct RowBias {
   }
 };
 
+// Where 8 of the 16 columns of a key lie.
+__device__ __forceinline__ unsigned key_bias_chunk(unsigned shared, int key, int chunk) {
+  return shared + key * kKeyRowBytes + (chunk ^ (key / 4 & 1)) * 16;
+}
+
 // Writes k'. Called by all `threads` of the block, before they meet.
 template <bool BFLOAT16>
 __device__ __forceinline__ void write_key_bias(unsigned shared, int threads) {
@@ -48,8 +53,7 @@ __device__ __forceinline__ void write_key_bias(unsigned shared, int threads) {
     const unsigned value = pair == 0   ? pack<BFLOAT16>(256.0f * number, number)
                            : pair == 1 ? pack<BFLOAT16>(number / 256.0f, 0.0f)
                                        : 0u;
-    const int chunk = pair / 4 ^ (key / 4 & 1);
-    store_word(shared + key * kKeyRowBytes + chunk * 16 + pair % 4 * 4, value);
+    store_word(key_bias_chunk(shared, key, pair / 4) + pair % 4 * 4, value);
   }
   share_with_engines();
 }

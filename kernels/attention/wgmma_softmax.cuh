@@ -15,6 +15,7 @@
 // Reference  Milakov & Gimelshein 2018 (online softmax).
 #pragma once
 
+#include "bit_range.cuh"
 #include "maximum.cuh"
 #include "mma_sync.cuh"
 #include "row_features.h"
@@ -22,6 +23,8 @@
 
 namespace {
 
+// KEEP_MAXIMUM: the most that the weights of a thread's columns may add up to. float16 holds each of them (up to 65504).
+constexpr float kMostAdded = 8192.0f;
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 // |x| <= 126; below -126 the result is about 2^-126.
@@ -70,8 +73,21 @@ struct Mask<COUNT, true> {
   __device__ __forceinline__ Mask(int seen, int hidden) {
     const int end = columns_before(seen), begin = columns_before(hidden);
 #pragma unroll
-    for (int word = 0; word < kWords; ++word)
-      visible[word] = bits_before(end - 32 * word) & ~bits_before(begin - 32 * word);
+    for (int word = 0; word < kWords; ++word) {
+      const int from = max(begin - 32 * word, 0);
+      visible[word] = bit_range(from, max(end - 32 * word - from, 0));
+    }
+  }
+  // Whether it hides any column of the first half of the block (PART 0), or of the second.
+  template <int PART>
+  __device__ __forceinline__ bool hides_some() const {
+    bool some = false;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const int from = max(PART * (COUNT / 4) - 32 * word, 0), end = max((PART + 1) * (COUNT / 4) - 32 * word, 0);
+      some |= (~visible[word] & bit_range(from, max(end - from, 0))) != 0;
+    }
+    return some;
   }
   __device__ __forceinline__ bool hides(int column) const {
     const int bit = column / 8 * 2 + column % 8;
@@ -79,13 +95,8 @@ struct Mask<COUNT, true> {
   }
 
  private:
-  static __device__ __forceinline__ int columns_before(int column) {
-    const int reached = max(column, 0);
-    return min(reached / 8 * 2 + min(reached % 8, 2), COUNT / 2);
-  }
-  static __device__ __forceinline__ unsigned bits_before(int bit) {
-    return bit >= 32 ? ~0u : (1u << max(bit, 0)) - 1;
-  }
+  // How many of the thread's columns lie before this one; below 0 and beyond the last one as if it had more.
+  static __device__ __forceinline__ int columns_before(int column) { return (column >> 3) * 2 + min(column & 7, 2); }
 };
 
 struct Softmax {
@@ -100,6 +111,24 @@ struct Softmax {
       sum[half] = 0.0f;
     }
   }
+
+#if HAS_WINDOW
+  // Hidden scores become -inf. `seen` and `hidden`: as of weigh().
+  template <int COUNT>
+  __device__ __forceinline__ void hide(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2]) const {
+    const Mask<COUNT, true> masks[2] = {{seen[0], hidden[0]}, {seen[1], hidden[1]}};
+    hide_half<0>(scores, masks);
+    hide_half<1>(scores, masks);
+  }
+  // A warp whose rows see all of a half of the block leaves that half out.
+  template <int PART, int COUNT>
+  __device__ __forceinline__ void hide_half(float (&scores)[COUNT], const Mask<COUNT, true> (&masks)[2]) const {
+    if (!__any_sync(~0u, masks[0].template hides_some<PART>() || masks[1].template hides_some<PART>())) return;
+#pragma unroll
+    for (int i = PART * (COUNT / 2); i < (PART + 1) * (COUNT / 2); ++i)
+      if (masks[i / 2 % 2].hides(i / 4 * 8 + i % 2)) scores[i] = __int_as_float(0xff800000);  // -inf
+  }
+#endif
 
   // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible, without
   // the first `hidden`. `change`: where features change the scores of a row. `cap`: where scores are small, not
@@ -157,10 +186,37 @@ struct Softmax {
     }
   }
 
+  // KEEP_MAXIMUM: scores become weights relative to the maximum so far, and no maximum is looked for. False if this
+  // cannot be kept: a row has no maximum yet, or a weight is far above 1, infinite or no number. Then the scores are
+  // lost, and nothing else has changed. Arguments: as of weigh().
+  template <int COUNT>
+  __device__ __forceinline__ bool weigh_kept(float (&scores)[COUNT], const ScoreChange (&change)[2],
+                                             const float (&offset)[2], float scale) {
+    float added[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float shift = (kBiasRides ? maximum[half] - offset[half] : maximum[half]) * scale;
+      added[half] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < COUNT; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& weight = scores[i + 2 * half + e];
+          if constexpr (kScoresChange) weight = change[half](weight, 2 * i + e);
+          weight = exp2_approximate(fmaf(weight, scale, -shift));
+          added[half] += weight;
+        }
+    }
+    if (__any_sync(~0u, !(added[0] <= kMostAdded && added[1] <= kMostAdded))) return false;
+    sum[0] += added[0], sum[1] += added[1];
+    moved = false;
+    return true;
+  }
+
   // Multiplies the output so far by `alpha`, which weigh() leaves to be done.
   template <int COUNT>
   __device__ __forceinline__ void rescale(float (&output)[COUNT]) const {
-    if (RESCALE_LOG2 > 0 && !moved) return;
+    if ((RESCALE_LOG2 > 0 || KEEP_MAXIMUM) && !moved) return;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) output[i] *= alpha[i / 2 % 2];
   }

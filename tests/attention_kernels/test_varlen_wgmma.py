@@ -37,6 +37,7 @@ THREE: Values = {
 PACKED: Values = {**TWO, "PACK_GQA": True, "WALK": "snake", "PING_PONG": False}
 HALVES: Values = {**TWO, "BLOCK_N": 64, "HALF_BLOCKS": True, "QUERY_STAGES": 2}
 HIDDEN: Values = {**HALVES, "HIDE_ENDS": True}
+KEPT: Values = {**HIDDEN, "KEEP_MAXIMUM": True}
 ODD: Lengths = ((0, 7), (1, 130), (70, 90), (33, 0), (129, 17), (0, 0), (64, 48), (130, 97), (5, 5))
 FEW: Lengths = ((70, 90), (0, 3), (40, 17), (140, 21), (1, 50))
 READ = "wait_mbarrier(query_full(ring.stage), ring.parity);\n    tile = tile_of"
@@ -128,6 +129,8 @@ def _spoil(inputs: Tensors, sequence: int) -> slice:
         _later(ONE, FEW, {"dtype": "bfloat16", "causal": False}),
         (PACKED, FEW, {"heads": (8, 2)}),
         (HIDDEN, FEW, {}),
+        _later(KEPT, ODD, {}),
+        _later({**KEPT, "BLOCK_N": 32, "WALK": "snake"}, ODD, {"causal": False}),
         _later(HALVES, FEW, {}),
         _later({**HIDDEN, "WALK": "snake"}, ODD, {"most_blocks": 1, "head_dim": 128}),
         _later({**HIDDEN, "CONSUMER_WARPGROUPS": 3, "BLOCK_N": 32}, ODD, {"causal": False}),

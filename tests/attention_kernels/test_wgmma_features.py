@@ -54,6 +54,8 @@ TWO_SKIP: Values = {"CONSUMER_WARPGROUPS": 2, "SKIP_MASKED": True, "PING_PONG": 
 CLUSTER: Values = {**TWO, "CLUSTER": 2, "STORE": "direct"}
 TAIL: Values = {**ONE, "SHARE_TAIL": True}
 HIDDEN: Values = {"HIDE_ENDS": True, "QUERY_STAGES": 2, "STORE": "bulk"}
+HALVES: Values = {"HALF_BLOCKS": True}
+KEPT: Values = {"KEEP_MAXIMUM": True, "EXP2_FMA_SHARE": 0}
 RIDES: Values = {"BIAS_IN_PRODUCT": True}
 LINEAR = "score - 0.1 * (row - column) if head % 2 == 0 else score"
 NOT_LINEAR = (
@@ -271,6 +273,95 @@ def test_an_end_of_a_tile_may_be_hidden(
 
 
 @pytest.mark.parametrize(
+    ("variant", "shape", "values"),
+    [
+        ({"causal": True, "window_left": 70, "lse": True}, LONG, TWO),
+        _later({"causal": True}, LONG, {**TWO, "OVERLAP": False}),
+        _later({"causal": True, "sinks": True}, LONG, {**TWO, **HIDDEN, "HALF_BLOCKS": True}),
+        _later({"lse": True}, SHORT, TAIL),
+        _later({}, SHORT, {**ONE, "RESCALE_LOG2": 0, "Q_IN_REGS": True}),
+        _later({**RIGHT}, LATE, SPLIT),
+        _later({"alibi": True}, LONG, {**TWO, "WEIGHT_SETS": 2}),
+        _later({"score_mod": MOD, "causal": True}, LONG, {**CLUSTER, "PERSISTENT": 1}),
+        _later({**ALIBI, "lse": True}, LONG, {**TWO, **RIDES}),
+        _later({"score_mod": LINEAR}, SHORT, {**ONE, **RIDES}),
+        _later({"causal": True, "window_left": 23}, LONG, {**TWO, **HIDDEN, **HALVES}),
+        _later({"causal": True, "window_left": 23}, LONG, {**TWO, **HIDDEN, "STAGES": 1}),
+        _later({"window_left": 9, "window_right": 9}, LONG, {**TWO, "BLOCK_N": 160}),
+    ],
+)
+def test_a_maximum_may_be_kept(
+    variant: Values, shape: Values, values: Values, tmp_path: Path
+) -> None:
+    assert not complaints(tmp_path, shape, variant, {**values, **KEPT})
+
+
+def complaints_of_rising_scores(
+    folder: Path,
+    variant: Values,
+    values: Values,
+    mistakes: Mapping[str, str] | None = None,
+    *,
+    head_dim: int = 64,
+) -> list[str]:
+    """Scores rise from the last keys to the first, those of some rows by more from one block to the
+    next than an exponent of 2 has room for, those of others by less than half precision has."""
+    shape = {**SHORT, "heads": 1, "kv_heads": 1, "seq_len": 192, "head_dim": head_dim}
+    planner = planned("attention-wgmma-features", folder, shape, variant, "float16")
+    (job,) = small_jobs(planner, {**values, **KEPT}, 1)
+    random = torch.Generator().manual_seed(0)
+    q = torch.rand(192, head_dim, generator=random) + 0.5
+    q *= torch.tensor([0.0, 1.0, 3.0, 30.0, -5.0])[torch.arange(192) % 5, None]
+    k = torch.rand(192, head_dim, generator=random) * torch.linspace(2, 0, 192)[:, None]
+    v = torch.randn(192, head_dim, generator=random)
+    library = emulation.build(folder, job.compile, mistakes)
+
+    def launch(job: CaseJob, places: Mapping[str, int]) -> None:
+        emulation.launch(library, job.plan, places, seed=1)
+
+    given = {name: value[None, None].half() for name, value in (("q", q), ("k", k), ("v", v))}
+    return wrong_outputs([job], launch, given)
+
+
+@pytest.mark.parametrize(
+    ("variant", "values", "head_dim"),
+    [
+        ({}, TWO, 64),
+        _later({"causal": True, "lse": True}, TWO, 32),
+        _later({"causal": True, "window_left": 90}, {**TWO, **HIDDEN, "HALF_BLOCKS": True}, 96),
+        _later({}, {**ONE, "OVERLAP": False, "Q_IN_REGS": True}, 128),
+        _later({"score_mod": MOD, "causal": True}, {**TWO, "WEIGHT_SETS": 2, "BLOCK_N": 64}, 64),
+        _later({}, TAIL, 64),
+        _later({"score_mod": LINEAR, "causal": True}, {**TWO, **RIDES}, 64),
+    ],
+)
+def test_a_maximum_that_rises_is_not_kept(
+    variant: Values, values: Values, head_dim: int, tmp_path: Path
+) -> None:
+    assert not complaints_of_rising_scores(tmp_path, variant, values, head_dim=head_dim)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("offset, problem.exponent_scale())) return;\n      scores_again();",
+         "offset, problem.exponent_scale())) return;"),
+        ("kMostAdded = 8192.0f", "kMostAdded = 3e38f"),
+        ("chunk + lane / 8)", "chunk + lane / 8 % 2)"),
+        ("8 * tile + lane % 8", "8 * tile + 7 - lane % 8"),
+        ("!FIRST && (kHidesApart", "(kHidesApart"),
+        ("sum[0] += added[0], sum", "sum"),
+    ],
+)  # fmt: skip
+def test_a_maximum_that_is_kept_wrongly_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    mistakes = {right: wrong}
+    assert complaints_of_rising_scores(tmp_path, {}, TWO, mistakes) or complaints(
+        tmp_path, SHORT, {}, {**TWO, **KEPT}, mistakes
+    )
+
+
+@pytest.mark.parametrize(
     ("head_dim", "value_dim", "variant", "values"),
     [
         (96, 64, FEATURED, ONE),  # panels of 32 columns and of 64
@@ -306,9 +397,26 @@ def test_a_hidden_end_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("    if (!is_last) walk.next();\n", ""),
+        ("if (is_last) walk.next();", "walk.next();"),
+        ("masks[0].template hides_some<PART>() || ", ""),
+        ("if (kHidesApart && masked) softmax.hide", "if (kHidesApart && step == 0) softmax.hide"),
+    ],
+)
+def test_a_window_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:
+    # Of a thread's two rows the second one sees all of a half block, the first one a part of it.
+    shape = {**LATE, "seq_len_q": 93, "seq_len_k": 100}
+    values = {**TWO, **HIDDEN, **KEPT}
+    assert complaints(tmp_path, shape, {**RIGHT, "window_left": 40}, values, {right: wrong})
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
     ("right", "wrong", "variant"),
     [
-        ("bits_before(begin - 32", "bits_before(begin + 1 - 32", {"window_left": 9}),
+        ("max(begin - 32", "max(begin + 1 - 32", {"window_left": 9}),
         ("left = place.blocks - (", "left = 1 + place.blocks - (", {"window_left": 9}),
         ("before = place.blocks -", "before = place.blocks - 1 -", {"window_left": 40}),
         ("<= place.first_key(step)", "<= 8 + place.first_key(step)", {"window_right": 20}),
@@ -320,7 +428,7 @@ def test_a_hidden_end_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path
         ("factor = cap(weight);", "factor *= kLog2e * 0.17677669f;", {"softcap": 30.0}),
         ("fminf(0.18f,", "fminf(1.8f,", {"softcap": 4.0}),
         ("static_cast<float>(key)", "static_cast<float>(key + key / 31)", ALIBI),
-        ("pair / 4 ^ (key / 4 & 1)", "pair / 4", ALIBI),
+        ("(chunk ^ (key / 4 & 1))", "chunk", ALIBI),
         ("next[half] - offset[half]", "next[half]", ALIBI),
         ("fmaf(-256.0f, high, rise)", "0.0f", ALIBI),
         ("of_score * bias.base", "bias.base", {"score_mod": LINEAR}),

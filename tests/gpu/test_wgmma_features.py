@@ -46,7 +46,7 @@ def test_the_smallest_configuration_and_windows(tmp_path: Path) -> None:
 
 
 def one_part_after_the_other() -> list[dict[str, Any]]:
-    own = [{"BIAS_IN_PRODUCT": True}, {"HALF_BLOCKS": True}]
+    own = [{"BIAS_IN_PRODUCT": True}, {"HALF_BLOCKS": True}, {"KEEP_MAXIMUM": True}]
     return [{**SMALLEST, **values} for values in [*_PARTS, *own]]
 
 

@@ -171,6 +171,11 @@ float unpack_low(unsigned packed) {
 inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float maximum_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 inline float reciprocal_approximate(float x) { return 1.0f / x; }
+inline unsigned bit_range(int from, int count) {
+  if (from < 0 || count < 0) fail("a range of bits that begins or ends below 0");
+  const auto before = [](int bit) { return bit >= 32 ? ~0u : (1u << bit) - 1; };
+  return from >= 32 ? 0 : before(count) << from;
+}
 
 // Swizzles exchange 16-byte chunks: address bits 4 .. 4 + n - 1 are xor-ed with bits 7 .. 7 + n - 1.
 inline unsigned swizzled(unsigned at, int bits) { return at ^ ((at >> 7 & ((1u << bits) - 1)) << 4); }
@@ -265,6 +270,12 @@ struct Ring {
 
 // Lane l gives the address of row l % 8 of tile l / 8, and gets elements 2 (l % 4) and the next of row l / 4 of each.
 void load_matrix(unsigned (&tiles)[4], unsigned shared);
+void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const float (&c)[4], bool bfloat16);
+template <bool BFLOAT16>
+void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const float before[4] = {sum[0], sum[1], sum[2], sum[3]};
+  multiply_add(sum, a, b0, b1, before, BFLOAT16);
+}
 
 // Where an operand's element is. Canonical layouts in PTX ISA, "Shared Memory Matrix Layout", of 2-byte elements:
 //   K-major   Swizzle o ((8, m), (8, 2 k)) : ((row, SBO), (1, 8))            row: 64 elements (128B), 32 (64B) or 16 (32B)

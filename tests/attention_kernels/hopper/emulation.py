@@ -27,6 +27,7 @@ from evotune.problems.problem import Case
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
 REPLACED = (
+    "bit_range.cuh",
     "cluster_multicast.cuh",
     "cluster_push.cuh",
     "maximum.cuh",

@@ -152,15 +152,10 @@ void mma_sync(Accumulator& d, const fragment<matrix_a, 16, 16, 16, T, row_major>
 
 void load_matrix_transposed(unsigned (&tiles)[4], unsigned shared);
 
-void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const float (&c)[4], bool bfloat16);
 template <bool BFLOAT16>
 void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float c0, float c1, float c2,
                   float c3) {
   multiply_add(d, a, b0, b1, {c0, c1, c2, c3}, BFLOAT16);
-}
-template <bool BFLOAT16>
-void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  multiply_add<BFLOAT16>(sum, a, b0, b1, sum[0], sum[1], sum[2], sum[3]);
 }
 template <bool BFLOAT16>
 void multiply(float (&product)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
