@@ -6,7 +6,7 @@
 //   BLOCK_M         rows a tile
 //   CLUSTER_BLOCKS  blocks of a cluster
 //   SHARES_TAIL     whether a last round of tiles may be shared out
-//   KEEPS_MAXIMUM   whether weights may be relative to an older maximum; capped scores have a bound in its place
+//   KEEPS_MAXIMUM   whether weights may be relative to an older maximum: not with a soft cap, which needs the largest score
 //   READS_AHEAD     whether a tile's place is read before the end of the tile before
 //   HIDES_BLOCKS    whether a tile may see no key, or none of the first ones
 //

@@ -3,7 +3,9 @@
 // KEEP_MAXIMUM: weights are relative to the maximum of the blocks before, so that a block waits for no maximum of its
 // own. Scores that are far above that show in the sum of their weights. Then the warp computes its scores once more, by
 // itself, and looks for their maximum; until this is decided the keys stay in shared memory. A tile's first block has no
-// maximum before it. Without a window a block with a mask looks for its own one, too, since registers spill otherwise.
+// maximum before it. A block with a mask looks for its own one, too, since registers spill otherwise, unless its hidden
+// scores become -inf first (kHidesApart). The 16 rows of a warp go the same way, so the last bits of a row depend on the
+// other 15.
 //
 // Archs      sm_90a.
 #pragma once

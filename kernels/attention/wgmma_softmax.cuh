@@ -24,7 +24,8 @@
 namespace {
 
 // KEEP_MAXIMUM: the most that the weights of a thread's columns may add up to. float16 holds each of them (up to 65504).
-constexpr float kMostAdded = 8192.0f;
+// With RESCALE_LOG2 8 weights up to 256 leave the maximum as it is, so that as many as there are columns must pass.
+__device__ __forceinline__ constexpr float most_added(int columns) { return columns > 32 ? 256.0f * columns : 8192.0f; }
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 // |x| <= 126; below -126 the result is about 2^-126.
@@ -207,7 +208,8 @@ struct Softmax {
           added[half] += weight;
         }
     }
-    if (__any_sync(~0u, !(added[0] <= kMostAdded && added[1] <= kMostAdded))) return false;
+    constexpr float most = most_added(COUNT / 2);
+    if (__any_sync(~0u, !(added[0] <= most && added[1] <= most))) return false;
     sum[0] += added[0], sum[1] += added[1];
     moved = false;
     return true;

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from evotune.execute.executor import CaseJob
+from evotune.problems.element_types import torch_dtype
 
 from .features_on_the_cpu import (
     Values,
@@ -303,15 +304,20 @@ def complaints_of_rising_scores(
     mistakes: Mapping[str, str] | None = None,
     *,
     head_dim: int = 64,
+    dtype: str = "float16",
+    steepest: float = 100.0,
 ) -> list[str]:
-    """Scores rise from the last keys to the first, those of some rows by more from one block to the
-    next than an exponent of 2 has room for, those of others by less than half precision has."""
+    """Scores rise from the last keys to the first, those of the steepest rows by more from one
+    block to the next than an exponent of 2 has room for; with 30 half precision has no room for the
+    weights, but float has. In every other warp only the second one of a thread's rows rises."""
     shape = {**SHORT, "heads": 1, "kv_heads": 1, "seq_len": 192, "head_dim": head_dim}
-    planner = planned("attention-wgmma-features", folder, shape, variant, "float16")
+    planner = planned("attention-wgmma-features", folder, shape, variant, dtype)
     (job,) = small_jobs(planner, {**values, **KEPT}, 1)
     random = torch.Generator().manual_seed(0)
     q = torch.rand(192, head_dim, generator=random) + 0.5
-    q *= torch.tensor([0.0, 1.0, 3.0, 30.0, -5.0])[torch.arange(192) % 5, None]
+    row = torch.arange(192)
+    slopes = torch.tensor([0.0, 1.0, 3.0, steepest, -5.0])[row % 5]
+    q *= torch.where((row // 16 % 2 == 1) & (row % 16 < 8), 0.0, slopes)[:, None]
     k = torch.rand(192, head_dim, generator=random) * torch.linspace(2, 0, 192)[:, None]
     v = torch.randn(192, head_dim, generator=random)
     library = emulation.build(folder, job.compile, mistakes)
@@ -319,7 +325,10 @@ def complaints_of_rising_scores(
     def launch(job: CaseJob, places: Mapping[str, int]) -> None:
         emulation.launch(library, job.plan, places, seed=1)
 
-    given = {name: value[None, None].half() for name, value in (("q", q), ("k", k), ("v", v))}
+    rises = -(q @ k.T).unflatten(1, (-1, 32)).amax(2).diff(dim=1) / head_dim**0.5 * 1.44
+    assert rises.max() > (127 if steepest > 30 else 16)
+    tensors = (("q", q), ("k", k), ("v", v))
+    given = {name: value[None, None].to(torch_dtype(dtype)) for name, value in tensors}
     return wrong_outputs([job], launch, given)
 
 
@@ -333,6 +342,8 @@ def complaints_of_rising_scores(
         _later({"score_mod": MOD, "causal": True}, {**TWO, "WEIGHT_SETS": 2, "BLOCK_N": 64}, 64),
         _later({}, TAIL, 64),
         _later({"score_mod": LINEAR, "causal": True}, {**TWO, **RIDES}, 64),
+        _later({"causal": True}, {**CLUSTER, "PERSISTENT": 1}, 64),
+        _later({}, {**SPLIT, "PACK_GQA": False}, 64),
     ],
 )
 def test_a_maximum_that_rises_is_not_kept(
@@ -347,17 +358,24 @@ def test_a_maximum_that_rises_is_not_kept(
     [
         ("offset, problem.exponent_scale())) return;\n      scores_again();",
          "offset, problem.exponent_scale())) return;"),
-        ("kMostAdded = 8192.0f", "kMostAdded = 3e38f"),
+        ("most = most_added(COUNT / 2)", "most = 3e38f"),
         ("chunk + lane / 8)", "chunk + lane / 8 % 2)"),
         ("8 * tile + lane % 8", "8 * tile + 7 - lane % 8"),
         ("!FIRST && (kHidesApart", "(kHidesApart"),
+        (" && added[1] <= most", ""),
+        ("    sum[0] += added[0], sum[1] += added[1];\n    moved = false;",
+         "    sum[0] += added[0], sum[1] += added[1];"),
+        ("kHoldsKeys = KEEPS_MAXIMUM && (kHidesApart || !MASKED)", "kHoldsKeys = false"),
+        ("Rows::chunk_at(64, 16 * warp + lane % 16, chunk", "Rows::chunk_at(64, lane % 16, chunk"),
         ("sum[0] += added[0], sum", "sum"),
     ],
 )  # fmt: skip
 def test_a_maximum_that_is_kept_wrongly_shows(right: str, wrong: str, tmp_path: Path) -> None:
     mistakes = {right: wrong}
-    assert complaints_of_rising_scores(tmp_path, {}, TWO, mistakes) or complaints(
-        tmp_path, SHORT, {}, {**TWO, **KEPT}, mistakes
+    assert (
+        complaints_of_rising_scores(tmp_path, {}, TWO, mistakes)
+        or complaints_of_rising_scores(tmp_path, {}, TWO, mistakes, steepest=30.0)
+        or complaints(tmp_path, SHORT, {}, {**TWO, **KEPT}, mistakes)
     )
 
 
@@ -393,6 +411,30 @@ def test_values_may_be_narrower_than_keys(
 )
 def test_a_hidden_end_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:
     assert complaints(tmp_path, SHORT, {"causal": True}, {**TWO, **HIDDEN}, {right: wrong})
+
+
+@pytest.mark.soak
+def test_a_maximum_that_rises_is_not_kept_in_bfloat16(tmp_path: Path) -> None:
+    assert not complaints_of_rising_scores(tmp_path, {"causal": True}, TWO, dtype="bfloat16")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("right", "wrong", "variant", "values"),
+    [
+        ("      scores_again();\n#if HAS_WINDOW\n", "      scores_again();\n#if 0\n",
+         {"causal": True, "window_left": 90}, {}),
+        ("0u, 0u}, b[0], b[1]", "0u, 0u}, b[1], b[1]", {"score_mod": LINEAR}, RIDES),
+        ("(RESCALE_LOG2 > 0 || KEEP_MAXIMUM) && !moved", "RESCALE_LOG2 > 0 && !moved",
+         {}, {"RESCALE_LOG2": 0}),
+    ],
+)  # fmt: skip
+def test_scores_again_with_a_mistake_show(
+    right: str, wrong: str, variant: Values, values: Values, tmp_path: Path
+) -> None:
+    found = complaints_of_rising_scores(tmp_path, variant, {**TWO, **values}, {right: wrong})
+    more = {**TWO, **KEPT, **values}
+    assert found or complaints(tmp_path, LONG, variant, more, {right: wrong})
 
 
 @pytest.mark.soak

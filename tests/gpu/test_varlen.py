@@ -42,6 +42,7 @@ PARTS: list[dict[str, Any]] = [
     {"CONSUMER_WARPGROUPS": 2},
     {"PING_PONG": True},
     {"HALF_BLOCKS": True},
+    {"KEEP_MAXIMUM": True},
     {"BLOCK_N": 96, "RESCALE_LOG2": 8},
     {"Q_IN_REGS": True, "HEAD_SECTION": 8, "HALF_BLOCKS": False},
 ]
