@@ -65,11 +65,12 @@ KEPT = {"KEEP_MAXIMUM": True, "HALF_BLOCKS": True, "HIDE_ENDS": True}
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
 SMALL_KEPT = {"wgmma": {**SMALL["wgmma"], **KEPT}}
 WINDOW = {"wgmma": {**SMALL_KEPT["wgmma"], "STAGES": 4, "SKIP_MASKED": True}}
-BIASED = {"wgmma": {"CONSUMER_WARPGROUPS": 3, "BIAS_IN_PRODUCT": True}}
+BIAS = {"BIAS_IN_PRODUCT": True, "KEEP_MAXIMUM": True, "HIDE_ENDS": True}
+BIASED = {"wgmma": {**SMALL["wgmma"], **BIAS}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}}
 WIDE_KEPT = {"wgmma": {**WIDE["wgmma"], **KEPT}}
 WIDE_WINDOW = {"wgmma": {**WIDE_KEPT["wgmma"], "SKIP_MASKED": True}}
-WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], "BIAS_IN_PRODUCT": True}}
+WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], **BIAS}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
     "wgmma": {

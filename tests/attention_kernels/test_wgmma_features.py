@@ -306,11 +306,12 @@ def complaints_of_rising_scores(
     head_dim: int = 64,
     dtype: str = "float16",
     steepest: float = 100.0,
+    heads: int = 1,
 ) -> list[str]:
     """Scores rise from the last keys to the first, those of the steepest rows by more from one
     block to the next than an exponent of 2 has room for; with 30 half precision has no room for the
     weights, but float has. In every other warp only the second one of a thread's rows rises."""
-    shape = {**SHORT, "heads": 1, "kv_heads": 1, "seq_len": 192, "head_dim": head_dim}
+    shape = {**SHORT, "heads": heads, "kv_heads": 1, "seq_len": 192, "head_dim": head_dim}
     planner = planned("attention-wgmma-features", folder, shape, variant, dtype)
     (job,) = small_jobs(planner, {**values, **KEPT}, 1)
     random = torch.Generator().manual_seed(0)
@@ -329,6 +330,7 @@ def complaints_of_rising_scores(
     assert rises.max() > (127 if steepest > 30 else 16)
     tensors = (("q", q), ("k", k), ("v", v))
     given = {name: value[None, None].to(torch_dtype(dtype)) for name, value in tensors}
+    given["q"] = given["q"].repeat(1, heads, 1, 1)
     return wrong_outputs([job], launch, given)
 
 
@@ -343,6 +345,8 @@ def complaints_of_rising_scores(
         _later({}, TAIL, 64),
         _later({"score_mod": LINEAR, "causal": True}, {**TWO, **RIDES}, 64),
         _later({"causal": True}, {**CLUSTER, "PERSISTENT": 1}, 64),
+        _later({}, {**TWO, "QUERY_STAGES": 1, "STAGES": 1}, 192),
+        _later({"causal": True}, {**ONE, "STAGES": 1}, 256),
         _later({}, {**SPLIT, "PACK_GQA": False}, 64),
     ],
 )
@@ -411,6 +415,12 @@ def test_values_may_be_narrower_than_keys(
 )
 def test_a_hidden_end_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:
     assert complaints(tmp_path, SHORT, {"causal": True}, {**TWO, **HIDDEN}, {right: wrong})
+
+
+@pytest.mark.soak
+def test_a_maximum_that_rises_is_not_kept_for_packed_heads(tmp_path: Path) -> None:
+    values = {**TWO, "PACK_GQA": True}
+    assert not complaints_of_rising_scores(tmp_path, {"causal": True}, values, heads=2)
 
 
 @pytest.mark.soak
