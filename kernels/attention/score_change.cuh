@@ -27,9 +27,13 @@ namespace {
 #ifndef BIAS_IN_PRODUCT
 #define BIAS_IN_PRODUCT 0
 #endif
+#ifndef KEEPS_MAXIMUM
+#define KEEPS_MAXIMUM 0
+#endif
 #define SCORES_CHANGE (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
 #define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE)
 constexpr float kLog2e = 1.44269504088896341f;
+constexpr bool kKeepsMaximum = KEEPS_MAXIMUM;
 
 // A bias that is linear in the key. A score modification is one where it compiles for a score and a key that have no
 // value: these can be neither compared nor converted, so that nothing in it can depend on them but the sum. So NoKey
@@ -88,24 +92,48 @@ constexpr bool kScoresChange = SCORES_CHANGE && !kBiasRides;
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
 constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
-// The capped score is score * factor(score), for small scores: |s| <= kMost, where 2^s is the weight. -kMost takes the
-// place of a block's maximum. The maximum is never below it, so that no weight has fewer bits than with the maximum. No
-// weight is above 2^(2 kMost), which half precision still has.
+// Called by whole warps, for a number that all lanes have. ptxas then keeps it. Otherwise it does a cap's three divisions
+// again in each block, between the products of a warpgroup (12.9, seen in the SASS).
+__device__ __forceinline__ float computed_once(float value) { return __shfl_sync(~0u, value, 0); }
+
+// The capped score is score * factor, for small scores.
+//
+// While a kernel looks for maxima: |s| <= kMost, where 2^s is the weight. -kMost takes the place of a block's maximum. The
+// maximum is never below it, so that no weight has fewer bits than with the maximum. No weight is above 2^(2 kMost), which
+// half precision still has.
+// KEEPS_MAXIMUM: more scores are small, so that few blocks are computed again. A weight's relative error is then at most
+// 3.4e-4, where half precision rounds it by up to 4.9e-4.
 struct SmallCap {
   static constexpr bool kIsNone = false;
   static constexpr float kMost = DTYPE == DTYPE_BFLOAT16 ? 11.0f : 7.5f;
-  float first, third;
-  float largest;  // the largest small |q k|; below 0: none is
+  float end;  // the square of the largest small |q k|; below 0: none is small
+  float third, least;
 
-  __device__ static __forceinline__ SmallCap of(float softcap, float softmax_scale) {
-    const float scale = softmax_scale / softcap, whole = kLog2e * softmax_scale;
-    const float most = fminf(0.18f, kMost / (kLog2e * softcap)), squared = most * most;  // of |x|
+  // The largest small |x|.
+  __device__ static __forceinline__ float most_of(float softcap) {
+    if constexpr (kKeepsMaximum)  // 9e-3 kLog2e softcap x^5 is 2^-12
+      return fminf(0.25f, exp2f(0.2f * log2f(0.0188f / softcap)));
+    else
+      return fminf(0.18f, kMost / (kLog2e * softcap));
+  }
+  __device__ static __forceinline__ SmallCap of(float softcap, float softmax_scale, float scale) {
+    const float whole = kLog2e * softmax_scale;
+    const float most = most_of(softcap), squared = most * most;
     const bool holds = scale > 1e-4f && scale < 1e4f;
     // tanh x = x - x^3 / 3 + 2 x^5 / 15 - ..., with x^5 by Chebyshev's cubic on [-most, most].
-    return {whole * (1.0f - squared * squared / 24.0f), whole * scale * scale * (squared / 6.0f - 1.0f / 3.0f),
-            holds ? most / scale : -1.0f};
+    const float first = whole * (1.0f - squared * squared * (1.0f / 24.0f));
+    SmallCap made;
+    made.third = whole * scale * scale * (squared * (1.0f / 6.0f) - 1.0f / 3.0f);
+    made.end = holds ? squared / (scale * scale) : -1.0f;
+    made.least = holds ? fmaf(made.third, made.end, first) : 0.0f;
+    return made;
   }
-  __device__ __forceinline__ float operator()(float score) const { return fmaf(third, score * score, first); }
+  __device__ __forceinline__ SmallCap once() const {
+    return {computed_once(end), computed_once(third), computed_once(least)};
+  }
+  // Below 0 where the score is small.
+  __device__ __forceinline__ float beyond(float score) const { return fmaf(score, score, -end); }
+  __device__ __forceinline__ float factor(float beyond) const { return fmaf(third, beyond, least); }
 };
 struct NoCap {
   static constexpr bool kIsNone = true;
@@ -115,16 +143,19 @@ struct NoCap {
 // its numbers only once.
 struct SoftCap {
   float cap;
+  float scale;     // from q k to x
   float exponent;  // from q k to the argument of 2^x
-  float most;      // the largest |q k| for which the polynomial holds; below 0: none
+  float most;      // the largest |x| for which the polynomial holds; below 0: none
   float terms[4];  // of the polynomial, from the first power on
 
-  __device__ static __forceinline__ SoftCap of(float softcap, float softmax_scale) {
-    const float scale = softmax_scale / softcap, squared = scale * scale;
+  // `scale`: softmax_scale / softcap.
+  __device__ static __forceinline__ SoftCap of(float softcap, float scale) {
+    const float squared = scale * scale;
     SoftCap made;
+    made.scale = scale;
     made.cap = kUnit * softcap;
     made.exponent = 2.0f * kLog2e * scale;
-    made.most = scale > 1e-4f && scale < 1e4f ? 0.5f / scale : -1.0f;  // beyond, the seventh power leaves float's range
+    made.most = scale > 1e-4f && scale < 1e4f ? 0.5f : -1.0f;  // beyond, the seventh power leaves float's range
     made.terms[0] = 0.999997676f * made.cap * scale;
     made.terms[1] = -0.333206552f * made.cap * scale * squared;
     made.terms[2] = 0.131451457f * made.cap * scale * squared * squared;
@@ -144,7 +175,7 @@ struct SoftCap {
   // part in it, unless they are the same in each launch: the choice of a formula changes the bits of all scores.
   template <int COUNT>
   __device__ __forceinline__ void operator()(float (&scores)[COUNT], float largest) const {
-    if (__any_sync(~0u, !(largest <= most))) {  // NaN hides how large the lane's other scores are
+    if (__any_sync(~0u, !(largest * scale <= most))) {  // NaN hides how large the lane's other scores are
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) scores[i] = by_exponential(scores[i]);
     } else {

@@ -164,7 +164,8 @@ struct Worker : TileCopies<Tile> {
             if (exists && !(MASKED && (n * 8 + e >= seen || (HAS_WINDOW && n * 8 + e < hidden))))
               largest = fmaxf(largest, fabsf(scores[i][n][2 * half + e]));
       }
-    const SoftCap cap = SoftCap::of(tile.problem.features.softcap, tile.problem.softmax_scale);
+    const float softcap = tile.problem.features.softcap;
+    const SoftCap cap = SoftCap::of(softcap, tile.problem.softmax_scale / softcap);
     cap(reinterpret_cast<float(&)[sizeof(Scores) / sizeof(float)]>(scores), largest);
   }
 #endif

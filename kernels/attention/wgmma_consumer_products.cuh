@@ -40,6 +40,14 @@ struct ConsumerProducts {
   float slopes[2];  // of this thread's rows, in the unit of scores
 #endif
   RowBias<kBfloat16> row_bias;  // kBiasRides
+#if HAS_SOFTCAP
+  const float cap_scale = computed_once(problem.softmax_scale / problem.features.softcap);
+#endif
+#if CAPS_ALONE
+  const SmallCap small_cap = SmallCap::of(problem.features.softcap, problem.softmax_scale, cap_scale).once();
+  bool keeps;  // KEEP_MAXIMUM: whether this tile's blocks so far had small scores
+  static_assert(kKeepsMaximum == KEEPS_MAXIMUM);
+#endif
 
   __device__ ConsumerProducts(const Problem& of, int group)
       : problem(of), group(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}

@@ -131,6 +131,9 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
 }
 inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return exchange(value)[(threadIdx.x % 32) ^ mask]; }
 inline unsigned __shfl_sync(unsigned, unsigned value, int lane) { return exchange(value)[lane]; }
+inline float __shfl_sync(unsigned, float value, int lane) {
+  return __int_as_float(exchange(__float_as_int(value))[lane]);
+}
 inline bool __any_sync(unsigned, bool value) {
   const unsigned* words = exchange(value);
   for (int i = 0; i < 32; ++i)

@@ -32,10 +32,6 @@ inline float __shfl_xor_sync(unsigned mask, float value, unsigned lanes) {
   return __shfl_xor_sync(mask, value, static_cast<int>(lanes));
 }
 
-inline float __shfl_sync(unsigned mask, float value, int lane) {
-  return __int_as_float(static_cast<int>(__shfl_sync(mask, static_cast<unsigned>(__float_as_int(value)), lane)));
-}
-
 inline float fminf(float a, float b) { return std::fmin(a, b); }
 template <class T> T __ldg(const T* from) { return *from; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
