@@ -27,13 +27,9 @@ namespace {
 #ifndef BIAS_IN_PRODUCT
 #define BIAS_IN_PRODUCT 0
 #endif
-#ifndef KEEPS_MAXIMUM
-#define KEEPS_MAXIMUM 0
-#endif
 #define SCORES_CHANGE (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
 #define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE)
 constexpr float kLog2e = 1.44269504088896341f;
-constexpr bool kKeepsMaximum = KEEPS_MAXIMUM;
 
 // A bias that is linear in the key. A score modification is one where it compiles for a score and a key that have no
 // value: these can be neither compared nor converted, so that nothing in it can depend on them but the sum. So NoKey
@@ -96,29 +92,19 @@ constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to t
 // again in each block, between the products of a warpgroup (12.9, seen in the SASS).
 __device__ __forceinline__ float computed_once(float value) { return __shfl_sync(~0u, value, 0); }
 
-// The capped score is score * factor, for small scores.
-//
-// While a kernel looks for maxima: |s| <= kMost, where 2^s is the weight. -kMost takes the place of a block's maximum. The
-// maximum is never below it, so that no weight has fewer bits than with the maximum. No weight is above 2^(2 kMost), which
-// half precision still has.
-// KEEPS_MAXIMUM: more scores are small, so that few blocks are computed again. A weight's relative error is then at most
-// 3.4e-4, where half precision rounds it by up to 4.9e-4.
+// The capped score is score * factor(score), for small scores: |s| <= kMost, where 2^s is the weight. -kMost takes the
+// place of a block's maximum. The maximum is never below it, so that no weight has fewer bits than with the maximum. No
+// weight is above 2^(2 kMost), which half precision still has.
 struct SmallCap {
   static constexpr bool kIsNone = false;
   static constexpr float kMost = DTYPE == DTYPE_BFLOAT16 ? 11.0f : 7.5f;
   float end;  // the square of the largest small |q k|; below 0: none is small
   float third, least;
 
-  // The largest small |x|.
-  __device__ static __forceinline__ float most_of(float softcap) {
-    if constexpr (kKeepsMaximum)  // 9e-3 kLog2e softcap x^5 is 2^-12
-      return fminf(0.25f, exp2f(0.2f * log2f(0.0188f / softcap)));
-    else
-      return fminf(0.18f, kMost / (kLog2e * softcap));
-  }
+  // `scale`: softmax_scale / softcap.
   __device__ static __forceinline__ SmallCap of(float softcap, float softmax_scale, float scale) {
     const float whole = kLog2e * softmax_scale;
-    const float most = most_of(softcap), squared = most * most;
+    const float most = fminf(0.18f, kMost / (kLog2e * softcap)), squared = most * most;  // of |x|
     const bool holds = scale > 1e-4f && scale < 1e4f;
     // tanh x = x - x^3 / 3 + 2 x^5 / 15 - ..., with x^5 by Chebyshev's cubic on [-most, most].
     const float first = whole * (1.0f - squared * squared * (1.0f / 24.0f));
@@ -126,14 +112,13 @@ struct SmallCap {
     made.third = whole * scale * scale * (squared * (1.0f / 6.0f) - 1.0f / 3.0f);
     made.end = holds ? squared / (scale * scale) : -1.0f;
     made.least = holds ? fmaf(made.third, made.end, first) : 0.0f;
-    return made;
+    return {computed_once(made.end), computed_once(made.third), computed_once(made.least)};
   }
-  __device__ __forceinline__ SmallCap once() const {
-    return {computed_once(end), computed_once(third), computed_once(least)};
-  }
-  // Below 0 where the score is small.
+  __device__ __forceinline__ bool is_small(float score) const { return beyond(score) < 0.0f; }
+  __device__ __forceinline__ float operator()(float score) const { return fmaf(third, beyond(score), least); }
+
+ private:
   __device__ __forceinline__ float beyond(float score) const { return fmaf(score, score, -end); }
-  __device__ __forceinline__ float factor(float beyond) const { return fmaf(third, beyond, least); }
 };
 struct NoCap {
   static constexpr bool kIsNone = true;

@@ -6,7 +6,7 @@
 //   BLOCK_M         rows a tile
 //   CLUSTER_BLOCKS  blocks of a cluster
 //   SHARES_TAIL     whether a last round of tiles may be shared out
-//   KEEPS_MAXIMUM   whether weights may be relative to an older maximum: with a soft cap only where it is the only change
+//   KEEPS_MAXIMUM   whether weights may be relative to an older maximum: not with a soft cap, which needs the largest score
 //   READS_AHEAD     whether a tile's place is read before the end of the tile before
 //   HIDES_BLOCKS    whether a tile may see no key, or none of the first ones
 //
@@ -43,6 +43,6 @@
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
 #define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
 #define SHARES_TAIL (SHARE_TAIL && !CAUSAL && !HAS_WINDOW)
-#define KEEPS_MAXIMUM (KEEP_MAXIMUM && (!HAS_SOFTCAP || CAPS_ALONE))
+#define KEEPS_MAXIMUM (KEEP_MAXIMUM && !HAS_SOFTCAP)
 #define READS_AHEAD (HIDE_ENDS && HAS_WINDOW)
 #define HIDES_BLOCKS (HAS_WINDOW || BOTTOM_RIGHT)

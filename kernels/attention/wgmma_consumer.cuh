@@ -296,9 +296,6 @@ struct Consumer : ConsumerWeights {
 
   __device__ __forceinline__ void attend(const Place& place) {
     softmax.begin();
-#if CAPS_ALONE
-    keeps = true;
-#endif
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; ++i) output[i] = 0.0f;
 #if PACKED

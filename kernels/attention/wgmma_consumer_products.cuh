@@ -44,9 +44,7 @@ struct ConsumerProducts {
   const float cap_scale = computed_once(problem.softmax_scale / problem.features.softcap);
 #endif
 #if CAPS_ALONE
-  const SmallCap small_cap = SmallCap::of(problem.features.softcap, problem.softmax_scale, cap_scale).once();
-  bool keeps;  // KEEP_MAXIMUM: whether this tile's blocks so far had small scores
-  static_assert(kKeepsMaximum == KEEPS_MAXIMUM);
+  const SmallCap small_cap = SmallCap::of(problem.features.softcap, problem.softmax_scale, cap_scale);
 #endif
 
   __device__ ConsumerProducts(const Problem& of, int group)

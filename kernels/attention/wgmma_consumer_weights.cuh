@@ -72,38 +72,28 @@ struct ConsumerWeights : ConsumerStores {
       change[half] = change_of(place, half, place.query_of(group, row_of(half)), first + lane % 4 * 2);
 #endif
     }
-    constexpr bool kKeeps = KEEPS_MAXIMUM && !FIRST && (kHidesApart || !MASKED);
-#if HAS_WINDOW
-    if (kHidesApart && masked) softmax.hide(part, seen, hidden);
-#endif
-#if CAPS_ALONE
-    if constexpr (kKeeps) {
-      if (keeps) {
-        keeps = softmax.weigh_kept(part, change, offset, problem.exponent_scale(), small_cap);
-        if (keeps) return;
-        scores_again();
-      }
-    }
-#else
-    if constexpr (kKeeps) {
-      if (softmax.weigh_kept(part, change, offset, problem.exponent_scale(), NoCap())) return;
-      scores_again();
-#if HAS_WINDOW
-      if (kHidesApart && masked) softmax.hide(part, seen, hidden);
-#endif
-    }
-#endif
 #if HAS_SOFTCAP
     // Rows and keys that do not exist are zeros: tensor maps fill them in.
     const float largest = largest_of(part);
 #if CAPS_ALONE
-    if (!KEEPS_MAXIMUM && !MASKED && !__any_sync(~0u, !(small_cap.beyond(largest) < 0.0f))) {  // NaN is not small
+    if (!MASKED && !__any_sync(~0u, !small_cap.is_small(largest))) {  // NaN is not small
       softmax.weigh<false>(part, seen, hidden, change, offset, problem.exponent_scale(), small_cap);
       return;
     }
 #endif
     SoftCap::of(problem.features.softcap, cap_scale)(part, largest);
 #endif
+    constexpr bool kKeeps = KEEPS_MAXIMUM && !FIRST && (kHidesApart || !MASKED);
+#if HAS_WINDOW
+    if (kHidesApart && masked) softmax.hide(part, seen, hidden);
+#endif
+    if constexpr (kKeeps) {
+      if (softmax.weigh_kept(part, change, offset, problem.exponent_scale())) return;
+      scores_again();
+#if HAS_WINDOW
+      if (kHidesApart && masked) softmax.hide(part, seen, hidden);
+#endif
+    }
     softmax.weigh<MASKED && !kHidesApart>(part, seen, hidden, change, offset, problem.exponent_scale(), NoCap());
   }
 

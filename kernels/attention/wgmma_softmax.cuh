@@ -179,7 +179,7 @@ struct Softmax {
         for (int e = 0; e < 2; ++e) {
           float& weight = scores[i + 2 * half + e];
           float factor = scale;
-          if constexpr (!Cap::kIsNone) factor = cap.factor(cap.beyond(weight));
+          if constexpr (!Cap::kIsNone) factor = cap(weight);
           const float x = fmaf(weight, factor, -shift);
           weight = !MASKED && by_polynomial(i / 2 + e) ? exp2_polynomial(x) : exp2_approximate(x);
           sum[half] += weight;
@@ -188,13 +188,12 @@ struct Softmax {
   }
 
   // KEEP_MAXIMUM: scores become weights relative to the maximum so far, and no maximum is looked for. False if this
-  // cannot be kept: a row has no maximum yet, or a weight is far above 1, infinite or no number, or a score not small
-  // (`cap`). Then the scores are lost, and nothing else has changed. Arguments: as of weigh().
-  template <class Cap, int COUNT>
+  // cannot be kept: a row has no maximum yet, or a weight is far above 1, infinite or no number. Then the scores are
+  // lost, and nothing else has changed. Arguments: as of weigh().
+  template <int COUNT>
   __device__ __forceinline__ bool weigh_kept(float (&scores)[COUNT], const ScoreChange (&change)[2],
-                                             const float (&offset)[2], float scale, const Cap& cap) {
+                                             const float (&offset)[2], float scale) {
     float added[2];
-    int small = -1;  // below 0 as long as all scores are small: one instruction for two scores
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float shift = (kBiasRides ? maximum[half] - offset[half] : maximum[half]) * scale;
@@ -204,19 +203,13 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& weight = scores[i + 2 * half + e];
-          if constexpr (kScoresChange && Cap::kIsNone) weight = change[half](weight, 2 * i + e);
-          float factor = scale;
-          if constexpr (!Cap::kIsNone) {
-            const float beyond = cap.beyond(weight);
-            small &= __float_as_int(beyond);
-            factor = cap.factor(beyond);
-          }
-          weight = exp2_approximate(fmaf(weight, factor, -shift));
+          if constexpr (kScoresChange) weight = change[half](weight, 2 * i + e);
+          weight = exp2_approximate(fmaf(weight, scale, -shift));
           added[half] += weight;
         }
     }
     constexpr float most = most_added(COUNT / 2);
-    if (__any_sync(~0u, !(added[0] <= most && added[1] <= most && small < 0))) return false;
+    if (__any_sync(~0u, !(added[0] <= most && added[1] <= most))) return false;
     sum[0] += added[0], sum[1] += added[1];
     moved = false;
     return true;
