@@ -17,6 +17,9 @@
 // first block, and only then is Q's stage given back. The producer says where the next tile lies (wgmma_place.cuh). With
 // a window, where tiles have few blocks, that is read under the last product, too.
 //
+// HIDE_SKIPS: a warpgroup that skips a block at a tile's beginning gives its turn on while its own first block's product
+// runs, and at the end of a window's tile under the last product. The keys of a skipped block are given back at once.
+//
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //
 // PACKED (attention_varlen_wgmma.cu): a tile's last rows may be another sequence's, as may be its last keys. A group
@@ -46,13 +49,18 @@ struct Consumer : ConsumerWeights {
   ConsumerWalk walk = ConsumerWalk(problem.tail);  // a tile's place is read under the last product of the tile before
 #endif
 
-  // Computes the scores of the first block, and their weights.
+  // Computes the scores of the first block, and their weights. `owes`: HIDE_SKIPS, whether the turn and the values of a
+  // skipped block are still to be given on.
   template <Part PART>
-  __device__ __forceinline__ void begin_part(const Place& place, int step, bool masked) {
+  __device__ __forceinline__ void begin_part(const Place& place, int step, bool masked, bool owes) {
     wait_keys();
     fence_products();
     issue_scores<PART>();
     if (kPingPong && !OVERLAP) give_turn();
+    if (HIDE_SKIPS && owes) {
+      pass_turn();
+      skip_values();
+    }
     wait_products<0>();
     pin(scores);
     give_back_keys();
@@ -134,11 +142,11 @@ struct Consumer : ConsumerWeights {
     return place.first_seen(place.query_of(group, 0)) >= place.first_key(step) + BLOCK_N / 2;
   }
 
-  __device__ __forceinline__ void begin(const Place& place, int step, bool masked, bool half) {
+  __device__ __forceinline__ void begin(const Place& place, int step, bool masked, bool half, bool owes) {
     if constexpr (HALF_BLOCKS) {
-      if (half) return begin_part<kFirstHalf>(place, step, true);
+      if (half) return begin_part<kFirstHalf>(place, step, true, owes);
     }
-    begin_part<kWhole>(place, step, masked);
+    begin_part<kWhole>(place, step, masked, owes);
   }
 
   // Sums weights and weighted values over this block's share of the keys, which is not empty.
@@ -156,10 +164,17 @@ struct Consumer : ConsumerWeights {
       for (int half = 0; half < 2; ++half) row_bias.set(half, bias_of(place, half, 0).step);
     }
     int step = place.first_step;
+    bool owes = false;
     if constexpr (kSkipMasked) {
       const int last = min(place.query_of(group, 63), place.seq_len_q() - 1);
       const int unseen = place.blocks - (place.keys_seen(last) + BLOCK_N - 1) / BLOCK_N;
-      for (; step < min(unseen, place.end_step - 1); ++step) skip();
+      const int first = min(unseen, place.end_step - 1);
+      for (; step < first - HIDE_SKIPS; ++step) skip();
+      owes = HIDE_SKIPS && step < first;
+      if (owes) {
+        skip_keys();
+        ++step;
+      }
     }
     if (!OVERLAP) take_turn();
     const bool begins_half = HALF_BLOCKS && sees_first_half_alone(place, step);
@@ -171,7 +186,7 @@ struct Consumer : ConsumerWeights {
     const int before = place.blocks - place.first_seen(place.query_of(group, 0)) / BLOCK_N;
     const int end = SKIP_MASKED ? max(step + 1, min(before, place.end_step)) : place.end_step;
     const auto is_masked = [&](int at) { return at < masked || at >= left; };
-    begin(place, step, is_masked(step), begins_half);
+    begin(place, step, is_masked(step), begins_half, owes);
 #if HIDE_ENDS
     give_back_stored();
 #endif
@@ -197,12 +212,16 @@ struct Consumer : ConsumerWeights {
       add_last<0, kSecondHalf>(place, is_last);
     else
       add_last<0>(place, is_last);
+    if (HIDE_SKIPS && !is_last) {
+      skip_values();
+      ++step;
+    }
     for (; step < place.end_step; ++step) skip();
 #if READS_AHEAD
     if (!is_last) walk.next();
 #endif
 #else
-    begin(place, step, masked > step, begins_half);
+    begin(place, step, masked > step, begins_half, owes);
 #if HIDE_ENDS
     give_back_stored();
 #endif
@@ -238,13 +257,20 @@ struct Consumer : ConsumerWeights {
   // the wait for the values, because these may not arrive before the next group has had its turn.
   template <bool TAKES_TURN = true>
   __device__ __forceinline__ void skip() {
+    skip_keys();
+    if constexpr (TAKES_TURN) pass_turn();
+    skip_values();
+  }
+  __device__ __forceinline__ void skip_keys() {
     wait_keys();
     __syncwarp();
     give_back_keys();
-    if constexpr (TAKES_TURN) {
-      take_turn();
-      give_turn();
-    }
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    take_turn();
+    give_turn();
+  }
+  __device__ __forceinline__ void skip_values() {
     wait_values();
     __syncwarp();
     give_back_values();
@@ -290,6 +316,10 @@ struct Consumer : ConsumerWeights {
 #if READS_AHEAD
       if (is_last) walk.next();
 #endif
+      if (HIDE_SKIPS && !is_last) {
+        skip_keys();
+        pass_turn();
+      }
     });
     if (!OVERLAP) give_turn();
   }
