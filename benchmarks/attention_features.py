@@ -63,11 +63,13 @@ MOD = "score - 0.01 * (row - column) if head % 2 == 0 else score"
 LONG = shape_of(1, 16, 8192, 128)
 KEPT = {"KEEP_MAXIMUM": True, "HALF_BLOCKS": True, "HIDE_ENDS": True}
 SMALL = {"wgmma": {"CONSUMER_WARPGROUPS": 3}}
+SMALL_CAPPED = {"wgmma": {**SMALL["wgmma"], "HIDE_ENDS": True}}
 SMALL_KEPT = {"wgmma": {**SMALL["wgmma"], **KEPT}}
 WINDOW = {"wgmma": {**SMALL_KEPT["wgmma"], "STAGES": 4, "SKIP_MASKED": True}}
-BIAS = {"BIAS_IN_PRODUCT": True, "KEEP_MAXIMUM": True, "HIDE_ENDS": True}
-BIASED = {"wgmma": {**SMALL["wgmma"], **BIAS, "HALF_BLOCKS": True}}
+BIAS = {"BIAS_IN_PRODUCT": True, **KEPT}
+BIASED = {"wgmma": {**SMALL["wgmma"], **BIAS}}
 WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "Q_IN_REGS": True}}
+WIDE_CAPPED = {"wgmma": {**WIDE["wgmma"], "HIDE_ENDS": True}}
 WIDE_KEPT = {"wgmma": {**WIDE["wgmma"], **KEPT}}
 WIDE_WINDOW = {"wgmma": {**WIDE_KEPT["wgmma"], "SKIP_MASKED": True}}
 WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], **BIAS}}
@@ -88,14 +90,14 @@ MLA_START = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "Q
 JOBS = (
     Job("causal", CAUSAL, baseline="sdpa:best", plain="", start=SMALL_KEPT),
     Job("window 1024", {**CAUSAL, "window_left": 1023}, start=WINDOW),
-    Job("softcap", {**CAUSAL, "softcap": 30.0}, start=SMALL_KEPT),
+    Job("softcap", {**CAUSAL, "softcap": 30.0}, start=SMALL_CAPPED),
     Job("sinks", {**CAUSAL, "sinks": True}, start=SMALL_KEPT),
     Job("alibi", {**CAUSAL, "alibi": True}, start=BIASED),
     Job("score mod", {**CAUSAL, "score_mod": MOD}, start=BIASED),
     Job("lse", {**CAUSAL, "lse": True}, start=SMALL_KEPT),
     Job("window 128 and sinks", {**CAUSAL, "window_left": 127, "sinks": True}),
     Job("causal 128", CAUSAL, LONG, "sdpa:best", "", start=WIDE_KEPT),
-    Job("softcap 128", {**CAUSAL, "softcap": 30.0}, LONG, plain="causal 128", start=WIDE_KEPT),
+    Job("softcap 128", {**CAUSAL, "softcap": 30.0}, LONG, plain="causal 128", start=WIDE_CAPPED),
     Job(
         "window 1024 128",
         {**CAUSAL, "window_left": 1023},

@@ -37,6 +37,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
         {**SMALL, **HIDDEN},
         {**SMALL, **HALVES},
         {**SMALL, **HIDDEN, **HALVES, "STAGES": 4},
+        {**SMALL, "RESCALE_LOG2": 0},
         {**SMALL, "EXP2_FMA_SHARE": 1},
         {**SMALL, "BLOCK_N": 112},
         {**WIDE, **IN_REGISTERS, "STAGES": 3},

@@ -51,8 +51,8 @@
 //                        computed. See wgmma_consumer.cuh.
 //   HIDE_ENDS            0/1: the factors of a tile's rows are computed under its last product, and its output is read
 //                        from shared memory under the next tile's first block. Needs STORE bulk and QUERY_STAGES 2.
-//   HIDE_SKIPS           0/1: turns of blocks that a warpgroup leaves out are given on while its own product runs. Needs
-//                        SKIP_MASKED and OVERLAP.
+//   HIDE_SKIPS           0/1: the turn of a left out block next to those of a warpgroup is given on while its own
+//                        product runs. Needs SKIP_MASKED and OVERLAP.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.

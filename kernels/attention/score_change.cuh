@@ -88,8 +88,8 @@ constexpr bool kScoresChange = SCORES_CHANGE && !kBiasRides;
 constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
 constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
-// Called by whole warps, for a number that all lanes have. ptxas then keeps it. Otherwise it does a cap's three divisions
-// again in each block, between the products of a warpgroup (12.9, seen in the SASS).
+// Called by whole warps, for a number that all lanes have. ptxas then keeps it. Otherwise it does a cap's three
+// divisions again in each block, between the products of a warpgroup (12.9, seen in the SASS).
 __device__ __forceinline__ float computed_once(float value) { return __shfl_sync(~0u, value, 0); }
 
 // The capped score is score * factor(score), for small scores: |s| <= kMost, where 2^s is the weight. -kMost takes the
@@ -124,13 +124,13 @@ struct NoCap {
   static constexpr bool kIsNone = true;
 };
 
-// Turns q k into the capped score, in units of kUnit. It is built again for each block of keys; the compiler computes
-// its numbers only once.
+// Turns q k into the capped score, in units of kUnit. It is built again for each block of keys, of `scale` by products
+// alone.
 struct SoftCap {
   float cap;
   float scale;     // from q k to x
   float exponent;  // from q k to the argument of 2^x
-  float most;      // the largest |x| for which the polynomial holds; below 0: none
+  float most;      // the largest |x| for which the polynomial holds; -inf: none
   float terms[4];  // of the polynomial, from the first power on
 
   // `scale`: softmax_scale / softcap.
@@ -140,7 +140,7 @@ struct SoftCap {
     made.scale = scale;
     made.cap = kUnit * softcap;
     made.exponent = 2.0f * kLog2e * scale;
-    made.most = scale > 1e-4f && scale < 1e4f ? 0.5f : -1.0f;  // beyond, the seventh power leaves float's range
+    made.most = scale > 1e-4f && scale < 1e4f ? 0.5f : __int_as_float(0xff800000);  // or float has no 7th power
     made.terms[0] = 0.999997676f * made.cap * scale;
     made.terms[1] = -0.333206552f * made.cap * scale * squared;
     made.terms[2] = 0.131451457f * made.cap * scale * squared * squared;

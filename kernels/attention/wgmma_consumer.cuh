@@ -17,8 +17,10 @@
 // first block, and only then is Q's stage given back. The producer says where the next tile lies (wgmma_place.cuh). With
 // a window, where tiles have few blocks, that is read under the last product, too.
 //
-// HIDE_SKIPS: a warpgroup that skips a block at a tile's beginning gives its turn on while its own first block's product
-// runs, and at the end of a window's tile under the last product. The keys of a skipped block are given back at once.
+// HIDE_SKIPS: a warpgroup that skips a block at a tile's beginning gives its turn on while its own first block's
+// product runs, and at the end of a window's tile under the last product. The keys of a skipped block are given back at
+// once. Of several such blocks this is the one next to its own. The turn of a step waits for keys of that step and
+// values of the step before, at most, so that none waits for values that this warpgroup has not given back.
 //
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //

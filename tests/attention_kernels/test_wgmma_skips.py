@@ -19,6 +19,7 @@ from .test_wgmma_features import (
     LONG,
     RIGHT,
     SHORT,
+    SPLIT,
     TWO,
     complaints,
 )
@@ -26,6 +27,7 @@ from .test_wgmma_features import (
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 MANY: Values = {**SHORT, "heads": 72, "seq_len": 250}  # more tiles than blocks of threads
+SPLIT_IN_TWO: Values = {**SPLIT, "CONSUMER_WARPGROUPS": 3, "OVERLAP": True, "PING_PONG": True}
 SKIPS: Values = {"HIDE_SKIPS": True, "SKIP_MASKED": True, "PING_PONG": True}
 THREE: Values = {**TWO, "CONSUMER_WARPGROUPS": 3, "HIDE_SKIPS": True}
 
@@ -50,6 +52,7 @@ def _later(*values: object) -> Any:
         _later({**ALIBI, "lse": True}, LONG, {**THREE, **HIDDEN, "WEIGHT_SETS": 2}),
         _later({"causal": True, "window_left": 30}, LONG, {**THREE, "STORE": "direct"}),
         _later({"causal": True, "window_left": 30}, SHORT, {**THREE, "PACK_GQA": True}),
+        _later({"causal": True, "window_left": 30}, LONG, {**THREE, **SPLIT_IN_TWO}),
     ],
 )
 def test_turns_of_skipped_blocks_may_be_given_on_later(
