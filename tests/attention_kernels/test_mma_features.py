@@ -150,7 +150,7 @@ def test_other_head_sizes_are_right(
         ("kUnit * of.problem", "of.problem", {"alibi": True}),
         ("2.0f * kLog2e * scale", "kLog2e * scale", {"softcap": 5.0}),
         ("-0.333206552f", "-0.3f", {"softcap": 5.0}),
-        ("? 0.5f / scale", "? 5.0f / scale", {"softcap": 5.0}),
+        ("? 0.5f :", "? 5.0f :", {"softcap": 5.0}),
         ("kUnit * softcap", "softcap", {"softcap": 5.0}),
         ("kLog2e * problem.features.sinks[query", "problem.features.sinks[query", {"sinks": True}),
         ("ln2 * (shift + log2f(sum))", "ln2 * log2f(sum)", {"lse": True}),
