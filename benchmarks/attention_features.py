@@ -68,10 +68,10 @@ SMALL_KEPT = {"wgmma": {**SMALL["wgmma"], **KEPT}}
 WINDOW = {"wgmma": {**SMALL_KEPT["wgmma"], "STAGES": 4, "SKIP_MASKED": True}}
 BIAS = {"BIAS_IN_PRODUCT": True, **KEPT}
 BIASED = {"wgmma": {**SMALL["wgmma"], **BIAS}}
-WIDE = {"wgmma": {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2, "Q_IN_REGS": True}}
+_WIDE = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 128, "STAGES": 2}
+WIDE = {"wgmma": {**_WIDE, "Q_IN_REGS": True, "SKIP_MASKED": True}}
 WIDE_CAPPED = {"wgmma": {**WIDE["wgmma"], "HIDE_ENDS": True}}
 WIDE_KEPT = {"wgmma": {**WIDE["wgmma"], **KEPT}}
-WIDE_WINDOW = {"wgmma": {**WIDE_KEPT["wgmma"], "SKIP_MASKED": True}}
 WIDE_BIASED = {"wgmma": {**WIDE["wgmma"], **BIAS}}
 WIDEST = {
     "mma": {"Q_IN_REGS": False},
@@ -104,7 +104,7 @@ JOBS = (
         LONG,
         "flex",
         "causal 128",
-        start=WIDE_WINDOW,
+        start=WIDE_KEPT,
     ),
     Job("sinks 128", {**CAUSAL, "sinks": True}, LONG, plain="causal 128", start=WIDE_KEPT),
     Job("score mod 128", {**CAUSAL, "score_mod": MOD}, LONG, plain="causal 128", start=WIDE_BIASED),

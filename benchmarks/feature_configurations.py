@@ -4,20 +4,19 @@
         [--device cuda:0] -o benchmarks/results/FILE.json
 
 All are of attention-wgmma-features, at (1,16,8192,64) and (1,16,8192,128) causal. Timed as by
-feature_pairs.py: warm, in one process. A second call with the same FILE adds to it.
+feature_pairs.py: warm, in one process. A second call with the same FILE adds to it,
+and replaces pairs that it has.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from attention_features import JOBS_BY_NAME, problem_of
-from feature_pairs import Pair, measured_in_turn
+from feature_pairs import Pair, keep_measured
 
 SPACE = "attention_wgmma_features"
 _ALL = {"SKIP_MASKED": True, "RESCALE_LOG2": 8, "HEAD_SECTION": 16}
@@ -76,18 +75,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    there = options.output.exists()
-    data = json.loads(options.output.read_text()) if there else {"pairs": []}
-    data |= {"command": "python benchmarks/feature_configurations.py"}
     wanted = options.only or list(CONFIGURATIONS)
     pairs = [pair for job in wanted for pair in pairs_of(job, options.dtype)]
-    for pair, found in measured_in_turn(pairs, options.device):
-        if isinstance(found, Exception):
-            print(f"{pair.name}: {type(found).__name__}: {found}", file=sys.stderr)
-            continue
-        print(f"{pair.name}: {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]")
-        data["pairs"].append({"name": pair.name, "dtype": options.dtype, **found})
-        options.output.write_text(json.dumps(data, indent=1) + "\n")
+    command = "python benchmarks/feature_configurations.py"
+    keep_measured(pairs, options.output, options.device, command, dtype=options.dtype)
 
 
 if __name__ == "__main__":

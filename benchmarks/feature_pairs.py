@@ -8,8 +8,10 @@ that all of the output is written: both champions were confirmed by the runs tha
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -224,6 +226,35 @@ def measured_in_turn(
                 yield pair, error
             if session is not None:
                 session.free()
+
+
+def keep_measured(
+    pairs: Sequence[Pair],
+    path: Path,
+    device: str,
+    command: str,
+    *,
+    dtype: str,
+    kind: str = "normal",
+) -> None:
+    """Measures each pair and writes FILE after each: in it a pair with these names, inputs, type
+    and configuration is replaced. Prints each ratio, or why there is none."""
+    data = json.loads(path.read_text()) if path.exists() else {"pairs": []}
+    data["command"] = command
+    for pair, found in measured_in_turn(pairs, device, kind):
+        if isinstance(found, Exception):
+            print(f"{pair.name}: {type(found).__name__}: {found}", file=sys.stderr)
+            continue
+        print(f"{pair.name}: {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]")
+        key = {"name": pair.name, "inputs": kind, "dtype": dtype}
+        known = (None, found["configuration"])  # older files have no configurations
+        data["pairs"] = [
+            each
+            for each in data["pairs"]
+            if not (key.items() <= each.items() and each.get("configuration") in known)
+        ]
+        data["pairs"].append({**key, **found})
+        path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 @contextmanager

@@ -12,13 +12,11 @@ other inputs adds to it.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from attention_features import JOBS_BY_NAME, LONG, Job, problem_of
-from feature_pairs import Pair, measured_in_turn
+from feature_pairs import Pair, keep_measured
 
 SPACE, DTYPE = "attention_wgmma_features", "float16"
 JOBS = {
@@ -67,19 +65,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    there = options.output.exists()
-    data = json.loads(options.output.read_text()) if there else {"pairs": []}
-    data |= {"command": "python benchmarks/kept_maximum.py, --inputs as each pair says"}
+    command = "python benchmarks/kept_maximum.py, --inputs as each pair says"
     pairs = [pair_of(*each) for each in PAIRS]
-    for pair, found in measured_in_turn(pairs, options.device, options.inputs):
-        if isinstance(found, Exception):
-            print(f"{pair.name}: {type(found).__name__}: {found}", file=sys.stderr)
-            continue
-        print(f"{pair.name}: {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]")
-        key = {"name": pair.name, "inputs": options.inputs}
-        others = [each for each in data["pairs"] if not key.items() <= each.items()]
-        data["pairs"] = [*others, {**key, **found}]
-        options.output.write_text(json.dumps(data, indent=1) + "\n")
+    kind = options.inputs
+    keep_measured(pairs, options.output, options.device, command, dtype=DTYPE, kind=kind)
 
 
 if __name__ == "__main__":

@@ -477,6 +477,7 @@ def test_a_window_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) ->
         ("sinks[of_head]", "sinks[0]", {"sinks": True}),
         ("batch * problem.heads + of_head", "of_head", {"lse": True}),
         ("6.0f) - 1.0f / 3.0f", "6.0f) - 0.2f", {"softcap": 30.0}),
+        ("fmaf(made.third, made.end, first)", "first", {"softcap": 30.0}),
         ("factor = cap(weight);", "factor *= kLog2e * 0.17677669f;", {"softcap": 30.0}),
         ("fminf(0.18f,", "fminf(1.8f,", {"softcap": 4.0}),
         ("static_cast<float>(key)", "static_cast<float>(key + key / 31)", ALIBI),
