@@ -1,11 +1,12 @@
 """Times configurations with a feature in turn with one of plain attention, on one GPU.
 
     python benchmarks/feature_configurations.py [--dtype float16|bfloat16] [--only JOB ...]
-        [--device cuda:0] -o benchmarks/results/FILE.json
+        [--rest-ms MS] [--repeats N] [--device cuda:0] -o benchmarks/results/FILE.json
 
 All are of attention-wgmma-features, at (1,16,8192,64) and (1,16,8192,128) causal. Timed as by
-feature_pairs.py: warm, in one process. A second call with the same FILE adds to it,
-and replaces pairs that it has.
+feature_pairs.py: warm, in one process; with --rest-ms the GPU rests so long before each sample.
+With --repeats a pair has the median of as many measurements, each on buffers of its own. A second
+call with the same FILE adds to it, and replaces pairs that it has.
 """
 
 from __future__ import annotations
@@ -72,13 +73,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS))
+    parser.add_argument("--rest-ms", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     wanted = options.only or list(CONFIGURATIONS)
     pairs = [pair for job in wanted for pair in pairs_of(job, options.dtype)]
-    command = "python benchmarks/feature_configurations.py"
-    keep_measured(pairs, options.output, options.device, command, dtype=options.dtype)
+    keep_measured(
+        pairs,
+        options.output,
+        options.device,
+        "python benchmarks/feature_configurations.py, --rest-ms and --repeats as each pair says",
+        dtype=options.dtype,
+        rest_s=options.rest_ms / 1000,
+        repeats=options.repeats,
+    )
 
 
 if __name__ == "__main__":

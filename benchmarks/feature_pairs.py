@@ -4,6 +4,9 @@
 own and with its own case. They are timed as compare_kernels.py times two kernels: warm, in rounds
 of plain, feature, feature, plain, each sample a mean over 8 graphs. Results are not checked beyond
 that all of the output is written: both champions were confirmed by the runs that found them.
+
+Without a rest an H200 soon reaches its power limit, and lowers its clock. With `rest_s` it rests
+before each sample, then runs the sample's calls once untimed, and keeps its full clock.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -85,17 +89,22 @@ def _subject(
 
 
 class Clocked:
-    """A sampler that reads the device's state right after each sample."""
+    """A sampler that reads the device's state right after each sample, and lets the device rest
+    before it."""
 
-    def __init__(self, sampler: Sampler, session: Session) -> None:
+    def __init__(self, sampler: Sampler, session: Session, rest_s: float = 0.0) -> None:
         self._sampler = sampler
         self._session = session
+        self._rest_s = rest_s
         self.states: list[Mapping[str, Json]] = []
 
     def run(self) -> None:
         self._sampler.run()
 
     def time_us(self) -> float:
+        if self._rest_s:
+            time.sleep(self._rest_s)
+            self._sampler.run()
         time_us = self._sampler.time_us()
         self.states.append(self._session.state())
         return time_us
@@ -126,7 +135,9 @@ def sides(
     subjects: Sequence[Subject],
     paths: Sequence[Path],
     settings: TimingSettings,
+    *,
     kind: str = "normal",
+    rest_s: float = 0.0,
 ) -> list[Side]:
     """Plain and the feature. The feature's case has the inputs of the plain one, and may have
     more, as sinks are. RuntimeError where a launch leaves a part of its output unwritten."""
@@ -152,16 +163,20 @@ def sides(
         for name, output in buffers.outputs().items():
             if bool(unwritten(output).any()):
                 raise RuntimeError(f"{each.timed.case.label}: {name} is not written everywhere")
-        found.append(Side(given, buffers, Clocked(sampler, session)))
+        found.append(Side(given, buffers, Clocked(sampler, session, rest_s)))
     return found
 
 
 def measured(
-    session: Session, subjects: Sequence[Subject], paths: Sequence[Path], kind: str
+    session: Session,
+    subjects: Sequence[Subject],
+    paths: Sequence[Path],
+    kind: str,
+    rest_s: float = 0.0,
 ) -> dict[str, Any]:
     """The time of the feature as a share of the plain one's."""
     settings = TimingSettings.thorough()
-    plain, feature = sides(session, subjects, paths, settings, kind)
+    plain, feature = sides(session, subjects, paths, settings, kind=kind, rest_s=rest_s)
     of_plain, of_feature = subjects
     found = measure_paired(
         plain.sampler,
@@ -193,11 +208,29 @@ def measured(
     }
 
 
+def median_of(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the middle one, with the least lower and the greatest upper bound of all, and
+    `ratios`, each with its bounds."""
+    ordered = sorted(found, key=lambda each: each["ratio"])
+    return {
+        **ordered[len(ordered) // 2],
+        "low": min(each["low"] for each in found),
+        "high": max(each["high"] for each in found),
+        "ratios": [[each[name] for name in ("ratio", "low", "high")] for each in ordered],
+    }
+
+
 def measured_in_turn(
-    pairs: Sequence[Pair], device: str, kind: str = "normal"
+    pairs: Sequence[Pair],
+    device: str,
+    kind: str = "normal",
+    *,
+    rest_s: float = 0.0,
+    repeats: int = 1,
 ) -> Iterator[tuple[Pair, dict[str, Any] | Exception]]:
     """Each pair with its figures, or with why it has none. `kind`: of the inputs, one of the gate's
-    kinds."""
+    kinds. `repeats`: on as many sets of buffers and graphs, whose places in memory change a ratio
+    by more than the bounds of one measurement tell; then the figures are median_of() them."""
     with tempfile.TemporaryDirectory() as folder, _builders() as pool:
         known: list[tuple[Pair, tuple[Subject, Subject]]] = []
         built: dict[str, tuple[Path, Future[None]]] = {}
@@ -221,11 +254,15 @@ def measured_in_turn(
                     future.result()
                     paths.append(path)
                 session = session or open_session(subjects[0].profile)
-                yield pair, measured(session, subjects, paths, kind)
+                found = []
+                for _ in range(repeats):
+                    found.append(measured(session, subjects, paths, kind, rest_s))
+                    session.free()
+                yield pair, median_of(found) if repeats > 1 else found[0]
             except FAULTS as error:
                 yield pair, error
-            if session is not None:
-                session.free()
+                if session is not None:
+                    session.free()
 
 
 def keep_measured(
@@ -236,22 +273,30 @@ def keep_measured(
     *,
     dtype: str,
     kind: str = "normal",
+    rest_s: float = 0.0,
+    repeats: int = 1,
 ) -> None:
-    """Measures each pair and writes FILE after each: in it a pair with these names, inputs, type
-    and configuration is replaced. Prints each ratio, or why there is none."""
+    """Measures each pair and writes FILE after each: in it a pair with these names, inputs, type,
+    rest and configuration is replaced. Prints each ratio, or why there is none. `rest_s` and
+    `repeats`: as of measured_in_turn()."""
     data = json.loads(path.read_text()) if path.exists() else {"pairs": []}
     data["command"] = command
-    for pair, found in measured_in_turn(pairs, device, kind):
+    for pair, found in measured_in_turn(pairs, device, kind, rest_s=rest_s, repeats=repeats):
         if isinstance(found, Exception):
             print(f"{pair.name}: {type(found).__name__}: {found}", file=sys.stderr)
             continue
         print(f"{pair.name}: {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]")
         key = {"name": pair.name, "inputs": kind, "dtype": dtype}
+        key |= {"rest_ms": 1000 * rest_s} if rest_s else {}
         known = (None, found["configuration"])  # older files have no configurations
         data["pairs"] = [
             each
             for each in data["pairs"]
-            if not (key.items() <= each.items() and each.get("configuration") in known)
+            if not (
+                key.items() <= each.items()
+                and each.get("rest_ms") == key.get("rest_ms")
+                and each.get("configuration") in known
+            )
         ]
         data["pairs"].append({**key, **found})
         path.write_text(json.dumps(data, indent=1) + "\n")

@@ -51,8 +51,6 @@
 //                        computed. See wgmma_consumer.cuh.
 //   HIDE_ENDS            0/1: the factors of a tile's rows are computed under its last product, and its output is read
 //                        from shared memory under the next tile's first block. Needs STORE bulk and QUERY_STAGES 2.
-//   HIDE_SKIPS           0/1: the turn of a left out block next to those of a warpgroup is given on while its own
-//                        product runs. Needs SKIP_MASKED and OVERLAP.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
@@ -71,7 +69,6 @@
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
 //              KEEP_MAXIMUM: EXP2_FMA_SHARE 0.
 //              HALF_BLOCKS: WEIGHT_SETS 1, BLOCK_N a multiple of 32. HIDE_ENDS: STORE bulk, QUERY_STAGES 2.
-//              HIDE_SKIPS: SKIP_MASKED, OVERLAP.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))

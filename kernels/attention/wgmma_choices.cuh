@@ -30,9 +30,6 @@
 #ifndef HIDE_ENDS
 #define HIDE_ENDS 0
 #endif
-#ifndef HIDE_SKIPS
-#define HIDE_SKIPS 0
-#endif
 #ifndef KEEP_MAXIMUM
 #define KEEP_MAXIMUM 0
 #endif

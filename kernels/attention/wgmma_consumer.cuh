@@ -17,11 +17,6 @@
 // first block, and only then is Q's stage given back. The producer says where the next tile lies (wgmma_place.cuh). With
 // a window, where tiles have few blocks, that is read under the last product, too.
 //
-// HIDE_SKIPS: a warpgroup that skips a block at a tile's beginning gives its turn on while its own first block's
-// product runs, and at the end of a window's tile under the last product. The keys of a skipped block are given back at
-// once. Of several such blocks this is the one next to its own. The turn of a step waits for keys of that step and
-// values of the step before, at most, so that none waits for values that this warpgroup has not given back.
-//
 // SPLIT_KV: the sums of the cluster's blocks are merged at the end, see wgmma_merge.cuh.
 //
 // PACKED (attention_varlen_wgmma.cu): a tile's last rows may be another sequence's, as may be its last keys. A group
@@ -51,22 +46,18 @@ struct Consumer : ConsumerWeights {
   ConsumerWalk walk = ConsumerWalk(problem.tail);  // a tile's place is read under the last product of the tile before
 #endif
 
-  // Computes the scores of the first block, and their weights. `owes`: HIDE_SKIPS, whether the turn and the values of a
-  // skipped block are still to be given on.
+  // Computes the scores of the first block, and their weights.
   template <Part PART>
-  __device__ __forceinline__ void begin_part(const Place& place, int step, bool masked, bool owes) {
+  __device__ __forceinline__ void begin_part(const Place& place, int step, bool masked) {
     wait_keys();
     fence_products();
     issue_scores<PART>();
     if (kPingPong && !OVERLAP) give_turn();
-    if (HIDE_SKIPS && owes) {
-      pass_turn();
-      skip_values();
-    }
+    find_masks<PART>(place, step, masked);
     wait_products<0>();
     pin(scores);
     give_back_keys();
-    if (masked)
+    if (kHidesApart || masked)
       weigh<true, PART, true>(place, step);
     else
       weigh<false, PART, true>(place, step);
@@ -92,6 +83,7 @@ struct Consumer : ConsumerWeights {
       fence_products();
       issue_values<SET, LAST_PART>();
       give_turn();
+      find_masks<PART>(place, step, masked);
       wait_products<1>();
       pin(scores);
       if (!kHoldsKeys) give_back_keys();
@@ -112,6 +104,7 @@ struct Consumer : ConsumerWeights {
       fence_products();
       issue_scores();
       give_turn();
+      find_masks<PART>(place, step, masked);
       wait_products<0>();
       pin(scores);
       if (!kHoldsKeys) give_back_keys();
@@ -144,11 +137,11 @@ struct Consumer : ConsumerWeights {
     return place.first_seen(place.query_of(group, 0)) >= place.first_key(step) + BLOCK_N / 2;
   }
 
-  __device__ __forceinline__ void begin(const Place& place, int step, bool masked, bool half, bool owes) {
+  __device__ __forceinline__ void begin(const Place& place, int step, bool masked, bool half) {
     if constexpr (HALF_BLOCKS) {
-      if (half) return begin_part<kFirstHalf>(place, step, true, owes);
+      if (half) return begin_part<kFirstHalf>(place, step, true);
     }
-    begin_part<kWhole>(place, step, masked, owes);
+    begin_part<kWhole>(place, step, masked);
   }
 
   // Sums weights and weighted values over this block's share of the keys, which is not empty.
@@ -166,17 +159,10 @@ struct Consumer : ConsumerWeights {
       for (int half = 0; half < 2; ++half) row_bias.set(half, bias_of(place, half, 0).step);
     }
     int step = place.first_step;
-    bool owes = false;
     if constexpr (kSkipMasked) {
       const int last = min(place.query_of(group, 63), place.seq_len_q() - 1);
       const int unseen = place.blocks - (place.keys_seen(last) + BLOCK_N - 1) / BLOCK_N;
-      const int first = min(unseen, place.end_step - 1);
-      for (; step < first - HIDE_SKIPS; ++step) skip();
-      owes = HIDE_SKIPS && step < first;
-      if (owes) {
-        skip_keys();
-        ++step;
-      }
+      for (; step < min(unseen, place.end_step - 1); ++step) skip();
     }
     if (!OVERLAP) take_turn();
     const bool begins_half = HALF_BLOCKS && sees_first_half_alone(place, step);
@@ -188,7 +174,7 @@ struct Consumer : ConsumerWeights {
     const int before = place.blocks - place.first_seen(place.query_of(group, 0)) / BLOCK_N;
     const int end = SKIP_MASKED ? max(step + 1, min(before, place.end_step)) : place.end_step;
     const auto is_masked = [&](int at) { return at < masked || at >= left; };
-    begin(place, step, is_masked(step), begins_half, owes);
+    begin(place, step, is_masked(step), begins_half);
 #if HIDE_ENDS
     give_back_stored();
 #endif
@@ -214,16 +200,12 @@ struct Consumer : ConsumerWeights {
       add_last<0, kSecondHalf>(place, is_last);
     else
       add_last<0>(place, is_last);
-    if (HIDE_SKIPS && !is_last) {
-      skip_values();
-      ++step;
-    }
     for (; step < place.end_step; ++step) skip();
 #if READS_AHEAD
     if (!is_last) walk.next();
 #endif
 #else
-    begin(place, step, masked > step, begins_half, owes);
+    begin(place, step, masked > step, begins_half);
 #if HIDE_ENDS
     give_back_stored();
 #endif
@@ -259,20 +241,13 @@ struct Consumer : ConsumerWeights {
   // the wait for the values, because these may not arrive before the next group has had its turn.
   template <bool TAKES_TURN = true>
   __device__ __forceinline__ void skip() {
-    skip_keys();
-    if constexpr (TAKES_TURN) pass_turn();
-    skip_values();
-  }
-  __device__ __forceinline__ void skip_keys() {
     wait_keys();
     __syncwarp();
     give_back_keys();
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    take_turn();
-    give_turn();
-  }
-  __device__ __forceinline__ void skip_values() {
+    if constexpr (TAKES_TURN) {
+      take_turn();
+      give_turn();
+    }
     wait_values();
     __syncwarp();
     give_back_values();
@@ -318,10 +293,6 @@ struct Consumer : ConsumerWeights {
 #if READS_AHEAD
       if (is_last) walk.next();
 #endif
-      if (HIDE_SKIPS && !is_last) {
-        skip_keys();
-        pass_turn();
-      }
     });
     if (!OVERLAP) give_turn();
   }

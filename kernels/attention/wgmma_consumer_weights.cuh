@@ -53,7 +53,40 @@ struct ConsumerWeights : ConsumerStores {
 #endif
   }
 
-  // FIRST: of the first block, which has no maximum before it. `masked`: with kHidesApart, for MASKED.
+#if HAS_WINDOW
+  RowMasks<BLOCK_N / 2> block_masks;
+  RowMasks<BLOCK_N / 4> half_masks;
+
+  template <Part PART>
+  __device__ __forceinline__ RowMasks<keys_of(PART) / 2>& masks_of() {
+    if constexpr (PART == kWhole)
+      return block_masks;
+    else
+      return half_masks;
+  }
+#endif
+
+  // kHidesApart: finds the hidden keys of a block. They depend on no score, so this is done while a product runs.
+  template <Part PART>
+  __device__ __forceinline__ void find_masks(const Place& place, int step, bool masked) {
+#if HAS_WINDOW
+    if constexpr (kHidesApart) {
+      masks_of<PART>() = {};
+      if (!masked) return;
+      const int first = place.first_key(step) + first_of(PART) + lane % 4 * 2;
+      int seen[2], hidden[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = place.query_of(group, row_of(half));
+        seen[half] = place.keys_seen(query) - first, hidden[half] = place.first_seen(query) - first;
+      }
+      masks_of<PART>() = {seen, hidden};
+    }
+#endif
+  }
+
+  // FIRST: of the first block, which has no maximum before it. `masked`: with kHidesApart, for MASKED, and the masks
+  // have been found.
   template <bool MASKED, Part PART, bool FIRST = false>
   __device__ __forceinline__ void weigh(const Place& place, int step, bool masked = MASKED) {
     const int first = place.first_key(step) + first_of(PART);
@@ -85,13 +118,14 @@ struct ConsumerWeights : ConsumerStores {
 #endif
     constexpr bool kKeeps = KEEPS_MAXIMUM && !FIRST && (kHidesApart || !MASKED);
 #if HAS_WINDOW
-    if (kHidesApart && masked) softmax.hide(part, seen, hidden);
+    if constexpr (kHidesApart) softmax.hide(part, masks_of<PART>());
 #endif
     if constexpr (kKeeps) {
       if (softmax.weigh_kept(part, change, offset, problem.exponent_scale())) return;
       scores_again();
 #if HAS_WINDOW
-      if (kHidesApart && masked) softmax.hide(part, seen, hidden);
+      find_masks<PART>(place, step, masked);
+      if constexpr (kHidesApart) softmax.hide(part, masks_of<PART>());
 #endif
     }
     softmax.weigh<MASKED && !kHidesApart>(part, seen, hidden, change, offset, problem.exponent_scale(), NoCap());

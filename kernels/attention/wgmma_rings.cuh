@@ -45,7 +45,6 @@ static_assert(BLOCK_N % (8 * CLUSTER) == 0, "each block loads whole repeats of t
 static_assert(WEIGHT_SETS == 1 || (WEIGHT_SETS == 2 && OVERLAP), "there is nothing to pack under");
 static_assert(!HALF_BLOCKS || (WEIGHT_SETS == 1 && BLOCK_N % 32 == 0), "halves are whole products, one by one");
 static_assert(!HIDE_ENDS || (kThroughShared && QUERY_STAGES > 1), "the next tile's Q must not wait for this one's store");
-static_assert(!HIDE_SKIPS || (SKIP_MASKED && OVERLAP), "else no turn is given on under a product");
 static_assert(!KEEP_MAXIMUM || EXP2_FMA_SHARE == 0, "MUFU alone makes infinity of scores that are too large");
 static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window are masked, one by one");
 static_assert(VALUE_DIM <= HEAD_DIM, "the output goes through Q's shared memory");

@@ -100,6 +100,22 @@ struct Mask<COUNT, true> {
   static __device__ __forceinline__ int columns_before(int column) { return (column >> 3) * 2 + min(column & 7, 2); }
 };
 
+// The masks of a thread's two rows, and whether any row of its warp has hidden columns in the first half of the block,
+// or in the second.
+template <int COUNT>
+struct RowMasks {
+  Mask<COUNT, true> rows[2] = {{0, 0}, {0, 0}};
+  bool hides[2] = {};
+
+  __device__ __forceinline__ RowMasks() {}
+  // The arguments as of Softmax::weigh().
+  __device__ __forceinline__ RowMasks(const int (&seen)[2], const int (&hidden)[2])
+      : rows{{seen[0], hidden[0]}, {seen[1], hidden[1]}} {
+    hides[0] = __any_sync(~0u, rows[0].template hides_some<0>() || rows[1].template hides_some<0>());
+    hides[1] = __any_sync(~0u, rows[0].template hides_some<1>() || rows[1].template hides_some<1>());
+  }
+};
+
 struct Softmax {
   float maximum[2], sum[2];
   float alpha[2];  // factor of the sums so far, if `moved`
@@ -114,20 +130,18 @@ struct Softmax {
   }
 
 #if HAS_WINDOW
-  // Hidden scores become -inf. `seen` and `hidden`: as of weigh().
+  // Hidden scores become -inf. A warp whose rows see all of a half of the block leaves that half out.
   template <int COUNT>
-  __device__ __forceinline__ void hide(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2]) const {
-    const Mask<COUNT, true> masks[2] = {{seen[0], hidden[0]}, {seen[1], hidden[1]}};
+  __device__ __forceinline__ void hide(float (&scores)[COUNT], const RowMasks<COUNT>& masks) const {
     hide_half<0>(scores, masks);
     hide_half<1>(scores, masks);
   }
-  // A warp whose rows see all of a half of the block leaves that half out.
   template <int PART, int COUNT>
-  __device__ __forceinline__ void hide_half(float (&scores)[COUNT], const Mask<COUNT, true> (&masks)[2]) const {
-    if (!__any_sync(~0u, masks[0].template hides_some<PART>() || masks[1].template hides_some<PART>())) return;
+  __device__ __forceinline__ void hide_half(float (&scores)[COUNT], const RowMasks<COUNT>& masks) const {
+    if (!masks.hides[PART]) return;
 #pragma unroll
     for (int i = PART * (COUNT / 2); i < (PART + 1) * (COUNT / 2); ++i)
-      if (masks[i / 2 % 2].hides(i / 4 * 8 + i % 2)) scores[i] = __int_as_float(0xff800000);  // -inf
+      if (masks.rows[i / 2 % 2].hides(i / 4 * 8 + i % 2)) scores[i] = __int_as_float(0xff800000);  // -inf
   }
 #endif
 

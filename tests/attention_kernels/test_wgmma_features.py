@@ -31,6 +31,7 @@ LATE: Values = {
     **{"batch": 1, "heads": 4, "kv_heads": 2, "seq_len_q": 7, "seq_len_k": 97, "head_dim": 32},
 }
 LONG: Values = {**SHORT, "seq_len": 370}
+MANY: Values = {**SHORT, "heads": 72, "seq_len": 250}  # more tiles than blocks of threads
 RIGHT: Values = {"alignment": "bottom_right", "causal": True}
 ALL: Values = {
     **{**RIGHT, "window_left": 20, "softcap": 8.0, "alibi": True, "sinks": True, "lse": True},
@@ -58,6 +59,7 @@ HIDDEN: Values = {"HIDE_ENDS": True, "QUERY_STAGES": 2, "STORE": "bulk"}
 HALVES: Values = {"HALF_BLOCKS": True}
 KEPT: Values = {"KEEP_MAXIMUM": True, "EXP2_FMA_SHARE": 0}
 RIDES: Values = {"BIAS_IN_PRODUCT": True}
+WINDOW: Values = {**HIDDEN, **HALVES, **KEPT, "CONSUMER_WARPGROUPS": 3}  # as the champion's
 LINEAR = "score - 0.1 * (row - column) if head % 2 == 0 else score"
 NOT_LINEAR = (
     "score - 0.1 * (row - column) if row > column else score + 0.1 * (row - column)",
@@ -107,6 +109,7 @@ def _later(*values: object) -> Any:
         _later({**RIGHT, "window_left": 40}, SHORT, CLUSTER),
         _later({"causal": True, "window_left": 20}, SHORT, TWO),
         _later({"causal": True, "window_left": 5, "lse": True}, SHORT, {**TWO, "OVERLAP": False}),
+        _later({"causal": True, "window_left": 60}, MANY, {**TWO, **WINDOW}),
         _later({"window_left": 3, "window_right": 9}, SHORT, {**TWO, "QUERY_STAGES": 1}),
         _later({"causal": True, "window_left": 70}, LONG, {**TWO, "BLOCK_N": 160}),
         _later({**RIGHT, "window_left": 9}, SHORT, {**SPLIT, **TWO_SKIP}),
@@ -453,8 +456,9 @@ def test_scores_again_with_a_mistake_show(
     [
         ("    if (!is_last) walk.next();\n", ""),
         ("if (is_last) walk.next();", "walk.next();"),
-        ("masks[0].template hides_some<PART>() || ", ""),
-        ("if (kHidesApart && masked) softmax.hide", "if (kHidesApart && step == 0) softmax.hide"),
+        ("rows[0].template hides_some<0>() || ", ""),
+        ("      if (!masked) return;", "      if (step > 0) return;"),
+        ("masks_of<PART>() = {seen, hidden}", "masks_of<PART>() = {hidden, seen}"),
     ],
 )
 def test_a_window_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:

@@ -153,3 +153,61 @@ def test_each_side_has_the_clocks_after_its_own_samples(
     assert side.clock(3) == {"sm_mhz": 1965, "throttled_by": ["sw_power_cap"]}
     silent = benchmark_module("feature_pairs").Clocked(Sampler(), Device())
     assert silent.clock(3) == {}
+
+
+def test_a_rested_sample_follows_a_pause_and_an_untimed_run(
+    benchmark_module: BenchmarkModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    class Sampler:
+        def run(self) -> None:
+            done.append("run")
+
+        def time_us(self) -> float:
+            done.append("timed")
+            return 7.0
+
+    class Device:
+        def state(self) -> dict[str, Any]:
+            return {}
+
+    module = benchmark_module("feature_pairs")
+    monkeypatch.setattr(module.time, "sleep", done.append)
+    assert module.Clocked(Sampler(), Device(), 0.04).time_us() == 7.0
+    assert module.Clocked(Sampler(), Device()).time_us() == 7.0
+    assert done == [0.04, "run", "timed", "timed"]
+
+
+def test_repeats_have_the_median_and_the_outermost_bounds(
+    benchmark_module: BenchmarkModule,
+) -> None:
+    def repeat(ratio: float, low: float, high: float) -> dict[str, Any]:
+        return {"ratio": ratio, "low": low, "high": high, "time_us": 100 * ratio}
+
+    found = [repeat(0.31, 0.29, 0.315), repeat(0.29, 0.285, 0.33), repeat(0.30, 0.299, 0.301)]
+    assert benchmark_module("feature_pairs").median_of(found) == {
+        "ratio": 0.30,
+        "low": 0.285,
+        "high": 0.33,
+        "time_us": 30.0,
+        "ratios": [[0.29, 0.285, 0.33], [0.30, 0.299, 0.301], [0.31, 0.29, 0.315]],
+    }
+
+
+def test_a_pair_with_another_rest_is_another_record(
+    benchmark_module: BenchmarkModule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = benchmark_module("feature_pairs")
+    pair = module.Pair("window", "", {}, {}, {}, {})
+    ratios = iter([0.30, 0.29, 0.28])
+
+    def in_turn(*_: object, **__: object) -> Any:
+        yield pair, {"ratio": next(ratios), "low": 0.2, "high": 0.4, "configuration": {"STAGES": 4}}
+
+    monkeypatch.setattr(module, "measured_in_turn", in_turn)
+    file = tmp_path / "pairs.json"
+    for rest_s in (0.0, 0.04, 0.0):
+        module.keep_measured([pair], file, "cuda:0", "", dtype="float16", rest_s=rest_s)
+    kept = [(each.get("rest_ms"), each["ratio"]) for each in json.loads(file.read_text())["pairs"]]
+    assert kept == [(40.0, 0.29), (None, 0.28)]
