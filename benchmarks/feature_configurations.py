@@ -74,10 +74,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS))
     parser.add_argument("--rest-ms", type=float, default=0.0)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="an odd number")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
+    if options.repeats % 2 == 0 or options.repeats < 1:
+        parser.error("--repeats: an odd number has a middle one")
     wanted = options.only or list(CONFIGURATIONS)
     pairs = [pair for job in wanted for pair in pairs_of(job, options.dtype)]
     keep_measured(

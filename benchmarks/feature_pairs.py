@@ -6,7 +6,7 @@ of plain, feature, feature, plain, each sample a mean over 8 graphs. Results are
 that all of the output is written: both champions were confirmed by the runs that found them.
 
 Without a rest an H200 soon reaches its power limit, and lowers its clock. With `rest_s` it rests
-before each sample, then runs the sample's calls once untimed, and keeps its full clock.
+before each sample, then runs the sample's calls once untimed, and nearly keeps its full clock.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def _subject(
 
 
 class Clocked:
-    """A sampler that reads the device's state right after each sample, and lets the device rest
-    before it."""
+    """A sampler that reads the device's state right after each sample, and with `rest_s` lets the
+    device rest before it."""
 
     def __init__(self, sampler: Sampler, session: Session, rest_s: float = 0.0) -> None:
         self._sampler = sampler
@@ -209,8 +209,9 @@ def measured(
 
 
 def median_of(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the middle one, with the least lower and the greatest upper bound of all, and
-    `ratios`, each with its bounds."""
+    """The figures of the middle one, of an odd number, with the least lower and the greatest upper
+    bound of all, and `ratios`, each with its bounds."""
+    assert len(found) % 2, "an even number has no middle one"
     ordered = sorted(found, key=lambda each: each["ratio"])
     return {
         **ordered[len(ordered) // 2],
@@ -258,7 +259,7 @@ def measured_in_turn(
                 for _ in range(repeats):
                     found.append(measured(session, subjects, paths, kind, rest_s))
                     session.free()
-                yield pair, median_of(found) if repeats > 1 else found[0]
+                yield pair, found[0] if repeats == 1 else median_of(found)
             except FAULTS as error:
                 yield pair, error
                 if session is not None:
@@ -277,8 +278,8 @@ def keep_measured(
     repeats: int = 1,
 ) -> None:
     """Measures each pair and writes FILE after each: in it a pair with these names, inputs, type,
-    rest and configuration is replaced. Prints each ratio, or why there is none. `rest_s` and
-    `repeats`: as of measured_in_turn()."""
+    rest and configuration is replaced, whatever its repeats. Prints each ratio, or why there is
+    none. `rest_s` and `repeats`: as of measured_in_turn()."""
     data = json.loads(path.read_text()) if path.exists() else {"pairs": []}
     data["command"] = command
     for pair, found in measured_in_turn(pairs, device, kind, rest_s=rest_s, repeats=repeats):

@@ -85,8 +85,8 @@ struct ConsumerWeights : ConsumerStores {
 #endif
   }
 
-  // FIRST: of the first block, which has no maximum before it. `masked`: with kHidesApart, for MASKED, and the masks
-  // have been found.
+  // FIRST: of the first block, which has no maximum before it. kHidesApart: find_masks() came before; `masked` is as
+  // there, and unused with FIRST.
   template <bool MASKED, Part PART, bool FIRST = false>
   __device__ __forceinline__ void weigh(const Place& place, int step, bool masked = MASKED) {
     const int first = place.first_key(step) + first_of(PART);
@@ -124,7 +124,7 @@ struct ConsumerWeights : ConsumerStores {
       if (softmax.weigh_kept(part, change, offset, problem.exponent_scale())) return;
       scores_again();
 #if HAS_WINDOW
-      find_masks<PART>(place, step, masked);
+      find_masks<PART>(place, step, masked);  // again, so that no register holds them until here
       if constexpr (kHidesApart) softmax.hide(part, masks_of<PART>());
 #endif
     }

@@ -60,6 +60,7 @@ HALVES: Values = {"HALF_BLOCKS": True}
 KEPT: Values = {"KEEP_MAXIMUM": True, "EXP2_FMA_SHARE": 0}
 RIDES: Values = {"BIAS_IN_PRODUCT": True}
 WINDOW: Values = {**HIDDEN, **HALVES, **KEPT, "CONSUMER_WARPGROUPS": 3}  # as the champion's
+FIND_MASKS = "find_masks<PART>(place, step, masked);"
 LINEAR = "score - 0.1 * (row - column) if head % 2 == 0 else score"
 NOT_LINEAR = (
     "score - 0.1 * (row - column) if row > column else score + 0.1 * (row - column)",
@@ -110,6 +111,7 @@ def _later(*values: object) -> Any:
         _later({"causal": True, "window_left": 20}, SHORT, TWO),
         _later({"causal": True, "window_left": 5, "lse": True}, SHORT, {**TWO, "OVERLAP": False}),
         _later({"causal": True, "window_left": 60}, MANY, {**TWO, **WINDOW}),
+        _later({"causal": True, "window_left": 40}, LONG, {**TWO, **KEPT, "OVERLAP": False}),
         _later({"window_left": 3, "window_right": 9}, SHORT, {**TWO, "QUERY_STAGES": 1}),
         _later({"causal": True, "window_left": 70}, LONG, {**TWO, "BLOCK_N": 160}),
         _later({**RIGHT, "window_left": 9}, SHORT, {**SPLIT, **TWO_SKIP}),
@@ -459,6 +461,8 @@ def test_scores_again_with_a_mistake_show(
         ("rows[0].template hides_some<0>() || ", ""),
         ("      if (!masked) return;", "      if (step > 0) return;"),
         ("masks_of<PART>() = {seen, hidden}", "masks_of<PART>() = {hidden, seen}"),
+        (f"    {FIND_MASKS}\n    wait_products<0>", "    wait_products<0>"),
+        (f"{FIND_MASKS}\n      wait_products<1>", "wait_products<1>"),
     ],
 )
 def test_a_window_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) -> None:
@@ -466,6 +470,13 @@ def test_a_window_that_is_wrong_shows(right: str, wrong: str, tmp_path: Path) ->
     shape = {**LATE, "seq_len_q": 93, "seq_len_k": 100}
     values = {**TWO, **HIDDEN, **KEPT}
     assert complaints(tmp_path, shape, {**RIGHT, "window_left": 40}, values, {right: wrong})
+
+
+@pytest.mark.soak
+def test_masks_that_are_not_found_without_overlap_show(tmp_path: Path) -> None:
+    missing = {f"{FIND_MASKS}\n      wait_products<0>": "wait_products<0>"}
+    values = {**TWO, **KEPT, "OVERLAP": False}
+    assert complaints(tmp_path, LONG, {"causal": True, "window_left": 40}, values, missing)
 
 
 @pytest.mark.soak

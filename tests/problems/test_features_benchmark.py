@@ -7,8 +7,10 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,3 +213,33 @@ def test_a_pair_with_another_rest_is_another_record(
         module.keep_measured([pair], file, "cuda:0", "", dtype="float16", rest_s=rest_s)
     kept = [(each.get("rest_ms"), each["ratio"]) for each in json.loads(file.read_text())["pairs"]]
     assert kept == [(40.0, 0.29), (None, 0.28)]
+
+
+def test_each_repeat_has_memory_of_its_own(
+    benchmark_module: BenchmarkModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    ratios = iter([0.31, 0.29, 0.30])
+
+    class Device:
+        def free(self) -> None:
+            done.append("free")
+
+    class Known(SimpleNamespace):
+        def subjects(self, device: str) -> tuple[SimpleNamespace, SimpleNamespace]:
+            job = SimpleNamespace(compile=SimpleNamespace(key=device))
+            return (SimpleNamespace(timed=job, profile=None),) * 2
+
+    def measured(*_: object) -> dict[str, Any]:
+        done.append("measured")
+        ratio = next(ratios)
+        return {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+
+    module = benchmark_module("feature_pairs")
+    monkeypatch.setattr(module, "_builders", lambda: nullcontext(ThreadPoolExecutor()))
+    monkeypatch.setattr(module, "build", lambda job, path: None)
+    monkeypatch.setattr(module, "open_session", lambda profile: Device())
+    monkeypatch.setattr(module, "measured", measured)
+    ((_, found),) = module.measured_in_turn([Known()], "cuda:0", repeats=3)
+    assert done == ["measured", "free"] * 3
+    assert (found["ratio"], len(found["ratios"])) == (0.30, 3)
