@@ -144,9 +144,13 @@ struct Consumer : ConsumerWeights {
     begin_part<kWhole>(place, step, masked);
   }
 
-  // Sums weights and weighted values over this block's share of the keys, which is not empty.
-  __device__ __forceinline__ void sum_share(const Place& place) {
-    const int masked = place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
+  // In the steps before this one some keys lie behind those that the group's first row sees.
+  __device__ __forceinline__ int masked_steps(const Place& place) const {
+    return place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
+  }
+
+  // Reads Q, and skips blocks that only other groups see. The first step that is left.
+  __device__ __forceinline__ int begin_tile(const Place& place) {
     wait_mbarrier(query_full(query.stage), query.parity);
     read_queries();
 #if ALIBI
@@ -165,8 +169,15 @@ struct Consumer : ConsumerWeights {
       for (; step < min(unseen, place.end_step - 1); ++step) skip();
     }
     if (!OVERLAP) take_turn();
-    const bool begins_half = HALF_BLOCKS && sees_first_half_alone(place, step);
+    return step;
+  }
+
 #if HAS_WINDOW
+  // Sums weights and weighted values over this block's share of the keys, which is not empty.
+  __device__ __forceinline__ void sum_share(const Place& place) {
+    const int masked = masked_steps(place);
+    int step = begin_tile(place);
+    const bool begins_half = HALF_BLOCKS && sees_first_half_alone(place, step);
     // From this step on, the window of the group's last row begins within the block, or after it.
     const int last_query = min(place.query_of(group, 63), place.seq_len_q() - 1);
     const int left = place.blocks - (place.first_seen(last_query) + BLOCK_N - 1) / BLOCK_N;
@@ -204,7 +215,13 @@ struct Consumer : ConsumerWeights {
 #if READS_AHEAD
     if (!is_last) walk.next();
 #endif
+  }
 #else
+  // Sums weights and weighted values over this block's share of the keys, which is not empty.
+  __device__ __forceinline__ void sum_share(const Place& place) {
+    const int masked = masked_steps(place);
+    int step = begin_tile(place);
+    const bool begins_half = HALF_BLOCKS && sees_first_half_alone(place, step);
     begin(place, step, masked > step, begins_half);
 #if HIDE_ENDS
     give_back_stored();
@@ -232,8 +249,8 @@ struct Consumer : ConsumerWeights {
         add_last<0>(place);
       }
     }
-#endif
   }
+#endif
 
   // Skips a block of keys that no row of the group sees. It still waits until the block's stages are full: else this
   // warp could give a stage back before another warp has given back the stage's last use. All lanes wait: the stage's
