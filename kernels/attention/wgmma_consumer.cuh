@@ -144,7 +144,7 @@ struct Consumer : ConsumerWeights {
     begin_part<kWhole>(place, step, masked);
   }
 
-  // In the steps before this one some keys lie behind those that the group's first row sees.
+  // From this step on, the group's first row sees a block up to the block's last key.
   __device__ __forceinline__ int masked_steps(const Place& place) const {
     return place.blocks - place.keys_seen(place.query_of(group, 0)) / BLOCK_N;
   }
