@@ -265,13 +265,13 @@ def ratio(found: dict[str, Any]) -> str:
 
 
 class RecordFile:
-    """The records of FILE, by name and type."""
+    """The records of FILE, by name and type. The command and the note that FILE has are kept."""
 
     def __init__(self, path: Path | None) -> None:
-        found = json.loads(path.read_text())["jobs"] if path and path.exists() else []
         self._path = path
+        self._data: Record = json.loads(path.read_text()) if path and path.exists() else {}
         self._records: dict[tuple[str, str], Record] = {
-            (record["name"], type_of(record)): record for record in found
+            (record["name"], type_of(record)): record for record in self._data.get("jobs", [])
         }
 
     def of(self, dtype: str) -> Records:
@@ -287,8 +287,9 @@ class RecordFile:
         self._records[record["name"], record["dtype"]] = record
         if self._path is not None:
             command = f"python benchmarks/attention_cuda.py --seed {record['seed']}"
-            data = {"command": command, "jobs": list(self._records.values())}
-            self._path.write_text(json.dumps(data, indent=1) + "\n")
+            jobs = list(self._records.values())
+            self._data = {"command": command, **self._data, "jobs": jobs}
+            self._path.write_text(json.dumps(self._data, indent=1) + "\n")
 
 
 def load(path: Path | None, dtype: str = DEFAULT_DTYPE) -> Records:

@@ -232,7 +232,8 @@ def table(records: list[Record]) -> list[str]:
 
 
 class RecordFile:
-    """The records of FILE, by rung, name and type, and what else it says."""
+    """The records of FILE, by rung, name and type. The command and the note that FILE has are
+    kept."""
 
     def __init__(self, path: Path | None, seed: int) -> None:
         there = path is not None and path.exists()
@@ -248,7 +249,7 @@ class RecordFile:
         place = known.index(key(record)) if key(record) in known else len(known)
         self.records[place : place + 1] = [record]
         if self._path is not None:
-            self._data |= {"command": self._command, "jobs": self.records}
+            self._data = {"command": self._command, **self._data, "jobs": self.records}
             self._path.write_text(json.dumps(self._data, indent=1) + "\n")
 
 

@@ -152,12 +152,13 @@ class Campaign:
 
 
 class Records:
-    """The records of FILE, by name and type."""
+    """The records of FILE, by name and type. The command and the note that FILE has are kept."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         there = path is not None and path.exists()
-        self.all: list[Record] = json.loads(path.read_text())["jobs"] if path and there else []
+        self._data: Record = json.loads(path.read_text()) if path and there else {}
+        self.all: list[Record] = self._data.get("jobs", [])
 
     def of(self, name: str, dtype: str) -> Record | None:
         found = [each for each in self.all if (each["name"], each["dtype"]) == (name, dtype)]
@@ -169,9 +170,9 @@ class Records:
         self.all = [each for each in self.all if each is not same] + [record]
         if self._path is not None:
             command = f"python benchmarks/attention_ragged.py --seed {record['seed']}"
-            data = {"command": command, "jobs": self.all}
+            self._data = {"command": command, **self._data, "jobs": self.all}
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(data, indent=1) + "\n")
+            self._path.write_text(json.dumps(self._data, indent=1) + "\n")
 
 
 def left(job: Job, campaign: Campaign, records: Records) -> list[str]:

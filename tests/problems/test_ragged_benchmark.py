@@ -89,3 +89,23 @@ def test_a_campaign_goes_on_where_it_was_and_compares_with_libraries(
     assert "flashinfer 20.00 | 10.00 | 2.00× [1.90, 2.10]" in lines[3]
     assert module.left(module.JOBS[2], module.Campaign("float16", 0, None, 1.0, ("fa4",)),
                        module.Records(path)) == ["search", "fa4"]  # fmt: skip
+
+
+def test_the_command_and_the_note_of_a_file_outlive_new_records(
+    benchmark_module: BenchmarkModule, tmp_path: Path
+) -> None:
+    said = {"command": "by hand", "note": "two cards"}
+    record = {"name": "a job", "dtype": "float16", "seed": 0, "rung": "wgmma"}
+    files = {
+        "attention_ragged": lambda module, path: module.Records(path),
+        "attention_features": lambda module, path: module.RecordFile(path, 0),
+        "attention_cuda": lambda module, path: module.RecordFile(path),
+    }
+    for name, opened in files.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**said, "jobs": []}))
+        opened(benchmark_module(name), path).keep(record)
+        assert json.loads(path.read_text()) == {**said, "jobs": [record]}, name
+        new = tmp_path / f"new_{name}.json"
+        opened(benchmark_module(name), new).keep(record)
+        assert json.loads(new.read_text())["command"].startswith(f"python benchmarks/{name}.py")
