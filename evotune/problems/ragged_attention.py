@@ -53,6 +53,7 @@ class RaggedAttention(ABC):
     """Of each tensor, `out` the last, as sums of symbols."""
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
+    variant_symbols: ClassVar[tuple[str, ...]] = ("causal",)
     optional: ClassVar[tuple[str, ...]] = ()
     length_kinds: ClassVar[tuple[str, ...]] = ("zipf", "even")
 

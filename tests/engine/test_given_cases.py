@@ -34,6 +34,32 @@ def test_cases_take_the_place_of_shapes_variants_and_held_out_shapes() -> None:
     assert skipped_in_words(setup.skipped, 2) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "label"),
+    [
+        (
+            "attention-varlen-cpu",
+            {"sequences": 4, "heads": 4, "kv_heads": 2, "tokens_q": 16, "tokens_k": 16}
+            | {"longest_q": 6, "longest_k": 6, "head_dim": 64, "lengths": "even"},
+            "longest_k=6,head_dim=64,even) causal",
+        ),
+        (
+            "attention-paged-cpu",
+            {"sequences": 2, "queries": 1, "heads": 4, "kv_heads": 2, "longest": 64}
+            | {"page_size": 16, "head_dim": 64},
+            "page_size=16,head_dim=64) causal",
+        ),
+    ],
+)
+def test_hand_written_cases_of_ragged_attention(
+    name: str, shape: dict[str, int], label: str
+) -> None:
+    cases = given_cases([{**shape, "causal": True}])
+    setup = load_kernel_setup(shipped_spaces()[name], "cpu", compile_only=True, cases=cases)
+    (case,) = setup.cases[TIMED]
+    assert case.label.endswith(label)
+
+
 def test_cases_that_no_kernel_takes_are_skipped_counted_and_told(tmp_path: Path) -> None:
     logged = {"shape": {**SMALL, "batch": 0}, "variant": {"causal": True}, "dtype": "float32"}
     (tmp_path / "misses.json").write_text(json.dumps([logged]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json
@@ -251,7 +252,8 @@ def test_pages_that_do_not_fit_reach_no_kernel(
     paged: ModuleType, place: int, index: Any, value: int, words: str
 ) -> None:
     wrong = changed(pages([70, 35, 23, 17]), place, index, value)
-    with pytest.raises(ValueError, match="of sequence 0 does not fit k_cache"):
+    told = r"^cache_seqlens .* sequence 0 it is|^page_table of sequence 0 names page "
+    with pytest.raises(ValueError, match=told):
         paged.attention_paged(*wrong, max_seqlen_k=70, causal=True)
     assert paged.info()["calls"] == 0
     assert words in paged.info()["misses"]["values"]["first"]
@@ -286,6 +288,25 @@ def test_shapes_that_do_not_fit_are_told(varlen: ModuleType, change: Any, words:
     with pytest.raises(ValueError, match=words) as caught:
         varlen.attention_varlen(*change(TIMED))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (0, [[1.0]], "attention_varlen: q is a tensor, got list"),
+        (4, None, "attention_varlen: cu_seqlens_k is a tensor, got NoneType"),
+        (3, UNEVEN[3].float(), "cu_seqlens_q must hold integers, got torch.float32"),
+        (1, UNEVEN[1].half(), "q, k and v must have one floating-point type, got torch.float32, "),
+        (5, -1, "max_seqlen_q is an integer of at least 0, got -1"),
+        (6, 2.5, "max_seqlen_k is an integer of at least 0, got 2.5"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(
+    varlen: ModuleType, place: int, value: Any, words: str
+) -> None:
+    given = [value if number == place else each for number, each in enumerate(UNEVEN)]
+    with pytest.raises((TypeError, ValueError), match=f"^{words}"):
+        varlen.attention_varlen(*given)
 
 
 def test_a_maximum_must_be_given(varlen: ModuleType) -> None:
@@ -330,6 +351,50 @@ def test_the_operators_keep_their_promises(varlen: ModuleType, paged: ModuleType
     full = pages([70, 35, 23, 17])
     full[1], full[2] = full[1].nan_to_num(0.0), full[2].nan_to_num(0.0)
     torch.library.opcheck(overload, tuple(full), {"causal": True})  # which PyTorch serves
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_it_does_for_sdpa(
+    varlen: ModuleType, paged: ModuleType, dtype: torch.dtype, to: torch.dtype
+) -> None:
+    q, k, v, ends_q, ends_k, *_ = packed([3, 0, 5], [3, 4, 2])
+    cached = pages([20, 1, 64])
+    most = {"max_seqlen_q": 30, "max_seqlen_k": 40}
+    operator = getattr(torch.ops, varlen.__name__).attention_varlen
+    result = dtype if dtype == torch.float64 else to
+    for call, tensors, tables in (
+        (functools.partial(varlen.attention_varlen, **most), (q, k, v), (ends_q, ends_k)),
+        (functools.partial(operator, **most), (q, k, v), (ends_q, ends_k)),
+        (paged.attention_paged, cached[:3], cached[3:]),
+    ):
+        given = [each.to(dtype) for each in tensors]
+        exact = call(*(each.to(result).double() for each in given), *tables, causal=True)
+        for of_tables in (torch.int32, torch.int64):
+            with torch.autocast("cpu", to):
+                found = call(*given, *(each.to(of_tables) for each in tables), causal=True)
+            assert found.dtype == result
+            torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.02)
+
+
+def test_autocast_takes_tensors_of_several_types(varlen: ModuleType) -> None:
+    q, k, v, *rest = UNEVEN
+    with torch.autocast("cpu", torch.bfloat16):
+        found = varlen.attention_varlen(q, k, v.bfloat16(), *rest)
+        assert torch.equal(found, varlen.attention_varlen(q, k, v, *rest))
+    assert found.dtype == torch.bfloat16
+
+
+def test_values_of_another_size_are_promised(varlen: ModuleType, paged: ModuleType) -> None:
+    q, k, v, *rest = packed([3, 5], [3, 4])
+    most = {"max_seqlen_q": rest[2], "max_seqlen_k": rest[3]}
+    overload = getattr(torch.ops, varlen.__name__).attention_varlen.default
+    torch.library.opcheck(overload, (q, k, v[..., :16], *rest[:2]), most)
+    assert varlen.attention_varlen(q, k, v[..., :16], *rest).shape == (*q.shape[:-1], 16)
+    overload = getattr(torch.ops, paged.__name__).attention_paged.default
+    q, k, v, *tables = (each.nan_to_num(0.0) for each in pages([20, 1]))
+    torch.library.opcheck(overload, (q, k, v[..., :16], *tables))
+    assert paged.attention_paged(q, k, v[..., :16], *tables).shape == (*q.shape[:-1], 16)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -16,6 +16,7 @@ A row that sees no key is 0, and its logarithm is that of its sink, or -inf.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -83,8 +84,8 @@ def read_features(
     features: Mapping[str, Any], is_causal: bool, known: Container[str]
 ) -> tuple[Asked, torch.Tensor | None, torch.Tensor | None]:
     """The features of a call, its slopes and its sinks, from the keywords that it gave. `known` are
-    the score modifications of the package. TypeError for another keyword, ValueError, one line, for
-    a value that makes no sense."""
+    the score modifications of the package. TypeError for another keyword, and for slopes or
+    sinks that are no tensor; ValueError, one line, for a value that makes no sense."""
     for name in features:
         if name not in NAMES:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
@@ -92,12 +93,15 @@ def read_features(
     if alignment not in _ALIGNMENTS:
         raise ValueError(f"alignment is {' or '.join(_ALIGNMENTS)}, got {alignment!r}")
     left, right = _window(features.get("window"))
-    cap = features.get("softcap") or 0.0
-    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0.0 <= cap < math.inf:
-        raise ValueError(f"softcap is a positive number, got {cap!r}")
+    cap = features.get("softcap")
+    cap = 0.0 if cap is None else cap
+    require_softcap(cap)
     text = " ".join(str(features.get("score_mod") or "").split())
     require_known(text, known)
     slopes, sinks = features.get("alibi_slopes"), features.get("sinks")
+    for name, tensor in (("alibi_slopes", slopes), ("sinks", sinks)):
+        if not (tensor is None or isinstance(tensor, torch.Tensor)):
+            raise TypeError(f"{name} is a tensor (heads), got {type(tensor).__name__}")
     asked = Asked(
         bottom_right=alignment == _ALIGNMENTS[1],
         window_left=left,
@@ -109,6 +113,14 @@ def read_features(
         score_mod=text,
     )
     return asked, slopes, sinks
+
+
+def require_softcap(cap: Any) -> None:
+    """ValueError, one line, for anything but a finite number of at least 0, which is no cap."""
+    is_number = isinstance(cap, (int, float, numbers.Real))  # NumPy's are Real
+    if isinstance(cap, bool) or not is_number or not 0.0 <= cap < math.inf:
+        found = repr(cap) if is_number else type(cap).__name__
+        raise ValueError(f"softcap is a positive number, got {found}")
 
 
 def require_known(score_mod: str, known: Container[str]) -> None:
@@ -136,7 +148,8 @@ def _window(window: Any) -> tuple[int, int]:
 def _is_end(end: Any) -> bool:
     if end is None:
         return True
-    return isinstance(end, int) and not isinstance(end, bool) and -1 <= end <= _MOST_WINDOW
+    is_integer = isinstance(end, (int, numbers.Integral))  # NumPy's, too
+    return is_integer and not isinstance(end, bool) and -1 <= end <= _MOST_WINDOW
 
 
 def simplified(asked: Asked, causal: bool, queries: int, keys: int) -> tuple[Asked, bool]:

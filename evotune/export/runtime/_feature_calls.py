@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ._asked_features import NONE, Asked, read_features
+from ._asked_features import NONE, Asked, read_features, require_softcap
 from ._attention_calls import AttentionCalls
 from ._attention_package import AttentionKernels, Call, Outputs, cast_for_autocast, casts
 from ._operators import AttentionOperator, laid_out, memory_holds_values, needs_grad
@@ -66,6 +66,8 @@ class FeatureCalls:
                 q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
         call = Call(q, k, v, bool(is_causal), scale, enable_gqa, asked, slopes, sinks)
+        if casts(device_type := q.device.type):
+            call = cast(call, device_type)
         require_fit(call)
         out, lse = self.serve(call)
         return (out, lse) if asked.lse else out
@@ -184,7 +186,8 @@ def _call(
     lse: bool = False,
     score_mod: str = "",
 ) -> Call:
-    """The call of the operator's arguments."""
+    """The call of the operator's arguments. ValueError for a soft cap that makes no sense."""
+    require_softcap(softcap)
     asked = Asked(
         bottom_right=bottom_right,
         window_left=max(-1, window_left),

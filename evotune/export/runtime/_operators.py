@@ -98,7 +98,7 @@ class AttentionOperator:
         recorded = _differentiable(kernels, self.served)
         library.impl("attention", recorded, "Autograd")
         library.impl("_with_grad", _with_usual_scale(recorded), "CompositeImplicitAutograd")
-        cast = _autocast(self.public, kernels.kernels.device_type)
+        cast = under_autocast(self.public, kernels.kernels.device_type)
         library.impl("attention", cast, f"Autocast{key}")
         library._register_fake("attention", fake)
         library._register_fake("_served", fake)
@@ -119,7 +119,8 @@ class AttentionOperator:
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         self._library.impl(name, function, ANY_DEVICE)
         self._library.impl(name, autograd, "Autograd")
-        self._library.impl(name, _autocast(overload, device_type), f"Autocast{device_type.upper()}")
+        cast = under_autocast(overload, device_type)
+        self._library.impl(name, cast, f"Autocast{device_type.upper()}")
         self._library._register_fake(name, fake)
 
 
@@ -144,8 +145,9 @@ def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., tor
     return attention
 
 
-def _autocast(attention: Any, device_type: str) -> Callable[..., Any]:
-    """The operator under autocast. Where the mode is off for the device, nothing is cast."""
+def under_autocast(attention: Any, device_type: str) -> Callable[..., Any]:
+    """The operator under autocast, which casts its first three arguments. Where the mode is off for
+    the device, nothing is cast."""
 
     def cast_attention(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, **named: Any

@@ -44,6 +44,10 @@ def require_fit(call: Call) -> None:
         if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != q.shape[1]):
             numbers = f"{name} must have one number for each of {q.shape[1]} heads"
             raise ValueError(f"{numbers}, got the shape {tuple(tensor.shape)}")
+        if tensor is not None and tensor.is_complex():
+            raise ValueError(f"{name} must have real numbers, got {tensor.dtype}")
+    if call.scale is not None and not hasattr(call.scale, "__float__"):
+        raise ValueError(f"scale must be a number, got {call.scale!r}")
     if any(tensor.device != q.device for tensor in given):
         raise ValueError("the tensors are on several devices: move them to one")
 

@@ -11,6 +11,7 @@ no key is 0.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
@@ -34,11 +35,13 @@ def plain_varlen(
     _require(q.dim() == k.dim() == v.dim() == 3, "q, k and v must have three dimensions", q, k, v)
     _require(k.shape[:2] == v.shape[:2], "k and v must have the same rows and heads", q, k, v)
     _require_heads(q, k)
+    _require_types(("q", "k", "v"), (q, k, v))
     _require(
         cu_seqlens_q.dim() == 1 and cu_seqlens_q.shape == cu_seqlens_k.shape and len(cu_seqlens_q),
         "cu_seqlens_q and cu_seqlens_k must have one dimension, and one number more than there "
         "are sequences", cu_seqlens_q, cu_seqlens_k,
     )  # fmt: skip
+    _require_integers(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if _is_capturing(q):
         return _padded_varlen(
             *(q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)),
@@ -73,11 +76,13 @@ def plain_paged(
     same = k_cache.shape[:3] == v_cache.shape[:3]
     _require(same, "k_cache and v_cache must have the same pages and heads", k_cache, v_cache)
     _require_heads(q, k_cache)
+    _require_types(("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
     fit = cache_seqlens.shape == q.shape[:1] and page_table.dim() == 2
     _require(
         fit and len(page_table) == len(q),
         "cache_seqlens and page_table must have a row for each sequence", cache_seqlens, page_table,
     )  # fmt: skip
+    _require_integers(cache_seqlens=cache_seqlens, page_table=page_table)
     room = page_table.shape[1] * k_cache.shape[1]
     if _is_capturing(q):
         most = room if max_seqlen_k is None else min(room, int(max_seqlen_k))
@@ -87,12 +92,18 @@ def plain_paged(
     parts = []
     rows = zip(cache_seqlens.tolist(), page_table.tolist(), strict=True)
     for number, (length, row) in enumerate(rows):
-        pages = row[: -(-length // k_cache.shape[1])]
-        if not 0 <= length <= room or not all(0 <= page < len(k_cache) for page in pages):
+        if not 0 <= length <= room:
             raise ValueError(
-                f"cache_seqlens or page_table of sequence {number} does not fit k_cache, which has "
-                f"{len(k_cache)} pages of {k_cache.shape[1]} keys"
+                f"cache_seqlens must lie between 0 and {room}, for which page_table has room; of "
+                f"sequence {number} it is {length}"
             )
+        pages = row[: -(-length // k_cache.shape[1])]
+        for page in pages:
+            if not 0 <= page < len(k_cache):
+                raise ValueError(
+                    f"page_table of sequence {number} names page {page}, and k_cache has "
+                    f"{len(k_cache)} pages"
+                )
         chosen = torch.tensor(pages, dtype=torch.long, device=q.device)
         keys, values = (each[chosen].flatten(0, 1)[:length] for each in (k_cache, v_cache))
         parts.append(_attended(q[number], keys, values, causal, scale))
@@ -216,6 +227,21 @@ def _require_heads(q: torch.Tensor, k: torch.Tensor) -> None:
     fit = kv_heads and not heads % kv_heads and q.shape[-1] == k.shape[-1]
     words = "the heads of k must divide those of q, and the sizes of heads must agree"
     _require(bool(fit), words, q, k)
+
+
+def _require_types(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    found = {tensor.dtype for tensor in tensors}
+    if len(found) > 1 or not tensors[0].is_floating_point():
+        got = ", ".join(str(tensor.dtype) for tensor in tensors)
+        *first, last = names
+        words = f"{', '.join(first)} and {last} must have one floating-point type"
+        raise ValueError(f"{words}, got {got}")
+
+
+def _require_integers(**tables: torch.Tensor) -> None:
+    for name, table in tables.items():
+        if table.is_floating_point() or table.is_complex():
+            raise ValueError(f"{name} must hold integers, got {table.dtype}")
 
 
 def _require(holds: object, words: str, *tensors: torch.Tensor) -> None:

@@ -1,18 +1,22 @@
 """`attention_varlen` and `attention_paged`, as functions and operators of a package.
 
-Names and order of the arguments are those of flash-attn, whose callers need change no more than the
-function.
+The tensors and maxima have the names and the order that they have in flash-attn. `scale` is its
+`softmax_scale`; dropout and windows are not there.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from ._attention_package import cast_for_autocast, casts
 from ._named_calls import NamedCalls
+from ._named_kernels import NamedKernels
+from ._operators import under_autocast
 from ._ragged_package import CALLS
 
 _SHARED = {"causal": "bool causal=False", "scale": "float? scale=None"}
@@ -102,6 +106,33 @@ class RaggedCalls(NamedCalls):
         named = {"max_seqlen_k": max_seqlen_k, "causal": causal, "scale": scale}
         return self._served((q, k_cache, v_cache, cache_seqlens, page_table), named)
 
-    def _served(self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]) -> torch.Tensor:
-        found: torch.Tensor = self.call(*tensors, **named)
-        return found
+    def implement(self, kernels: NamedKernels) -> None:
+        super().implement(kernels)
+        device_type = kernels.kernels.device_type
+        cast = under_autocast(self.overload, device_type)
+        self._library.impl(self._operator, cast, f"Autocast{device_type.upper()}")
+
+    def _served(self, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> torch.Tensor:
+        for name, tensor in zip(self._inputs, tensors, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                found = type(tensor).__name__
+                raise TypeError(f"{self._operator}: {name} is a tensor, got {found}")
+        for name in ("max_seqlen_q", "max_seqlen_k"):
+            if named.get(name) is not None and not torch.compiler.is_compiling():
+                named[name] = _length(name, named[name])
+        if casts(device_type := tensors[0].device.type):
+            cast = [cast_for_autocast(tensor, device_type) for tensor in tensors[:3]]
+            with torch.autocast(device_type, enabled=False):
+                return self.call(*cast, *tensors[3:], **named)  # type: ignore[no-any-return]
+        return self.call(*tensors, **named)  # type: ignore[no-any-return]
+
+
+def _length(name: str, value: Any) -> int:
+    """The integer. ValueError, one line, for what is none of at least 0."""
+    try:
+        length = operator.index(value)
+    except TypeError:
+        length = -1
+    if length < 0:
+        raise ValueError(f"{name} is an integer of at least 0, got {value!r}")
+    return length

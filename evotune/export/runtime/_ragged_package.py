@@ -98,8 +98,8 @@ class RaggedKernels(NamedKernels):
         return Refused(kind, f"{words}, causal {symbols['causal']}", case)
 
     def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        q = there(tensors)[0]
-        return (q.new_empty(q.shape),)
+        q, _, v, *_ = there(tensors)
+        return (q.new_empty((*q.shape[:-1], v.shape[-1])),)
 
 
 def _varlen_sizes(shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]) -> dict[str, int]:

@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -209,6 +210,9 @@ def test_masks_join_the_features() -> None:
         ({"softcap": -1.0}, ValueError, "softcap is"),
         ({"softcap": math.inf}, ValueError, "softcap is"),
         ({"softcap": "3"}, ValueError, "softcap is"),
+        ({"softcap": torch.ones(4)}, ValueError, "softcap is"),
+        ({"alibi_slopes": [0.5] * 4}, TypeError, "alibi_slopes is a tensor"),
+        ({"sinks": 1.0}, TypeError, "sinks is a tensor"),
         ({"score_mod": "score + 1"}, ValueError, "none of this package's"),
     ],
 )
@@ -226,6 +230,13 @@ def test_no_feature_is_asked_for_by_values_that_mean_none() -> None:
     ):
         given = {"window": window, "softcap": cap, "alignment": alignment, "return_lse": False}
         assert read_features(given, False, {}) == (NONE, None, None)
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    asked, *_ = read_features(
+        {"window": (np.int64(3), np.int32(0)), "softcap": np.float32(2)}, False, {}
+    )
+    assert (asked.window_left, asked.window_right, asked.softcap) == (3, 0, 2.0)
 
 
 def test_regions_name_every_feature_that_a_package_knows() -> None:

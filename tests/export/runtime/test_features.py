@@ -135,6 +135,8 @@ def test_tensors_that_do_not_go_together_are_refused_in_one_line(package: Module
         ((q, k, v), {"sinks": torch.zeros(3), **GROUPED}, "each of 4 heads"),
         ((q, k, v), {"alibi_slopes": torch.zeros(1, 4), **GROUPED}, "each of 4 heads"),
         ((q, k, v), {"sinks": torch.zeros(4, device="meta"), **GROUPED}, "several devices"),
+        ((q, k, v), {"sinks": torch.zeros(4).to(torch.complex64), **GROUPED}, "real numbers"),
+        ((q, k, v), {"softcap": 2.0, "scale": "x", **GROUPED}, "scale must be a number"),
     ]
     for given, named, words in wrong:
         with pytest.raises(ValueError, match=words) as caught:
@@ -166,6 +168,20 @@ def test_autocast_casts_what_it_casts_for_sdpa(
     for one, other in zip((out, lse), package.attention(*half, **named), strict=True):
         assert torch.equal(one, other)
     assert served() == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_takes_tensors_of_several_types(package: ModuleType, compiled: bool) -> None:
+    torch._dynamo.reset()
+    (q, k, v), named, _ = arguments(case_of(**CAPPED))
+    call: Any = package.attention
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = call(q, k, v.bfloat16(), **named), package.attention(q, k, v, **named)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler
@@ -238,6 +254,9 @@ def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
     torch.library.opcheck(operator, (*given, *further), options)
     with pytest.raises(ValueError, match="none of this package's"):
         operator(*given, score_mod="score + 1", enable_gqa=True)
+    for cap in (math.nan, -3.0):
+        with pytest.raises(ValueError, match="softcap is a positive number"):
+            operator(*given, softcap=cap, enable_gqa=True)
     with_grad = [tensor.requires_grad_() for tensor in given]
     torch.library.opcheck(
         operator, (*with_grad, *further), options, test_utils=("test_schema", "test_faketensor")
