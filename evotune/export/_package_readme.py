@@ -67,9 +67,10 @@ import {name}
 {result} = {name}.{call}({arguments})
 ```
 
-Names, order and layout of the arguments are those of flash-attn. A call that no kernel serves goes
-to PyTorch, a sequence after the other, and is counted. On a CPU the tables are looked at before
-each call; on a GPU they are not, unless `{name}.assert_tables()` has the GPU assert them.
+Tensors and maxima have the names, the order and the layout that they have in flash-attn; `scale` is
+its `softmax_scale`. A call that no kernel serves goes to PyTorch, a sequence after the other, and is
+counted. On a CPU the tables are looked at before each call; on a GPU they are not, unless
+`{name}.assert_tables()` has the GPU assert them.
 """
 _PADDED = """
 `{name}.register_transformers()` makes `attn_implementation="{name}"` an attention of the

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.plugins import PROBLEMS
@@ -22,10 +22,6 @@ from evotune.problems.problem import Problem, WrongKey
 from evotune.problems.user import UserProblem
 from evotune.regular_file import read_regular
 from evotune.user_code import run_content, trust
-
-if TYPE_CHECKING:
-    from evotune.problems.attention import Attention
-    from evotune.problems.ragged_attention import RaggedAttention
 
 # --- Checks the class variables of a user's problem when its file has been read -------------------
 
@@ -169,13 +165,13 @@ BUILT_IN = ("attention", "attention_varlen", "attention_paged")
 """The problems that ship with evotune, whose baselines are PyTorch's SDPA."""
 
 
-def _built_in(name: str) -> type[Attention | RaggedAttention]:
+def _built_in(name: str) -> type[Problem]:
     # Here, since a worker that compiles needs none of them. They import NumPy, which nearly doubles
     # the CPU time of its start.
     from evotune.problems.attention import Attention
     from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
 
-    kinds = (Attention, VarlenAttention, PagedAttention)
+    kinds: tuple[type[Problem], ...] = (Attention, VarlenAttention, PagedAttention)
     return next(kind for kind in kinds if kind.name == name)
 
 
