@@ -68,8 +68,8 @@ import {name}
 ```
 
 Tensors and maxima have the names, the order and the layout that they have in flash-attn; `scale` is
-its `softmax_scale`. A call that no kernel serves goes to PyTorch, a sequence after the other, and is
-counted. On a CPU the tables are looked at before each call; on a GPU they are not, unless
+its `softmax_scale`. A call that no kernel serves goes to PyTorch, a sequence after the other, and
+is counted. On a CPU the tables are looked at before each call; on a GPU they are not, unless
 `{name}.assert_tables()` has the GPU assert them.
 """
 _PADDED = """

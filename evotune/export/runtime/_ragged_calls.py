@@ -19,6 +19,7 @@ from ._named_kernels import NamedKernels
 from ._operators import under_autocast
 from ._ragged_package import CALLS
 
+_Tensor, _autocasts = torch.Tensor, torch._C._is_any_autocast_enabled
 _SHARED = {"causal": "bool causal=False", "scale": "float? scale=None"}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "attention_varlen": {
@@ -36,6 +37,7 @@ class RaggedCalls(NamedCalls):
     def __init__(self, name: str, description: Mapping[str, Any]) -> None:
         problem = description["problem"]["name"]
         self._is_paged = problem == "attention_paged"
+        self._maxima = ("max_seqlen_k",) if self._is_paged else ("max_seqlen_q", "max_seqlen_k")
         super().__init__(name, description, CALLS[problem].said, _OPTIONS[problem])
 
     def function(self) -> Callable[..., torch.Tensor]:
@@ -113,14 +115,18 @@ class RaggedCalls(NamedCalls):
         self._library.impl(self._operator, cast, f"Autocast{device_type.upper()}")
 
     def _served(self, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> torch.Tensor:
-        for name, tensor in zip(self._inputs, tensors, strict=True):
-            if not isinstance(tensor, torch.Tensor):
-                found = type(tensor).__name__
+        for number, tensor in enumerate(tensors):
+            if not isinstance(tensor, _Tensor):
+                name, found = self._inputs[number], type(tensor).__name__
                 raise TypeError(f"{self._operator}: {name} is a tensor, got {found}")
-        for name in ("max_seqlen_q", "max_seqlen_k"):
-            if named.get(name) is not None and not torch.compiler.is_compiling():
-                named[name] = _length(name, named[name])
-        if casts(device_type := tensors[0].device.type):
+        is_traced = torch.compiler.is_compiling()
+        if not is_traced:
+            for name in self._maxima:
+                value = named[name]
+                if value is not None and (type(value) is not int or value < 0):
+                    named[name] = _length(name, value)
+        # Without autocast a call need not ask for its device, which is slow.
+        if (is_traced or _autocasts()) and casts(device_type := tensors[0].device.type):
             cast = [cast_for_autocast(tensor, device_type) for tensor in tensors[:3]]
             with torch.autocast(device_type, enabled=False):
                 return self.call(*cast, *tensors[3:], **named)  # type: ignore[no-any-return]
