@@ -192,7 +192,10 @@ class Run:
         return RunData.load(self.folder).trials
 
     def leaderboard(self, count: int = 10) -> list[Candidate]:
-        """The first `count` rows: confirmed champions first, duplicates folded into one row."""
+        """The first `count` rows: confirmed champions first, duplicates folded into one row.
+        UsageError for a count that is no integer of at least 0."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise UsageError(f"leaderboard: expected an integer of at least 0, got {count!r}")
         rows = rank(RunData.load(self.folder, count)).rows[:count]
         return [Candidate(self, row) for row in rows]
 

@@ -15,7 +15,7 @@ _ATTENTION = """\
 import torch.nn.functional as F
 import {name}
 
-# takes what scaled_dot_product_attention takes
+# q, k, v, is_causal, scale and enable_gqa as in scaled_dot_product_attention
 out = {name}.attention(q, k, v, is_causal=True)
 
 with {name}.active():  # or activate(), and deactivate()

@@ -253,6 +253,9 @@ def test_a_candidate_that_is_not_there_is_told(tmp_path: Path) -> None:
             run.candidate(number)
     empty = Run(make_run(tmp_path, [], name="empty"))
     assert empty.leaderboard(3) == []
+    for count in ("a", 1.5, -1):
+        with pytest.raises(UsageError, match="leaderboard: expected an integer of at least 0"):
+            empty.leaderboard(count)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="run empty has no valid candidate"):
         _ = empty.best
 

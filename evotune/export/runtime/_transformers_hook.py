@@ -92,7 +92,10 @@ def register(name: str, serve: Serve) -> None:
     ) -> tuple[torch.Tensor, None]:
         """The output as (batch, length, heads, head size), and no weights."""
         out = None
-        if others.get("position_bias") is None and not others.get("output_attentions", False):
+        # transformers' `sdpa` says that it returns no weights, but it has neither caps nor sinks.
+        needs_serve = bool(others.get("softcap")) or others.get("s_aux") is not None
+        asks_weights = others.get("output_attentions", False) and not needs_serve
+        if others.get("position_bias") is None and not asks_weights:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             grouped = getattr(module, "num_key_value_groups", 1) > 1
             causal = bool(query.shape[2] > 1 and causal)

@@ -181,6 +181,15 @@ def test_a_compiler_sees_that_a_last_row_needs_no_mask(
     assert masked(registry, 2, 30) is not None
 
 
+@pytest.mark.parametrize("others", [{"softcap": SOFTCAP}, {"s_aux": True}])
+def test_a_call_with_a_cap_or_sinks_that_asks_for_weights_is_right(
+    registry: Registry, others: dict[str, Any]
+) -> None:
+    mask = masked(registry, 8, 8)
+    out, expected = attend(registry, mask, 8, 8, output_attentions=True, **others)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_autocast_reaches_windows(registry: Registry, served: Callable[[], int]) -> None:
     mask = masked(registry, 30, 30, local_size=WINDOW)
     with torch.autocast("cpu", dtype=torch.bfloat16):
