@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping
 from evotune.engine._space_files import read_kernel_sources
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
+from evotune.space.specs import parameters_in
 
 _WORD = re.compile(rb"\w+")
 _CHOICE_OF_A_KERNEL = "KERNEL"
 
 
 def unread_parameters(document: SpaceDocument) -> list[str]:
-    """Those whose name is neither a word of a kernel's files nor in an expression of a kernel's
-    arguments, workspaces or launches. A recorded space has no kernel, and so none."""
+    """Those whose name is neither a word of a kernel's files, nor in a compiler option, nor in an
+    expression of a kernel's arguments, workspaces or launches. A recorded space has no kernel, and so none."""
     if not document.kernels:
         return []
     words = {
@@ -26,6 +27,9 @@ def unread_parameters(document: SpaceDocument) -> list[str]:
         for word in _WORD.findall(content)
     }
     words |= _names(document.kernels)
+    for kernel in document.kernels:
+        for option in kernel.options:
+            words.update(parameters_in(option))
     read = {_CHOICE_OF_A_KERNEL, *words}
     lets = list(document.let.items())
     for _ in lets:  # a let may use others

@@ -29,7 +29,7 @@ def make_inputs(problem: UserProblem, case: Case, kind: str, seed: int, device: 
     """Seeded inputs. Where `compute` gives NaN, infinity or values too large for an output's type,
     the inputs are made smaller several times, and in the end normal."""
     largest = {
-        spec.name: torch.finfo(torch_dtype(spec.dtype)).max / 4
+        spec.name: _largest(spec.dtype)
         for spec in problem.tensors(case)
         if spec.is_output and torch_dtype(spec.dtype).is_floating_point
     }
@@ -40,6 +40,16 @@ def make_inputs(problem: UserProblem, case: Case, kind: str, seed: int, device: 
         if all(bool((found[name].abs() < most).all()) for name, most in largest.items()):
             return inputs
     return _made(problem, case, "normal", torch.Generator(device).manual_seed(seed), 1.0)
+
+
+def _largest(dtype: str) -> float:
+    """Numbers of an output lie below it. A kernel's own sums may overflow at a quarter of the
+    largest number. 8-bit floats are used up to that number, which scales aim at, so for them it is
+    a little more: the number itself with the rounding errors of `compute`."""
+    limits = torch.finfo(torch_dtype(dtype))
+    if dtype in FLOAT8:
+        return limits.max * (1.0 + limits.eps / 4)  # rounds to the largest number
+    return limits.max / 4
 
 
 def _made(

@@ -472,6 +472,21 @@ def test_large_inputs_are_made_smaller_where_results_would_not_fit_the_dtype() -
         assert inputs["a"].abs().max() > 8
 
 
+@pytest.mark.parametrize("kind", ["large", "ramp", "spike"])
+def test_inputs_stay_where_an_output_of_8_bits_reaches_its_largest_number(kind: str) -> None:
+    path = "kernels/add_rms_norm/problem.py"
+    fp8, wide = (
+        create_problem(f"{path}:{n}", "float32", ROOT) for n in ("AddRmsNormFp8", "AddRmsNorm")
+    )
+    made = [
+        problem.make_inputs(problem.case({"rows": 20, "columns": 64}, {}), kind, 3)
+        for problem in (fp8, wide)
+    ]
+    assert torch.equal(made[0]["x"], made[1]["x"])
+    out = fp8.reference(fp8.case({"rows": 20, "columns": 64}, {}), made[0])["out"]
+    assert out.abs().max() > 447.0
+
+
 def test_squares_of_large_inputs_are_more_than_half_precision_holds() -> None:
     problem = _shipped("softmax", "float16")
     case = problem.case({"rows": 64, "columns": 33}, {})
