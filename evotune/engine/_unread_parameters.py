@@ -17,7 +17,8 @@ _CHOICE_OF_A_KERNEL = "KERNEL"
 
 def unread_parameters(document: SpaceDocument) -> list[str]:
     """Those whose name is neither a word of a kernel's files, nor in a compiler option, nor in an
-    expression of a kernel's arguments, workspaces or launches. A recorded space has no kernel, and so none."""
+    expression of a kernel's arguments, workspaces or launches. A recorded space has no kernel, and
+    so none."""
     if not document.kernels:
         return []
     words = {
@@ -27,9 +28,8 @@ def unread_parameters(document: SpaceDocument) -> list[str]:
         for word in _WORD.findall(content)
     }
     words |= _names(document.kernels)
-    for kernel in document.kernels:
-        for option in kernel.options:
-            words.update(parameters_in(option))
+    options = (option for kernel in document.kernels for option in kernel.options)
+    words.update(*map(parameters_in, options))
     read = {_CHOICE_OF_A_KERNEL, *words}
     lets = list(document.let.items())
     for _ in lets:  # a let may use others
