@@ -162,11 +162,17 @@ def test_the_loss_of_a_row_to_ignore_is_0(tmp_path: Path) -> None:
 
 @needs_gpp
 @pytest.mark.parametrize(
-    ("space", "right", "wrong"),
+    ("space", "kind", "right", "wrong"),
     [
-        ("softmax", "sum *= __expf(top_of_rest - higher);", ""),
+        ("softmax", "ramp", "sum *= __expf(top_of_rest - higher);", ""),
+        (
+            "add_rms_norm_fp8",
+            "large",
+            "total[i] * total[i];",
+            "fminf(total[i] * total[i], 144.0f);",
+        ),
         *(
-            pytest.param(*mistake, marks=pytest.mark.soak)
+            pytest.param(mistake[0], "ramp", *mistake[1:], marks=pytest.mark.soak)
             for mistake in (
                 ("softmax", "if (first + j * kStride < columns) store", "store"),
                 ("softmax", "if (columns % kVector == 0)", "if (true)"),
@@ -177,11 +183,13 @@ def test_the_loss_of_a_row_to_ignore_is_0(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_model_sees_a_mistake(space: str, right: str, wrong: str, tmp_path: Path) -> None:
+def test_the_model_sees_a_mistake(
+    space: str, kind: str, right: str, wrong: str, tmp_path: Path
+) -> None:
     kernel = EmulatedKernel(tmp_path, space, TEAM, "float16", mistakes={right: wrong})
     try:
         worst = max(
-            kernel.share_of_tolerance({"rows": 2, "columns": columns}, "ramp", 1)
+            kernel.share_of_tolerance({"rows": 2, "columns": columns}, kind, 1)
             for columns in (40, 515, 3000)
         )
     except AssertionError:

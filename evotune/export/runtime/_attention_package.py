@@ -60,7 +60,7 @@ def plain_attention(
     if out is not None:
         return out
     by_formula = torch.ops.aten._scaled_dot_product_attention_math.default
-    if casts(device_type := q.device.type):  # of itself it casts SDPA's tensors alone
+    if device_type := autocast_device(q):  # of itself it casts SDPA's tensors alone
         q, k, v = (cast_for_autocast(tensor, device_type) for tensor in (q, k, v))
     found: torch.Tensor = by_formula(
         q, k, v, None, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -68,10 +68,14 @@ def plain_attention(
     return found
 
 
-def casts(device_type: str) -> bool:
-    """Whether autocast is on."""
+def autocast_device(tensor: torch.Tensor) -> str:
+    """The type of the tensor's device if autocast is on there, else ""."""
+    # This question is quick, and a compiler cannot trace it; that for the device is slow.
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
+        return ""
+    kind = tensor.device.type
     # PyTorch 2.11 cannot trace torch.amp.is_autocast_available, which knows all devices without it.
-    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return kind if kind != "meta" and torch.is_autocast_enabled(kind) else ""
 
 
 def cast_for_autocast(tensor: torch.Tensor, device_type: str) -> torch.Tensor:

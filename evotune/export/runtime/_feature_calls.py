@@ -11,7 +11,13 @@ import torch
 
 from ._asked_features import NONE, Asked, read_features, require_softcap
 from ._attention_calls import AttentionCalls
-from ._attention_package import AttentionKernels, Call, Outputs, cast_for_autocast, casts
+from ._attention_package import (
+    AttentionKernels,
+    Call,
+    Outputs,
+    autocast_device,
+    cast_for_autocast,
+)
 from ._operators import AttentionOperator, laid_out, memory_holds_values, needs_grad
 from ._plain_features import plain_with_features, require_fit
 from ._plain_state import are_plain
@@ -66,7 +72,7 @@ class FeatureCalls:
                 q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
         call = Call(q, k, v, bool(is_causal), scale, enable_gqa, asked, slopes, sinks)
-        if casts(device_type := q.device.type):
+        if device_type := autocast_device(q):
             call = cast(call, device_type)
         require_fit(call)
         out, lse = self.serve(call)
@@ -74,7 +80,7 @@ class FeatureCalls:
 
     def serve(self, call: Call, mask: torch.Tensor | None = None, dropout: float = 0.0) -> Outputs:
         """The outputs of a kernel, or of PyTorch."""
-        if casts(device_type := call.q.device.type):
+        if device_type := autocast_device(call.q):
             call = cast(call, device_type)
             with torch.autocast(device_type, enabled=False):
                 return self.serve(call, mask, dropout)
@@ -87,7 +93,7 @@ class FeatureCalls:
         """The outputs, or None where no kernel serves the call."""
         if torch.compiler.is_compiling():
             return self._traced(call, mask, dropout)
-        if casts(device_type := call.q.device.type):
+        if device_type := autocast_device(call.q):
             call = cast(call, device_type)
         missed = self._calls.untakable(mask, dropout, call.is_causal, call.scale, call.enable_gqa)
         given = [tensor for tensor in (call.slopes, call.sinks) if tensor is not None]

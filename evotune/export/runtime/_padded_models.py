@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._asked_features import Asked
-from ._attention_package import ALIGNMENT, Call, casts
+from ._attention_package import ALIGNMENT, Call, autocast_device
 from ._feature_calls import cast
 from ._loaded_kernels import Refused
 from ._named_kernels import NotServed, Ready
@@ -154,7 +154,7 @@ class PaddedModels:
 
 
 def _plain(call: Call, mask: torch.Tensor | None, dropout: float) -> torch.Tensor:
-    if casts(device_type := call.q.device.type):
+    if device_type := autocast_device(call.q):
         with torch.autocast(device_type, enabled=False):
             return plain_with_features(cast(call, device_type), {}, mask, dropout)[0]
     return plain_with_features(call, {}, mask, dropout)[0]
@@ -164,7 +164,8 @@ def _in_plain_state(call: Call) -> bool:
     """Whether autocast and PyTorch's modes let a kernel do as SDPA would. They may change from call
     to call."""
     q, k, v = call[:3]
-    cast_away = casts(kind := q.device.type) and q.dtype != torch.get_autocast_dtype(kind)
+    kind = autocast_device(q)
+    cast_away = bool(kind) and q.dtype != torch.get_autocast_dtype(kind)
     return not cast_away and are_plain(q, k, v)
 
 

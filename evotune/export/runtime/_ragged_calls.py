@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from ._attention_package import cast_for_autocast, casts
+from ._attention_package import autocast_device, cast_for_autocast
 from ._named_calls import NamedCalls
 from ._named_kernels import NamedKernels
 from ._operators import under_autocast
 from ._ragged_package import CALLS
 
-_Tensor, _autocasts = torch.Tensor, torch._C._is_any_autocast_enabled
 _SHARED = {"causal": "bool causal=False", "scale": "float? scale=None"}
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "attention_varlen": {
@@ -116,17 +115,15 @@ class RaggedCalls(NamedCalls):
 
     def _served(self, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> torch.Tensor:
         for number, tensor in enumerate(tensors):
-            if not isinstance(tensor, _Tensor):
+            if not isinstance(tensor, torch.Tensor):
                 name, found = self._inputs[number], type(tensor).__name__
                 raise TypeError(f"{self._operator}: {name} is a tensor, got {found}")
-        is_traced = torch.compiler.is_compiling()
-        if not is_traced:
+        if not torch.compiler.is_compiling():
             for name in self._maxima:
                 value = named[name]
                 if value is not None and (type(value) is not int or value < 0):
                     named[name] = _length(name, value)
-        # Without autocast a call need not ask for its device, which is slow.
-        if (is_traced or _autocasts()) and casts(device_type := tensors[0].device.type):
+        if device_type := autocast_device(tensors[0]):
             cast = [cast_for_autocast(tensor, device_type) for tensor in tensors[:3]]
             with torch.autocast(device_type, enabled=False):
                 return self.call(*cast, *tensors[3:], **named)  # type: ignore[no-any-return]
