@@ -10,6 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from evotune.whole_file import growing_file, whole_file
+from tests.patience import PATIENCE_S
 
 
 def test_a_file_appears_whole_and_with_the_usual_mode(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     reader.start()
     with whole_file(tmp_path / "pipe") as file:
         file.write(b"through")
-    reader.join(60)
+    reader.join(PATIENCE_S)
     assert read == [b"through"]
 
 

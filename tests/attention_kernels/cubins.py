@@ -27,6 +27,7 @@ from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json
+from tests.patience import PATIENCE_S
 
 PATH = Path(__file__).parents[1] / "data" / "attention_cubins.json"
 RUNGS = ["attention-scalar", "attention-wmma", "attention-mma", "attention-wgmma"]
@@ -43,7 +44,7 @@ def hashes(space: str, device: str, values: Json) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         for job in planner.compile_jobs(Configuration(values)):
-            built = NvrtcCompiler().compile(job, cubin, timeout_s=120)
+            built = NvrtcCompiler().compile(job, cubin, timeout_s=PATIENCE_S)
             assert not isinstance(built, CompileFailure), built.reason
             found.append(hashlib.sha256(instruction_bytes(cubin.read_bytes())).hexdigest())
     return found

@@ -20,6 +20,7 @@ from evotune.device.launch import CompileFailure
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Configuration
+from tests.patience import PATIENCE_S
 
 from .cubins import instruction_bytes
 
@@ -49,7 +50,7 @@ def sha256(space: str, device: str, values: dict[str, Any], number: int) -> str:
     job = jobs[number % len(jobs)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        if isinstance(NvrtcCompiler().compile(job, path, timeout_s=120), CompileFailure):
+        if isinstance(NvrtcCompiler().compile(job, path, timeout_s=PATIENCE_S), CompileFailure):
             return ""
         return hashlib.sha256(instruction_bytes(path.read_bytes())).hexdigest()
 

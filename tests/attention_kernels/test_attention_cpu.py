@@ -14,6 +14,7 @@ import yaml
 from evotune.backends.cpu.cpp_compiler import find_compiler
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.soak
@@ -30,7 +31,7 @@ def test_the_default_bfloat16_configuration_passes_the_gate(tmp_path: Path) -> N
         [*evotune, "run", str(path), "--trials", "1", *runs],
         check=True,
         capture_output=True,
-        timeout=200,
+        timeout=PATIENCE_S,
     )
     report = subprocess.run(
         [*evotune, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True

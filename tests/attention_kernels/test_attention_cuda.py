@@ -21,6 +21,7 @@ from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, Value
+from tests.patience import PATIENCE_S
 
 from .hopper.planning import planner_on
 
@@ -43,7 +44,7 @@ def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:
 
 
 def compiled(job: CompileJob, tmp_path: Path) -> Mapping[str, Json]:
-    found = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=60)
+    found = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=PATIENCE_S)
     assert not isinstance(found, CompileFailure), found.reason
     return found
 

@@ -26,6 +26,7 @@ from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against, expected
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 
 from .warps import emulation
@@ -84,7 +85,7 @@ def judge(planner: Planner, folder: Path) -> Verdict:
 def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
     path = folder / f"{job.compile.key[:16]}.so"
     if not path.exists():
-        built = CpuCompiler().compile(job.compile, path, 120.0)
+        built = CpuCompiler().compile(job.compile, path, PATIENCE_S)
         assert not isinstance(built, CompileFailure), built.log
     return Subject(job.case, job.plan, session.load(path, job.plan))
 

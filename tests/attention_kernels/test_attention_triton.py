@@ -22,6 +22,7 @@ from evotune.device.session import c_value
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Configuration, Json
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [
@@ -71,7 +72,7 @@ def test_the_machine_code_takes_what_the_launch_passes(device: str, tmp_path: Pa
     small = {"BLOCK_M": 32, "BLOCK_N": 16, "NUM_WARPS": 2, "NUM_STAGES": 1}
     configuration = Configuration({**planner.bound.default(), **small})
     case = planner.proposal(0, configuration).cases[0]
-    found = TritonCompiler().compile(case.compile, tmp_path / "code", 60.0)
+    found = TritonCompiler().compile(case.compile, tmp_path / "code", PATIENCE_S)
     assert isinstance(found, dict), found
     sizes = list(passed_bytes(case.plan))
     taken = taken_bytes((tmp_path / "code").read_bytes(), "attention_forward")

@@ -22,6 +22,7 @@ from evotune.device.launch import CompileFailure
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Configuration, Value
+from tests.patience import PATIENCE_S
 
 from .machine_code import EXP2, PACK, WAITS, instructions
 
@@ -57,7 +58,7 @@ def between_waits(
         header.write_text(text)
         job = msgspec.structs.replace(job, root=str(folder))
     cubin = folder / "kernel.cubin"
-    built = NvrtcCompiler().compile(job, cubin, timeout_s=60)
+    built = NvrtcCompiler().compile(job, cubin, timeout_s=PATIENCE_S)
     assert not isinstance(built, CompileFailure), built.reason
     found: list[dict[str, int]] = []
     inside = False

@@ -15,6 +15,7 @@ from evotune.backends.cuda.compiler import NvrtcCompiler, nvrtc_version
 from evotune.device.launch import CompileFailure
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
+from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 
 from .mma_binaries import DEVICES, TABLE, sha256
@@ -55,6 +56,6 @@ def test_the_binaries_for_views_compile_without_spills(device: str, tmp_path: Pa
     }
     assert set(jobs) == {0, 8 * 64}
     for job in jobs.values():
-        found = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=60)
+        found = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=PATIENCE_S)
         assert not isinstance(found, CompileFailure), found.reason
         assert found["spill_store_bytes"] == 0

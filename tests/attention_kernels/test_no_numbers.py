@@ -23,6 +23,7 @@ from evotune.engine.spaces import find_space
 from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems.element_types import torch_dtype
 from evotune.trial import Configuration, Value
+from tests.patience import PATIENCE_S
 from tests.shipped_kernels.emulation import EmulatedKernel
 
 from . import test_hopper_model as after
@@ -135,7 +136,7 @@ def test_a_cpu_kernel_loses_no_nan(space: str, changed: Sequence[str], tmp_path:
     proposal = setup.planner.proposal(0, default)
     job = next(each for each in proposal.cases if each.role == TIMED)
     library = tmp_path / "kernel.so"
-    assert not isinstance(CpuCompiler().compile(job.compile, library, 120.0), CompileFailure)
+    assert not isinstance(CpuCompiler().compile(job.compile, library, PATIENCE_S), CompileFailure)
     session = CpuSession()
     problem = setup.planner.problem
     for name in changed:

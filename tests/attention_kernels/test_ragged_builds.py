@@ -18,6 +18,7 @@ from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Configuration, Value
+from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 
 SPACES = {
@@ -73,7 +74,7 @@ def test_products_of_packed_sequences_are_neither_spilled_nor_serialized(
         assert configuration is not None
         assert dict(configuration) == wanted
         for job in planner.compile_jobs(configuration):
-            built = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=120)
+            built = NvrtcCompiler().compile(job, tmp_path / "kernel.cubin", timeout_s=PATIENCE_S)
             assert not isinstance(built, CompileFailure), built.reason
             assert (built["spill_store_bytes"], built["serialized"]) == (0, 0)
 
@@ -86,7 +87,7 @@ def spilled_bytes(space: str, device: str, drawn: int, folder: Path) -> list[int
     found = []
     for values in [planner.bound.default(), *(planner.bound.sample(rng) for _ in range(drawn))]:
         job = planner.compile_jobs(Configuration(values))[0]
-        built = NvrtcCompiler().compile(job, folder / "kernel.cubin", timeout_s=120)
+        built = NvrtcCompiler().compile(job, folder / "kernel.cubin", timeout_s=PATIENCE_S)
         assert not isinstance(built, CompileFailure), built.reason
         found.append(int(built["spill_store_bytes"]))
     return found

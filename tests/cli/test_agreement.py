@@ -18,6 +18,7 @@ from evotune.backends.cuda import _profiles
 from evotune.engine.folder import list_runs
 from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
+from tests.patience import PATIENCE_S
 
 from .conftest import ROOT
 
@@ -256,7 +257,7 @@ def _at_a_terminal(receiver: Receiver, words: list[str], answer: str) -> tuple[i
         start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
-    said, deadline, asked = b"", time.monotonic() + 120, False
+    said, deadline, asked = b"", time.monotonic() + PATIENCE_S, False
     while time.monotonic() < deadline:
         if select.select([ours], [], [], 0.2)[0]:
             try:

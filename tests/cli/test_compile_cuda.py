@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 from .conftest import ROOT, start
 
 SPACE = ROOT / "tests" / "data" / "cuda" / "cuda.yaml"
@@ -34,7 +36,7 @@ def sound(tmp_path: Path) -> Path:
 
 def evotune(*arguments: object, cwd: Path) -> tuple[int, str, str]:
     process = start(*arguments, cwd=cwd)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in err
     return process.returncode, out, err
 

@@ -16,6 +16,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.space.document import parse_space
 from evotune.space.specs import filled
+from tests.patience import PATIENCE_S
 
 from .conftest import Invoke
 
@@ -156,7 +157,9 @@ def test_a_kernel_for_fast_math_leaves_the_process_its_denormals(
     (tmp_path / "k.cpp").write_text('extern "C" double half(double x) { return x / 2; }\n')
     job = CompileJob("cpp", str(tmp_path), "k.cpp", (), (), "native", "")
     library = tmp_path / "k.so"
-    made = CpuCompiler().compile(msgspec.structs.replace(job, options=(option,)), library, 60)
+    made = CpuCompiler().compile(
+        msgspec.structs.replace(job, options=(option,)), library, PATIENCE_S
+    )
     assert not isinstance(made, CompileFailure), made
     command = [sys.executable, "-c", LOADED, str(sys.float_info.min), str(library)]
     loaded = subprocess.run(command, check=False, capture_output=True, text=True)

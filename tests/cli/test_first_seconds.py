@@ -16,6 +16,7 @@ from report.runs import make_run, ok
 
 from evotune.engine import starting
 from evotune.engine.folder import list_runs
+from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start
 
@@ -53,16 +54,18 @@ def test_an_interrupted_command_ends_with_130_and_no_traceback(
 ) -> None:
     started_s = time.monotonic()
     whole = start(*_arguments(command), cwd=folder)
-    _, errors = whole.communicate(timeout=300)
+    _, errors = whole.communicate(timeout=PATIENCE_S)
     assert whole.returncode == 0, errors
     whole_s = time.monotonic() - started_s
     shutil.rmtree(folder / "made", ignore_errors=True)
-    codes = []
-    for step in range(steps):
+    codes: list[int] = []
+    # Of a busy machine's signals all may come before Python or after the end: then more are sent.
+    while len(codes) < steps or (INTERRUPTED not in codes and len(codes) < 10 * steps):
+        step = len(codes) % steps
         process = start(*_arguments(command), cwd=folder)
         time.sleep(whole_s * (step / steps) ** 2)  # most signals arrive during imports
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         codes.append(process.returncode)
         if process.returncode == -signal.SIGINT or "Traceback" in errors:
             # Python itself was starting: no code of evotune has run. Its own error may name the
@@ -99,7 +102,7 @@ def _can_all_be_resumed(folder: Path) -> None:
     assert [run.path for run in list_runs(folder / "made")] == made, "no half folder"
     for run in made:
         process = start("resume", run, cwd=folder)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
 
 
@@ -167,7 +170,7 @@ def test_a_signal_ends_compile_and_its_folder(
 ) -> None:
     process = compiling()
     process.send_signal(how)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (INTERRUPTED, "interrupted\n")
     assert list((tmp_path / "temporary").iterdir()) == []
 
@@ -182,7 +185,7 @@ def test_the_folder_of_a_killed_compile_goes_with_the_next_one(
     assert list((tmp_path / "temporary").iterdir())
     (tmp_path / "slow").unlink()
     after = start("compile", "space.yaml", "--device", "cpu", cwd=tmp_path)
-    _, errors = after.communicate(timeout=300)
+    _, errors = after.communicate(timeout=PATIENCE_S)
     assert after.returncode == 0, errors
     assert list((tmp_path / "temporary").iterdir()) == []
 
@@ -197,5 +200,5 @@ def test_a_signal_that_the_shell_ignores_stays_ignored(folder: Path) -> None:
     while process.poll() is None:
         time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")

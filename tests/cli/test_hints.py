@@ -18,6 +18,7 @@ from evotune.command_line import command_line, install_command, python_command, 
 from evotune.engine.folder import find_run
 from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
+from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start
 
@@ -146,7 +147,7 @@ def test_the_program_is_named_as_the_shell_finds_it(
 
 def test_a_shell_runs_the_hint_of_an_evotune_that_is_not_on_its_path(tmp_path: Path) -> None:
     process = start("run", RECORDING, "--trials", "5", "-v", cwd=tmp_path)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     command = hint(errors, "report").replace("report.html", "-").replace("html", "json")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

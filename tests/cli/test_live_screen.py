@@ -26,15 +26,26 @@ ROWS, COLUMNS = 24, 80
 TESTS = Path(__file__).parents[1]
 
 RUN = """
-import sys, time
+import sys, threading
 from report.runs import ok
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
 from evotune.engine.observer import Progress, RunInfo
 from evotune.trial import Configuration, Trial
+from rich.live import Live
+
+drawn, refresh = threading.Event(), Live.refresh
+
+def noted(live):
+    refresh(live)
+    drawn.set()
+
+Live.refresh = noted
 
 def draw():
-    time.sleep(0.3)  # longer than from one picture to the next
+    for _ in range(2):  # the first picture may have begun before the call
+        drawn.clear()
+        drawn.wait()
 
 with progress_observer(Terminal()) as observer:
     observer.started(RunInfo("id", "runs/id", "space", "CPU", "evolution", 3, 8, 100, None, 0, 2))

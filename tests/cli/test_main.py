@@ -14,6 +14,7 @@ import evotune
 from evotune.cli import main
 from evotune.cli.tables import text_table
 from evotune.trial import OutcomeKind
+from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 
 from .conftest import ROOT, Invoke, start
@@ -162,7 +163,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stdout.readline() == "{\n"
     process.stdout.close()
-    assert process.wait(300) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
 
@@ -174,7 +175,7 @@ def test_a_character_that_the_terminal_lacks_becomes_ascii_or_an_escape(
     make_run(tmp_path / "runs", [ok(1.0), ok(1.0)], confirmations=verdicts)
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     process = start("top", "latest", cwd=tmp_path, encoding="latin-1")
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")
     assert "1.00 ms" in output
     assert " µs " in output

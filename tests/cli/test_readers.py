@@ -25,6 +25,7 @@ from evotune.cli.readers import report, top
 from evotune.engine.folder import list_runs
 from evotune.report.formats import LEADERBOARDS, REPORTS
 from evotune.trial import OutcomeKind
+from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start
 
@@ -215,7 +216,7 @@ def test_a_report_that_is_no_text_is_not_written_to_a_terminal(
     command = [sys.executable, "-m", "evotune", "report", "latest", "--format", style]
     done = subprocess.run(
         command, cwd=runs.parent, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=100,
+        stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     shown, _, _ = select.select([ours], [], [], 0)
     os.close(theirs)
@@ -359,8 +360,8 @@ def test_watching_follows_a_run_from_another_process_to_its_end(
         time.sleep(0.01)
         assert process.poll() is None
     watching = start("status", "latest", "--watch", cwd=tmp_path)
-    output, lines = watching.communicate(timeout=300)
-    process.communicate(timeout=300)
+    output, lines = watching.communicate(timeout=PATIENCE_S)
+    process.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 0
     assert lines.splitlines()[0].startswith("recorded-test on ")
     assert "new best: " in lines

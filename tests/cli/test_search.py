@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 from .conftest import ROOT, Invoke, start
 
 RECORDING = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
@@ -74,7 +76,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_resumes(
         assert line, seen
         seen += line
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     name = run_id(seen)
     assert process.returncode == 130
     assert re.search(rf"^resume: .*evotune resume {name}$", errors, re.M), errors

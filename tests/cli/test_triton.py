@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytest.importorskip("triton")
 
 from .conftest import start
@@ -64,7 +66,7 @@ def test_compile_tells_figures_and_reasons_and_ignores_the_users_environment(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     command = ("compile", "space.yaml", "--device", "l4", "--all", "--format", "jsonl")
     process = start(*command, cwd=tmp_path)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, err
     rows = [json.loads(line) for line in out.splitlines()]
     found = {(r["configuration"]["BLOCK"], r["outcome"]) for r in rows}

@@ -10,6 +10,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.trial import Json, OutcomeKind
+from tests.patience import PATIENCE_S
 
 SIGNATURE = ("pointer", "pointer", "float32", "int32")
 RIGHT = {
@@ -47,7 +48,7 @@ def _compile(folder: Path, language: str, text: str, **job: Json) -> Json | Comp
     arch = "native" if language == "cpp" else "sm_89"
     given = {"signature": SIGNATURE, "entries": ("f",), **job}
     made = CompileJob(language, str(folder), name, (("BLOCK", 4),), (), arch, "", **given)
-    return compiler.compile(made, folder / "k.bin", 60)
+    return compiler.compile(made, folder / "k.bin", PATIENCE_S)
 
 
 @pytest.fixture(params=["cpp", "cuda"])

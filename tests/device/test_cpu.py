@@ -26,6 +26,7 @@ from evotune.device.session import Intervention, LaunchFailure
 from evotune.errors import EnvironmentProblem
 from evotune.python_process import describe_status
 from evotune.trial import OutcomeKind
+from tests.patience import PATIENCE_S
 
 PLAN = LaunchPlan("scale", (Argument("tensor", "x"), Argument("float32", value=2.5)), (), ())
 
@@ -41,7 +42,7 @@ def test_a_kernel_is_compiled_loaded_bound_and_timed(tmp_path: Path) -> None:
         'extern "C" void scale(float* x, float f) { for (int i = 0; i < N; ++i) x[i] *= f; }'
     )
     library = tmp_path / "k.so"
-    resources = CpuCompiler().compile(_job(tmp_path, N=4), library, 30)
+    resources = CpuCompiler().compile(_job(tmp_path, N=4), library, PATIENCE_S)
     assert not isinstance(resources, CompileFailure), resources
     assert resources["code_bytes"] == library.stat().st_size
     session = CpuSession()
@@ -59,12 +60,12 @@ def test_a_kernel_is_compiled_loaded_bound_and_timed(tmp_path: Path) -> None:
 def test_a_source_is_taken_for_cpp_whatever_its_suffix(tmp_path: Path) -> None:
     (tmp_path / "kernel.inc").write_text('extern "C" void f() {}\n')
     job = msgspec.structs.replace(_job(tmp_path), source="kernel.inc")
-    assert not isinstance(CpuCompiler().compile(job, tmp_path / "k.so", 30), CompileFailure)
+    assert not isinstance(CpuCompiler().compile(job, tmp_path / "k.so", PATIENCE_S), CompileFailure)
 
 
 def test_an_error_names_its_line_and_no_folder_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "k.cpp").write_text("int f() {\n  return missing;\n}\n")
-    failure = CpuCompiler().compile(_job(tmp_path), tmp_path / "k.so", 30)
+    failure = CpuCompiler().compile(_job(tmp_path), tmp_path / "k.so", PATIENCE_S)
     assert isinstance(failure, CompileFailure)
     assert failure.kind is OutcomeKind.COMPILE_ERROR
     assert failure.reason.startswith("k.cpp:2:10: error: 'missing' was not declared")
@@ -76,7 +77,9 @@ def test_headers_are_found_from_the_including_file_only(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "h.h").touch()
     (tmp_path / "k.cpp").write_text("#include <common/h.h>\n")
-    assert isinstance(CpuCompiler().compile(_job(tmp_path), tmp_path / "k.so", 30), CompileFailure)
+    assert isinstance(
+        CpuCompiler().compile(_job(tmp_path), tmp_path / "k.so", PATIENCE_S), CompileFailure
+    )
 
 
 def test_what_is_no_library_cannot_be_loaded(tmp_path: Path) -> None:
@@ -98,7 +101,9 @@ def test_a_function_of_another_library_is_none_of_the_kernels(tmp_path: Path) ->
         'extern "C" void scale(float*, float) { if (omp_in_parallel()) std::abort(); }\n'
     )
     library = tmp_path / "k.so"
-    assert not isinstance(CpuCompiler().compile(_job(tmp_path), library, 30), CompileFailure)
+    assert not isinstance(
+        CpuCompiler().compile(_job(tmp_path), library, PATIENCE_S), CompileFailure
+    )
     CpuSession().load(library, PLAN)
     for entry in ("kill", "system", "omp_get_num_threads"):
         with pytest.raises(LaunchFailure, match=f"cannot load entry {entry}: .* no such function"):
@@ -196,7 +201,7 @@ def test_the_machine_code_does_not_depend_on_the_folder(tmp_path: Path) -> None:
             '#include <cassert>\n#include "part.h"\n'
             'extern "C" const char* f(int x) { assert(g(x) != 3); return __FILE__; }'
         )
-        CpuCompiler().compile(_job(root, N=3), root / "k.so", 30)
+        CpuCompiler().compile(_job(root, N=3), root / "k.so", PATIENCE_S)
         codes.append((root / "k.so").read_bytes())
     assert codes[0] == codes[1]
     assert str(tmp_path).encode() not in codes[0]

@@ -30,6 +30,7 @@ from evotune.device.evidence import CPU_CLASSES, Ceilings, EvidenceRequest
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.problems.problem import TensorSpec
+from tests.patience import PATIENCE_S
 
 SOURCE = """\
 extern "C" void scale(const float* x, float* out, int count) {
@@ -96,7 +97,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scale")
     (folder / "k.cpp").write_text(SOURCE)
     job = CompileJob("cpp", str(folder), "k.cpp", (), (), cpu_profile.profile().arch, "")
-    assert not isinstance(CpuCompiler().compile(job, folder / "k.so", 60.0), CompileFailure)
+    assert not isinstance(CpuCompiler().compile(job, folder / "k.so", PATIENCE_S), CompileFailure)
     return folder / "k.so"
 
 
@@ -261,7 +262,7 @@ def test_ceilings_of_this_machine_are_measured_once(
 
 @is_x86
 def test_the_loops_are_made_of_what_they_measure(tmp_path: Path) -> None:
-    built = CpuCompiler().compile(cpu_ceiling_run.job(), tmp_path / "ceilings.so", 60.0)
+    built = CpuCompiler().compile(cpu_ceiling_run.job(), tmp_path / "ceilings.so", PATIENCE_S)
     assert not isinstance(built, CompileFailure), built
     found = _x86_view.static_view(str(tmp_path / "ceilings.so"))
     assert found.loop_instructions["fma"] == 12

@@ -20,6 +20,7 @@ from evotune.backends.cuda._static_view import find_disassembler, static_views
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.evidence import Ceilings, EvidenceRequest
 from evotune.device.launch import CompileFailure, LaunchPlan
+from tests.patience import PATIENCE_S
 
 MEASURED = Ceilings(kind="measured", tensor_flops=9e14, fma_flops=6e13, launch_us=1.1)
 
@@ -136,7 +137,7 @@ def test_the_kernels_compile_and_their_loops_are_what_they_measure(
     tmp_path: Path, arch: str, *, bfloat: bool
 ) -> None:
     job = ceiling_run.job(arch, bfloat=bfloat)
-    resources = NvrtcCompiler().compile(job, tmp_path / "ceilings.cubin", 60.0)
+    resources = NvrtcCompiler().compile(job, tmp_path / "ceilings.cubin", PATIENCE_S)
     assert not isinstance(resources, CompileFailure), resources
     assert resources["spill_load_bytes"] == resources["serialized"] == 0
     if not find_disassembler():

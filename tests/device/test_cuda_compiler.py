@@ -14,6 +14,7 @@ from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
+from tests.patience import PATIENCE_S
 
 HEADER = "__device__ int three() { return 3; }\n"
 SOURCE = """\
@@ -49,7 +50,7 @@ def compiled(
     (folder / "kernels" / "k.cu").write_text(source)
     (folder / "kernels" / "three.cuh").write_text(HEADER)
     job = CompileJob("cuda", str(folder), "kernels/k.cu", (("N", 7),), options, arch, "")
-    result = NvrtcCompiler().compile(job, folder / "k.cubin", 60.0)
+    result = NvrtcCompiler().compile(job, folder / "k.cubin", PATIENCE_S)
     return result if isinstance(result, CompileFailure) else dict(result)
 
 
@@ -131,7 +132,7 @@ def test_static_shared_memory_that_does_not_fit_is_a_resource_limit(tmp_path: Pa
 def test_a_source_that_is_not_text_is_a_compile_error(tmp_path: Path) -> None:
     (tmp_path / "k.cu").write_bytes(b"\xff\xfe\x00")
     job = CompileJob("cuda", str(tmp_path), "k.cu", (), (), "sm_89", "")
-    found = NvrtcCompiler().compile(job, tmp_path / "k.cubin", 60.0)
+    found = NvrtcCompiler().compile(job, tmp_path / "k.cubin", PATIENCE_S)
     assert isinstance(found, CompileFailure)
     assert found.kind is OutcomeKind.COMPILE_ERROR
 

@@ -13,6 +13,7 @@ from evotune.backends.cuda._include_folders import headers_version, missing_head
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.trial import Json, OutcomeKind
+from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 
 EMPTY = 'extern "C" __global__ void f(float *x) {}\n'
@@ -48,7 +49,7 @@ HEADERS = {
 def _compile(folder: Path, text: str, arch: str = "sm_89") -> Json | CompileFailure:
     (folder / "k.cu").write_text(text)
     job = CompileJob("cuda", str(folder), "k.cu", (), (), arch, "")
-    return NvrtcCompiler().compile(job, folder / "k.bin", 120)
+    return NvrtcCompiler().compile(job, folder / "k.bin", PATIENCE_S)
 
 
 LARGE = ("cuda/pipeline", "cub/cub.cuh", "cub/block/block_scan.cuh")

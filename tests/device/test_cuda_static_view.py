@@ -17,6 +17,7 @@ from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.evidence import GPU_CLASSES, EvidenceRequest, StaticView
 from evotune.device.instruction_flow import count, innermost_loops
 from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
+from tests.patience import PATIENCE_S
 
 # A kernel's main loop: it waits in two places, one of them behind the end of the function.
 SASS = """\
@@ -157,7 +158,7 @@ def request(folder: Path, arch: str = "sm_90a") -> EvidenceRequest:
     """The request for a cubin of KERNEL, compiled here."""
     (folder / "k.cu").write_text(KERNEL)
     job = CompileJob("cuda", str(folder), "k.cu", (), (), arch, "")
-    resources = NvrtcCompiler().compile(job, folder / "k.cubin", 60.0)
+    resources = NvrtcCompiler().compile(job, folder / "k.cubin", PATIENCE_S)
     assert not isinstance(resources, CompileFailure)
     return EvidenceRequest(
         profile=_profiles.named("h200"),

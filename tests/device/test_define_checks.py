@@ -10,6 +10,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.source_checks import checked_end, redefined
 from evotune.trial import OutcomeKind
+from tests.patience import PATIENCE_S
 
 KERNEL = 'extern "C" int f(int x) { return x + @; }\n'
 
@@ -17,7 +18,7 @@ KERNEL = 'extern "C" int f(int x) { return x + @; }\n'
 def compiled(folder: Path, source: str, **defines: int) -> CompileFailure | None:
     (folder / "k.cpp").write_text(source)
     job = CompileJob("cpp", str(folder), "k.cpp", tuple(defines.items()), (), "native", "")
-    found = CpuCompiler().compile(job, folder / "k.so", 60)
+    found = CpuCompiler().compile(job, folder / "k.so", PATIENCE_S)
     return found if isinstance(found, CompileFailure) else None
 
 
@@ -90,7 +91,7 @@ def test_another_mistake_is_told_as_before(tmp_path: Path, source: str, reason: 
 
 def test_a_source_that_is_gone_is_the_compilers_matter(tmp_path: Path) -> None:
     job = CompileJob("cpp", str(tmp_path), "k.cpp", (("TILE", 8),), (), "native", "")
-    failure = CpuCompiler().compile(job, tmp_path / "k.so", 60)
+    failure = CpuCompiler().compile(job, tmp_path / "k.so", PATIENCE_S)
     assert isinstance(failure, CompileFailure)
     assert "k.cpp: No such file or directory" in failure.reason
 

@@ -15,6 +15,7 @@ from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.execute.build_cache import BuildCache
 from evotune.execute.compile_worker import build
 from evotune.trial import OutcomeKind
+from tests.patience import PATIENCE_S
 
 GXX = shutil.which("g++")
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
@@ -54,7 +55,7 @@ def _compiled(job: CompileJob, folder: Path) -> str:
     """Why there is no binary; "" when there is one."""
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
-    result = CpuCompiler().compile(job, scratch / "kernel.bin", 60)
+    result = CpuCompiler().compile(job, scratch / "kernel.bin", PATIENCE_S)
     if not isinstance(result, CompileFailure):
         return ""
     assert result.kind is OutcomeKind.COMPILE_ERROR

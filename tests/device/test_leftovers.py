@@ -18,6 +18,7 @@ import pytest
 
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.device.launch import CompileFailure, CompileJob
+from tests.patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -71,7 +72,7 @@ _ALIKE = _OF_THREADS if _ONE_CORE else set()  # change nothing on one core
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("leftovers")
     job = CompileJob("cpp", str(HERE / "data"), "leftovers.cpp", (), ("-O1",), "native", "")
-    made = CpuCompiler().compile(job, folder / "leftovers.so", 120.0)
+    made = CpuCompiler().compile(job, folder / "leftovers.so", PATIENCE_S)
     assert not isinstance(made, CompileFailure), made.log
     return folder / "leftovers.so"
 
@@ -101,7 +102,7 @@ def test_ordinary_blocks_leave_the_allocator_s_behaviour_as_it_was(trimmed: dict
         capture_output=True,
         cwd=ROOT,
         env={**kept, **trimmed},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     found = json.loads(done.stdout)
     assert len({json.dumps(each) for each in found}) == 1, found
@@ -113,7 +114,7 @@ def said(library: Path, repeats: int, kernels: Sequence[str]) -> dict[str, list[
         program,
         check=True,
         capture_output=True,
-        timeout=500,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
     )
     found: dict[str, list[str]] = json.loads(done.stdout.decode().splitlines()[-1])

@@ -14,6 +14,7 @@ from evotune.backends.cpu._libc import file_of
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import Argument, CompileFailure, CompileJob, LaunchPlan
+from tests.patience import PATIENCE_S
 
 KERNEL = """
 #include <omp.h>
@@ -27,7 +28,7 @@ PLAN = LaunchPlan("kernel", (Argument("tensor", "x"),), (), ())
 def test_a_kernel_calls_the_runtime_that_pytorch_calls(tmp_path: Path) -> None:
     (tmp_path / "k.cpp").write_text(KERNEL)
     job = CompileJob("cpp", str(tmp_path), "k.cpp", (), (), "native", "")
-    made = CpuCompiler().compile(job, tmp_path / "k.so", 60.0)
+    made = CpuCompiler().compile(job, tmp_path / "k.so", PATIENCE_S)
     assert not isinstance(made, CompileFailure), made.log
     session = CpuSession()
     found = (ctypes.c_void_p * 1)()
@@ -46,7 +47,7 @@ def test_the_pool_has_a_thread_for_each_core_but_this_one_and_ends_when_told() -
     tasks = {int(name) for name in os.listdir("/proc/self/task")}
     assert pool <= tasks
     _openmp.rest()
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + PATIENCE_S
     while pool & {int(name) for name in os.listdir("/proc/self/task")}:
         assert time.monotonic() < deadline
         time.sleep(0.01)

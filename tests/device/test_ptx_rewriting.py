@@ -13,6 +13,7 @@ from evotune.backends.cuda._perturbed_build import with_delays
 from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.device.launch import CompileFailure, CompileJob
+from tests.patience import PATIENCE_S
 
 from .one_thread import Thread
 
@@ -61,7 +62,7 @@ def assemble(folder: Path, ptx: str, arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
 def test_what_disturbs_compiles_and_ends_by_itself(tmp_path: Path, arch: str) -> None:
-    made = NvrtcCompiler().compile(perturbation_job(arch), tmp_path / "p.cubin", 60.0)
+    made = NvrtcCompiler().compile(perturbation_job(arch), tmp_path / "p.cubin", PATIENCE_S)
     assert not isinstance(made, CompileFailure), made.log
     assert set(made["entries"]) == {
         *("evotune_take_bandwidth", "evotune_take_issue_slots"),

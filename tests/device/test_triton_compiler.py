@@ -12,6 +12,7 @@ from evotune.backends.cuda._triton_compiler import TritonCompiler, parameter_byt
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.sources import fingerprint, read_sources
 from evotune.trial import Json, OutcomeKind
+from tests.patience import PATIENCE_S
 
 HEAD = "import triton\nimport triton.language as tl\n"
 SCALE = """
@@ -43,7 +44,7 @@ def compiled(
         (folder / "k.py").write_text(changed)
     given = tuple({**DEFINES, **defines}.items())
     job = CompileJob("triton", str(folder), "k.py", given, (), "sm_89", sha256, entry, signature)
-    result = TritonCompiler().compile(job, folder / "code", 60.0)
+    result = TritonCompiler().compile(job, folder / "code", PATIENCE_S)
     return result if isinstance(result, CompileFailure) else dict(result)
 
 
@@ -111,7 +112,7 @@ def test_scratch_memory_that_only_tritons_launcher_allocates_is_refused(tmp_path
     job = CompileJob(
         "triton", str(tmp_path), "k.py", given, (), "sm_90a", sha256, "scale", SIGNATURE
     )
-    result = TritonCompiler().compile(job, tmp_path / "code", 60.0)
+    result = TritonCompiler().compile(job, tmp_path / "code", PATIENCE_S)
     assert isinstance(result, CompileFailure)
     assert "the kernel needs scratch memory" in result.reason
 

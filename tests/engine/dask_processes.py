@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,7 +43,7 @@ class Dask:
 
     @property
     def address(self) -> str:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
                 return str(json.loads(self._file.read_text())["address"])

@@ -22,6 +22,7 @@ from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import RunRequest, start_run
 from evotune.store import RunStore
 from evotune.trial import Trial
+from tests.patience import PATIENCE_S
 
 RECORDING = Path(__file__).parents[1] / "data" / "synthetic_recording.json.gz"
 
@@ -89,7 +90,7 @@ def start_killable(*arguments: str | Path) -> subprocess.Popen[bytes]:
 
 def kill_when_stored(process: subprocess.Popen[bytes], runs_dir: Path, count: int) -> RunFolder:
     """SIGKILLs the group once the only run of `runs_dir` has stored `count` outcomes."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         runs = list_runs(runs_dir)
         if runs and stored(runs[0]) >= count:

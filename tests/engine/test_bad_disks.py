@@ -13,6 +13,7 @@ from evotune.engine.folder import list_runs
 from evotune.errors import StoreError
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+from tests.patience import PATIENCE_S
 
 from .runs import evotune, history, recorded_space, run_here
 
@@ -24,7 +25,7 @@ def _limited(command: list[str], kib: int) -> subprocess.CompletedProcess[str]:
     disk."""
     script = f"ulimit -f {kib} && exec {shlex.join(command)}"
     return subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -42,7 +43,7 @@ def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) 
     still_full = _limited(evotune("resume", run.path), 250)
     assert still_full.returncode == 4
     assert history(run)[: len(kept)] == kept
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=300)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=PATIENCE_S)
     assert history(run) == history(run_here(space, tmp_path / "unbroken", trials=TRIALS))
 
 

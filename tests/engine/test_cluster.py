@@ -26,6 +26,7 @@ from evotune.execute.cluster_executor import ClusterExecutor
 from evotune.execute.in_flight import Twins
 from evotune.store import RunStore
 from evotune.user_code import trust
+from tests.patience import PATIENCE_S
 
 from .cluster_tasks import RUN, trial
 from .dask_processes import Dask
@@ -70,7 +71,7 @@ def test_workers_that_die_refuse_or_join_late_change_nothing(
         dask.add_worker()
 
     with distributed.Client(dask.address, set_as_default=False) as client:
-        client.wait_for_workers(2, timeout=300)
+        client.wait_for_workers(2, timeout=PATIENCE_S)
         troublemaker = threading.Thread(target=trouble)
         troublemaker.start()
         executor = ClusterExecutor(client, task, RUN, twins=Twins())
@@ -80,7 +81,7 @@ def test_workers_that_die_refuse_or_join_late_change_nothing(
         troublemaker.join()
         os.killpg(dask.scheduler.pid, signal.SIGKILL)
         with pytest.raises(EnvironmentProblem, match="scheduler is gone"):
-            executor.poll(60.0)
+            executor.poll(PATIENCE_S)
     assert trials == alone
 
 

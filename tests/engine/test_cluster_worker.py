@@ -24,11 +24,11 @@ from evotune.execute.messages import (
     Refused,
 )
 from evotune.trial import Configuration, Outcome, OutcomeKind
+from tests.patience import PATIENCE_S
 
 from .cluster_tasks import RUN
 
 EMPTY = msgspec.structs.replace(RUN, files={})
-_PATIENCE_S = 100.0  # on a busy machine a thread may come late
 
 
 class Stuck:
@@ -82,7 +82,7 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stuck]]:
         _cluster_worker._here.close()
     for thread in threading.enumerate():  # none may look at the worker when it is Dask's again
         if isinstance(thread, Asked):
-            thread.join(_PATIENCE_S)
+            thread.join(PATIENCE_S)
 
 
 def trial(part: str, number: int, *, confirm: bool = False) -> ClusterTrial:
@@ -110,7 +110,7 @@ class Asked(threading.Thread):
 
 
 def wait_for_trials(executors: list[Stuck], counts: list[int]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while [len(each.submitted) for each in executors] != counts:
         assert time.monotonic() < deadline, f"not {counts} trials"
         time.sleep(0.005)
@@ -123,7 +123,7 @@ def test_trials_of_a_part_that_has_ended_free_their_threads(executors: list[Stuc
     wait_for_trials(executors, [2, 1])
     assert executors[0].closed
     for each in old:
-        each.join(_PATIENCE_S)
+        each.join(PATIENCE_S)
         assert isinstance(each.answer, Refused)
         assert "has ended" in each.answer.reason
 
@@ -140,7 +140,7 @@ def test_a_champion_is_not_confirmed_by_the_outcome_of_its_trial(executors: list
     assert [each.confirm for each in executors[0].submitted] == [False, True]
     executors[0].done.append((3, found[1]))
     for thread, outcome in zip((searched, confirmed), found, strict=True):
-        thread.join(_PATIENCE_S)
+        thread.join(PATIENCE_S)
         assert isinstance(thread.answer, ClusterTrialDone)
         assert thread.answer.outcome == outcome
 
@@ -158,7 +158,7 @@ def test_a_trial_that_comes_to_a_closed_part_does_not_wait(executors: list[Stuck
 
     thread = threading.Thread(target=late, daemon=True)
     thread.start()
-    thread.join(_PATIENCE_S)
+    thread.join(PATIENCE_S)
     assert ["has ended" in str(error) for error in refused] == [True]
     assert executors[0].submitted == []
 
@@ -171,9 +171,9 @@ def test_the_end_of_a_part_gives_the_device_back_for_good(executors: list[Stuck]
     _cluster_worker.end_part("ending")
     assert executors[0].closed
     assert _cluster_worker._here is None
-    waiting.join(_PATIENCE_S)
+    waiting.join(PATIENCE_S)
     late = Asked("ending", 1)  # Dask had begun it before it heard of its cancellation
-    late.join(_PATIENCE_S)
+    late.join(PATIENCE_S)
     for each in (waiting, late):
         assert isinstance(each.answer, Refused)
         assert "has ended" in each.answer.reason

@@ -27,6 +27,7 @@ from evotune.run_options import RunOptions
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
+from tests.patience import PATIENCE_S
 
 from .runs import (
     brief_confirmations,
@@ -207,7 +208,7 @@ def test_a_run_killed_with_its_compilers_at_work_resumes_to_the_same_history(
     before = history(run)
     assert wait_until_gone(run, 100.0) == [], "children die with their parent"
     resumed = subprocess.run(
-        evotune("resume", run.path), capture_output=True, text=True, timeout=240, check=False
+        evotune("resume", run.path), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert resumed.returncode == 0, resumed.stderr
     after = history(run)
@@ -235,13 +236,13 @@ def test_ctrl_c_keeps_everything_and_can_be_resumed(space: Path, tmp_path: Path)
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while not (runs := list_runs(tmp_path / "runs")) or stored(runs[0]) < 3:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert f"evotune resume {runs[0].id}" in errors
     assert processes_of(runs[0]) == []

@@ -26,6 +26,7 @@ from evotune.search.catalog import create_strategy
 from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
+from tests.patience import PATIENCE_S
 
 from .runs import RECORDING
 from .test_cpu_run import SPACE
@@ -216,7 +217,7 @@ def test_work_that_is_known_goes_on_while_the_search_thinks(tmp_path: Path) -> N
     try:
         for number in range(3):
             executor.submit(Proposal(number, Configuration({}), rejection="no"))
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE_S
         while executor._done.qsize() < 3:
             assert time.monotonic() < deadline
             time.sleep(0.001)

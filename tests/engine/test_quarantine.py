@@ -12,6 +12,7 @@ from execute.faulty import run_of, space_text
 
 from evotune.engine.folder import RunFolder, create_folder, quarantine
 from evotune.trial import QUARANTINED, Configuration, Outcome, OutcomeKind, Trial
+from tests.patience import PATIENCE_S
 
 from .runs import run_here
 from .test_cpu_run import ROOT
@@ -64,7 +65,9 @@ def test_a_quarantined_configuration_is_reproduced_by_its_script(
     space.write_text(SPACE)
     make(space, tmp_path / "runs")
     (script,) = tmp_path.glob("runs/*/quarantine/trial-*.sh")
-    alone = subprocess.run(["sh", script], capture_output=True, text=True, timeout=120, check=False)
+    alone = subprocess.run(
+        ["sh", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert alone.returncode == 1, alone.stderr
     assert "worker_lost" in alone.stdout
     assert "ended with status 7" in alone.stdout

@@ -16,6 +16,7 @@ from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import resume_run
 from evotune.errors import EnvironmentProblem, RunLocked, UsageError
 from evotune.store import RunStore
+from tests.patience import PATIENCE_S
 
 from .runs import (
     digest,
@@ -65,7 +66,7 @@ def test_a_killed_run_resumes_to_the_same_history(
     )
     run = kill_when_stored(process, tmp_path / "k", killed_after)
     before = history(run)
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=300)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=PATIENCE_S)
     after = history(run)
     assert killed_after <= len(before) < TRIALS
     assert after[: len(before)] == before, "what was acknowledged is kept as it was"
@@ -82,7 +83,7 @@ def test_a_run_killed_again_and_again_still_has_the_same_history(tmp_path: Path)
     for count in (21, 60, 61, 110):
         process = start_killable("resume", run.path)
         kill_when_stored(process, tmp_path / "k", count)
-    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=300)
+    subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=PATIENCE_S)
     assert history(run) == history(unbroken)
 
 
@@ -154,7 +155,11 @@ def test_a_run_that_is_being_worked_on_is_locked(tmp_path: Path) -> None:
     run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=20)
     with run.locked():
         second = subprocess.run(
-            evotune("resume", run.path), capture_output=True, text=True, timeout=300, check=False
+            evotune("resume", run.path),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
         with pytest.raises(RunLocked):
             resume_run(run, SilentObserver())

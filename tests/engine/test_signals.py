@@ -17,10 +17,10 @@ from execute.faulty import descendants, space_text, wait_until_gone
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.stop_signal import StopSignal, interruptible
 from evotune.store import RunStore
+from tests.patience import PATIENCE_S
 
 from .runs import evotune, recorded_space, run_here, start_killable, stored
 
-_PATIENCE_S = 200.0  # for a busy machine; the compiler and its time-out take far longer
 _COMPILER = """#!/bin/bash
 case "$*" in *faulty_attention*) exec sleep 4321 ;; esac
 exec g++ "$@"
@@ -39,7 +39,7 @@ def _compiling(command: list[str]) -> tuple[subprocess.Popen[str], set[int]]:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         below = descendants(process.pid)
         if any(_is_compiler(pid) for pid in below):
@@ -66,10 +66,10 @@ def _second_signal(tmp_path: Path) -> tuple[RunFolder, float]:
         process.wait(0.3)  # it waits for the trials in flight
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=_PATIENCE_S)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     second_s = time.monotonic() - sent
     assert process.returncode == 130
-    assert not wait_until_gone(below, _PATIENCE_S)
+    assert not wait_until_gone(below, PATIENCE_S)
     (run,) = list_runs(tmp_path / "runs")
     assert f"evotune resume {run.id}" in errors
     return run, second_s
@@ -81,10 +81,10 @@ def _interrupted_twice(tmp_path: Path) -> tuple[float, float]:
     process, below = _compiling(evotune("resume", run.path))
     sent = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=_PATIENCE_S)
+    process.communicate(timeout=PATIENCE_S)
     first_s = time.monotonic() - sent
     assert process.returncode == 130
-    assert not wait_until_gone(below, _PATIENCE_S)
+    assert not wait_until_gone(below, PATIENCE_S)
     with RunStore.open_for_reading(run.store) as store:
         assert store.meta("state") == "interrupted"
     return first_s, second_s
@@ -169,6 +169,6 @@ def test_a_closed_terminal_interrupts_a_resumed_run_too(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(_PATIENCE_S) == 130
+    assert process.wait(PATIENCE_S) == 130
     with RunStore.open_for_reading(run.store) as store:
         assert store.meta("state") == "interrupted"

@@ -23,12 +23,3 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
     kernels = FaultyKernels(tmp_path_factory.mktemp("faulty"))
     yield kernels
     kernels.executor.close()
-
-
-@pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyKernels]:
-    """An executor with a short time limit, for kernels that never end. A sound kernel takes a tenth
-    of it on an idle machine."""
-    kernels = FaultyKernels(tmp_path_factory.mktemp("impatient"), trial_timeout_s=4.0)
-    yield kernels
-    kernels.executor.close()

@@ -22,6 +22,7 @@ from evotune.execute.executor import TIMED, Proposal
 from evotune.execute.local import LocalExecutor, open_local_executor
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, Value
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "tests" / "data" / "faulty" / "faulty.yaml"
@@ -111,7 +112,8 @@ class FaultyKernels:
 
     def __init__(self, folder: Path, profile: DeviceProfile | None = None, **options: Any) -> None:
         self.folder = folder
-        self.executor = open_executor(folder, profile=profile, **options)
+        limits = {"compile_timeout_s": PATIENCE_S, "trial_timeout_s": PATIENCE_S}
+        self.executor = open_executor(folder, profile=profile, **{**limits, **options})
         self._planner = planner()
         self._count = 0
 
@@ -135,11 +137,11 @@ class FaultyKernels:
     def run(self, fault: str) -> Outcome:
         return self.run_proposal(self.proposal(fault))
 
-    def run_proposal(self, proposal: Proposal, timeout_s: float = 60.0) -> Outcome:
+    def run_proposal(self, proposal: Proposal, timeout_s: float = PATIENCE_S) -> Outcome:
         self.executor.submit(proposal)
         return self.outcome_of(proposal, timeout_s)
 
-    def outcome_of(self, proposal: Proposal, timeout_s: float = 60.0) -> Outcome:
+    def outcome_of(self, proposal: Proposal, timeout_s: float = PATIENCE_S) -> Outcome:
         """The outcome of a proposal that was submitted."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -186,7 +188,7 @@ def stat_fields(pid: int) -> list[str]:
     return [] if fields[0] in "ZX" else fields
 
 
-def wait_until_gone(pids: set[int], timeout_s: float = 100.0) -> set[int]:
+def wait_until_gone(pids: set[int], timeout_s: float = PATIENCE_S) -> set[int]:
     """Those of `pids` that still live after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -209,7 +211,7 @@ def naming(text: str) -> Iterator[str]:
                 yield words
 
 
-def wait_until_unnamed(text: str, timeout_s: float = 100.0) -> list[str]:
+def wait_until_unnamed(text: str, timeout_s: float = PATIENCE_S) -> list[str]:
     """Command lines that still hold `text` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (found := list(naming(text))) and time.monotonic() < deadline:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 from .faulty import descendants, stat_fields, wait_until_gone
 
 _PATH = os.pathsep.join(str(Path(__file__).parents[up]) for up in (1, 2))
@@ -38,7 +40,7 @@ def _kill_parent_when(
             stderr=output,
         )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE_S
         below: set[int] = set()
         while not (below and ready(below)):
             assert parent.poll() is None, log.read_text()
@@ -86,7 +88,7 @@ def test_a_child_whose_parent_died_before_it_started_ends_at_once() -> None:
             stdout=subprocess.PIPE,
         )
         try:
-            assert child.wait(300) == 0
+            assert child.wait(PATIENCE_S) == 0
             assert not stat_fields(child.pid)
         finally:
             child.kill()

@@ -21,6 +21,7 @@ from evotune.execute.messages import (
     ClusterTrialDone,
 )
 from evotune.trial import Configuration, Outcome, OutcomeKind
+from tests.patience import PATIENCE_S
 
 RUN = ClusterRun(
     part="s",
@@ -96,7 +97,7 @@ def test_trials_that_a_lost_connection_cancelled_are_sent_again() -> None:
     assert executor.poll(1.5) == []
     assert [task.told.number for task in client.tasks] == [3, 3]
     client.tasks[1].end("finished", done())
-    ((number, outcome),) = executor.poll(5.0)
+    ((number, outcome),) = executor.poll(PATIENCE_S)
     assert (number, outcome.fitness) == (3, 0.5)
     assert executor.poll(0.0) == []
 
@@ -116,7 +117,7 @@ def searched(client: Client, executor: ClusterExecutor, models: dict[str, str]) 
         executor.submit(Proposal(number, Configuration({})))
         assert client.tasks[-1].workers is None
         client.tasks[-1].end("finished", measured(worker, model))
-    assert len(executor.poll(5.0)) == len(models)
+    assert len(executor.poll(PATIENCE_S)) == len(models)
 
 
 @pytest.mark.parametrize("repeat", [0, 2])
@@ -139,7 +140,7 @@ def test_a_champion_that_met_another_model_is_confirmed_elsewhere() -> None:
     assert executor.poll(0.1) == []
     assert client.tasks[-1].workers == ["tcp://b"]
     client.tasks[-1].end("finished", measured("tcp://b", "H200"))
-    ((number, outcome),) = executor.poll(5.0)
+    ((number, outcome),) = executor.poll(PATIENCE_S)
     assert (number, outcome.device_model) == (7, "H200")
 
 
@@ -163,4 +164,4 @@ def test_a_champion_without_a_worker_of_its_model_ends_the_run(
     searched(client, executor, {"tcp://a": "L4"})
     executor.submit(champion(0))
     with pytest.raises(EnvironmentProblem, match="for this run: those of a champion's GPU model"):
-        executor.poll(5.0)
+        executor.poll(PATIENCE_S)

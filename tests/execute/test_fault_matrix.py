@@ -13,6 +13,7 @@ from evotune.device.launch import Workspace
 from evotune.engine.setup import load_setup
 from evotune.measure.paired import median_interval
 from evotune.trial import Measurement, Outcome, OutcomeKind
+from tests.patience import limited_compiler, limited_trials
 
 from .faulty import SPACE, FaultyKernels, descendants, wait_until_gone
 from .test_outcomes import FAULTS
@@ -49,7 +50,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyKernels:
     compiler.write_text(_COMPILER.format(**numbers))
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    return FaultyKernels(tmp_path, trial_timeout_s=8.0, compile_timeout_s=6.0)
+    return FaultyKernels(tmp_path)
 
 
 def _number(name: str) -> int:
@@ -67,6 +68,12 @@ def _run(kernels: FaultyKernels, fault: str) -> Outcome:
             content[len(content) // 2] ^= 1
             binary.write_bytes(content)
         fault = "none"
+    if fault in ("infinite_loop", "stop"):
+        with limited_trials(kernels.executor, 8.0):
+            return kernels.run(fault)
+    if fault == "slow_compile":
+        with limited_compiler(kernels.executor._pool, 6.0):
+            return kernels.run(fault)
     return kernels.run(fault)
 
 

@@ -25,6 +25,7 @@ from evotune.execute.messages import (
 )
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
+from tests.patience import limited_trials
 
 from .faulty import FaultyKernels
 from .test_doubtful import FakeWorker
@@ -130,13 +131,14 @@ def test_a_hung_worker_is_replaced_in_seconds(
             slot.handle()
         replaced_s.append(time.monotonic() - started)
 
-    kernels = FaultyKernels(tmp_path, trial_timeout_s=8.0)
+    kernels = FaultyKernels(tmp_path)
     try:
         assert kernels.run("none").ok
         for _ in range(REPEATS):
             with monkeypatch.context() as patch:
                 patch.setattr(DeviceSlot, "renew", timed_renew)
-                assert kernels.run("infinite_loop").kind is OutcomeKind.TIMEOUT
+                with limited_trials(kernels.executor, 8.0):
+                    assert kernels.run("infinite_loop").kind is OutcomeKind.TIMEOUT
             assert kernels.run("none").ok
     finally:
         kernels.executor.close()

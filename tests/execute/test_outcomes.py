@@ -22,6 +22,7 @@ from evotune.execute.executor import RANDOM, TIMED, Proposal
 from evotune.execute.in_flight import Twins
 from evotune.measure.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
+from tests.patience import limited_trials
 from tests.sweeps import swept
 
 from .faulty import SPACE, Confirmed, FaultyKernels, open_executor, planner, stat_fields
@@ -82,11 +83,12 @@ def test_a_fault_ends_in_its_outcome_and_the_next_trial_is_fine(
 
 
 @pytest.mark.parametrize("fault", ["infinite_loop", pytest.param("stop", marks=pytest.mark.soak)])
-def test_a_kernel_that_does_not_end_is_killed_in_time(impatient: FaultyKernels, fault: str) -> None:
-    outcome = impatient.run(fault)
+def test_a_kernel_that_does_not_end_is_killed_in_time(faulty: FaultyKernels, fault: str) -> None:
+    with limited_trials(faulty.executor, 4.0):
+        outcome = faulty.run(fault)
     assert outcome.kind is OutcomeKind.TIMEOUT
     assert outcome.reason == "no answer within 4 s; killed"
-    assert impatient.run("none").ok
+    assert faulty.run("none").ok
 
 
 def test_what_native_code_prints_goes_to_the_log_and_not_into_the_answer(
@@ -223,18 +225,20 @@ def test_a_worker_that_somebody_else_kills_is_not_the_candidates_fault(
 
 @pytest.mark.soak
 def test_a_worker_that_somebody_stops_is_killed_when_its_time_is_over(
-    impatient: FaultyKernels,
+    faulty: FaultyKernels,
 ) -> None:
-    proposal = impatient.proposal("slow")
-    impatient.executor.submit(proposal)
-    while "the kernel takes its time" not in impatient.device_log():
-        assert impatient.executor.poll(0.01) == []
-    child = impatient.executor._devices[0].child
+    proposal = faulty.proposal("slow")
+    faulty.executor.submit(proposal)
+    while "the kernel takes its time" not in faulty.device_log():
+        assert faulty.executor.poll(0.01) == []
+    (device,) = faulty.executor._devices
+    child = device.child
     assert child is not None
     os.kill(child.pid, signal.SIGSTOP)
-    assert impatient.outcome_of(proposal).kind is OutcomeKind.TIMEOUT
+    device._start_clock(1.0)  # it will never answer
+    assert faulty.outcome_of(proposal).kind is OutcomeKind.TIMEOUT
     assert not stat_fields(child.pid)
-    assert impatient.run("none").ok
+    assert faulty.run("none").ok
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ from evotune.execute.executor import TIMED
 from evotune.execute.messages import Answer, BaselinesRequest, BaselinesTimed, PrepareRequest
 from evotune.problems import create_problem
 from evotune.trial import Outcome
+from tests.patience import PATIENCE_S
 
 TEXT = """
 import pathlib
@@ -38,7 +39,7 @@ class Doubled(Problem):
 def answer_after_preparing(folder: Path, first: str = "") -> Answer | Outcome:
     """The worker's answer to a request that comes when it has begun to prepare a champion."""
     (folder / "problem.py").write_text(TEXT.replace("{first}", first))
-    name, until = "problem.py:Doubled", time.monotonic() + 60
+    name, until = "problem.py:Doubled", time.monotonic() + PATIENCE_S
     case = create_problem(name, "float32", folder).case({"columns": 8}, {})
     profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
     source = ProblemSource(name, "float32", folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from evotune.device.launch import LaunchPlan
 from evotune.device.normal_values import normal_values
 from evotune.problems.problem import TensorSpec
 from evotune.trial import Check, OutcomeKind
+from tests.patience import PATIENCE_S
 
 CASE = SanitizedCase("x.bin", LaunchPlan("f", (), (), ()), (TensorSpec("q", (4,), "float16"),))
 MEMCHECK_CLEAN = f"""\
@@ -207,11 +209,24 @@ def test_the_program_under_a_tool_that_hangs_has_ended_with_its_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An alarm ends it, as it ends `sanitized_launch`."""
-    ended = tmp_path / "ended"
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    kill = subprocess.Popen.kill
+
+    def kill_once_begun(tool: subprocess.Popen[bytes]) -> None:
+        """The program under the tool may begin late on a busy machine."""
+        tools = 0
+        while tools < len(TOOLS):
+            tools = begun.read_text().count("\n") if begun.exists() else 0
+            time.sleep(0.01)
+        kill(tool)
+
     tool = install(tmp_path, monkeypatch, "")
-    # A shell: Python may take longer than the limit to start on a busy machine.
-    tool.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\nsh -c 'sleep 2; echo >> {ended}'\nexit\n")
+    tool.write_text(
+        f"#!/bin/sh\nPATH=/usr/bin:/bin\nsh -c 'echo >> {begun}; sleep 2; echo >> {ended}'\nexit\n"
+    )
     monkeypatch.setattr(_sanitizer, "LIMIT_S", 1.0)
+    monkeypatch.setattr(_sanitizer, "_ALARM_S", PATIENCE_S)
+    monkeypatch.setattr(subprocess.Popen, "kill", kill_once_begun)
     details = [check.detail for check in checks_of_tools()]
     assert details == [f"{name} did not end within 1 s" for name in TOOLS]
     assert ended.read_text().count("\n") == len(TOOLS)

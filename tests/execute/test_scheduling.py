@@ -18,6 +18,7 @@ from evotune.execute.local import LocalExecutor, compile_processes, open_local_e
 from evotune.execute.messages import PrepareRequest, TrialDone, TrialRequest
 from evotune.problems.problem import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
+from tests.patience import PATIENCE_S
 
 
 class Pool:
@@ -215,7 +216,7 @@ def test_a_proposal_for_one_device_is_measured_there_whatever_is_known(two: Mach
 
 
 def test_compile_processes_start_ahead_and_stay(tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=60)
+    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=PATIENCE_S)
     try:
         pool.warm("cpp")
         (warm,) = pool._idle
@@ -233,7 +234,7 @@ def test_compile_processes_start_ahead_and_stay(tmp_path: Path) -> None:
 
 def test_compile_processes_started_later_go_behind_the_workers_too(tmp_path: Path) -> None:
     """As after a compiler's time-out: device workers still go first."""
-    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=60)
+    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=PATIENCE_S)
     try:
         pool.warm("cpp")
         pool._idle.pop().kill()

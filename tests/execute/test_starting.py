@@ -23,6 +23,7 @@ from evotune.execute.executor import RANDOM
 from evotune.execute.local import LocalExecutor
 from evotune.execute.messages import COMPILE_WORKER, DEVICE_WORKER, Compile, Preload, Tried
 from evotune.trial import Configuration, OutcomeKind
+from tests.patience import PATIENCE_S
 
 from .faulty import SPACE, FaultyKernels, compile_job, naming, planner
 
@@ -130,7 +131,7 @@ def _device_worker(executor: LocalExecutor) -> int:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> CompilePool:
-    return CompilePool(tmp_path / "logs", tmp_path / "cache", processes=2, timeout_s=60.0)
+    return CompilePool(tmp_path / "logs", tmp_path / "cache", processes=2, timeout_s=PATIENCE_S)
 
 
 def _compile(pool: CompilePool, *jobs: CompileJob) -> list[Binary | CompileFailure]:
@@ -261,7 +262,7 @@ def test_a_device_worker_that_waits_to_be_told_has_its_libraries_loaded(tmp_path
     """Otherwise a spare worker would save no time."""
     worker = Child(DEVICE_WORKER, tmp_path / "log", {})
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -276,7 +277,7 @@ def test_a_device_worker_that_waits_loads_its_backends_libraries_too(tmp_path: P
     worker = Child(DEVICE_WORKER, tmp_path / "log", {})
     try:
         worker.send(Preload(backend="cuda"))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while "cupy" not in Path(f"/proc/{worker.pid}/maps").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.1)

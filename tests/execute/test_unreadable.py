@@ -37,6 +37,7 @@ from evotune.execute.messages import (
     TrialRequest,
 )
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
+from tests.patience import PATIENCE_S
 
 from .faulty import compile_job
 
@@ -172,7 +173,7 @@ def test_a_device_worker_that_sends_one_while_it_opens_does_not_start(
 
 
 def pool_in(folder: Path) -> CompilePool:
-    return CompilePool(folder / "logs", folder / "cache", processes=1, timeout_s=60.0)
+    return CompilePool(folder / "logs", folder / "cache", processes=1, timeout_s=PATIENCE_S)
 
 
 def compiled(pool: CompilePool) -> Any:
@@ -258,7 +259,7 @@ def test_a_worker_that_cannot_read_a_message_ends_and_its_last_line_says_why(
     worker: Child[Any, Any],
 ) -> None:
     worker.send(Opened(token="nobody tells a worker that"))
-    assert worker._process.wait(60) == CANNOT_READ
+    assert worker._process.wait(PATIENCE_S) == CANNOT_READ
     (line,) = worker.log_tail().splitlines()
     assert line.startswith(f"{worker._wire.worker} cannot read a message: ")
 

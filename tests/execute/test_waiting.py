@@ -23,6 +23,7 @@ from evotune.execute.local import LocalExecutor
 from evotune.execute.messages import PROBLEM_WORKER, ProblemToLoad, TrialRequest, TryProblem
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
+from tests.patience import PATIENCE_S
 
 LARGE = "x" * 500_000  # a pipe holds 64 KiB
 READS_WHEN_TOLD = """
@@ -68,7 +69,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
 def at_once(act: Callable[[], object]) -> None:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
-    thread.join(60.0)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "it waits for the child"
 
 
@@ -82,7 +83,7 @@ def test_a_large_message_waits_for_its_reader_and_arrives_whole(
         message = TryProblem(ProblemToLoad(LARGE, "float32", ""), Case("case", {}), timed=False)
         at_once(lambda: child.send(message))
         told.touch()
-        assert child_module.wait_readable([child], 30.0) == [child]
+        assert child_module.wait_readable([child], PATIENCE_S) == [child]
         answers: list[Any] = []
         while not answers:
             answers += child.receive() or []
@@ -106,7 +107,7 @@ def test_a_worker_that_never_reads_its_request_is_killed_when_its_time_is_over(
         at_once(lambda: slot.start(TrialRequest(number=0, cases=(), baselines={"case": LARGE})))
         assert slot.expire() is None
         now_s = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: now_s() + 1000.0)
+        monkeypatch.setattr(time, "monotonic", lambda: now_s() + 2 * PATIENCE_S)
         outcome = slot.expire()
         assert isinstance(outcome, Outcome)
         assert outcome.kind is OutcomeKind.TIMEOUT
@@ -132,7 +133,7 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_descriptors")
 def test_large_numbers_of_file_descriptors_are_waited_for(tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=60)
+    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=PATIENCE_S)
     executor = LocalExecutor(pool, cast(Sequence[DeviceSlot], ()), exclusive=True)
     try:
         (tmp_path / "k.cpp").write_text("this is no C++\n")

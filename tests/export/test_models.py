@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -104,7 +106,23 @@ def test_a_model_ends_when_its_time_is_over_and_is_measured_again(
     options = argparse.Namespace(rounds=1, compiler="eager", tiny=True)
     child = tmp_path / "child.py"
     cell = json.dumps({"model": "gpt2", "way": "graph", "us": {}})
-    child.write_text(f"import time\nprint({cell!r}, flush=True)\ntime.sleep(60)\n")
+    said = tmp_path / "said"
+    child.write_text(
+        f"import time\nprint({cell!r}, flush=True)\nopen({str(said)!r}, 'w').close()\n"
+        "while True: time.sleep(60)\n"
+    )
+
+    class Late(subprocess.Popen[bytes]):
+        """Its time is over as soon as the first cell is there."""
+
+        def communicate(self, input: bytes | None = None, timeout: float | None = None) -> Any:
+            if timeout is None:
+                return super().communicate()
+            while not said.exists():
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(script.subprocess, "Popen", Late)
     monkeypatch.setattr(script, "__file__", str(child))
     cells = script.measured(options, tmp_path, "gpt2", ["graph", "eager"], 0.5)
     late = {"model": "gpt2", "way": "eager", "error": "the time ran out"}

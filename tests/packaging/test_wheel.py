@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,7 +45,7 @@ def test_an_installed_evotune_compiles_a_shipped_space(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
 
@@ -60,7 +62,7 @@ def test_an_installed_evotune_tunes_a_shipped_space(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 0, run.stderr
     report = subprocess.run(

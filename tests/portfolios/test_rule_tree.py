@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import random
-import time
 from collections.abc import Sequence
 
 import pytest
+from counting import calls_made
 
 from evotune.portfolios._rule_tree import Leaf, learnt_leaves
 from evotune.portfolios.points import Point
@@ -86,7 +86,7 @@ def test_no_tree_is_better_and_no_leaf_names_a_kernel_that_lost(seed: int) -> No
 
 
 @pytest.mark.parametrize("features", swept((1, 2, 3), lambda each: each == 1))
-def test_a_thousand_cases_take_seconds(features: int) -> None:
+def test_the_work_on_a_thousand_cases_is_bounded(features: int) -> None:
     rng = random.Random(0)
     points = [
         made(
@@ -96,9 +96,8 @@ def test_a_thousand_cases_take_seconds(features: int) -> None:
         )
         for number in range(1000)
     ]
-    began_s = time.process_time()
-    leaves = learnt_leaves(points, range(8))
-    assert time.process_time() - began_s < 20
+    leaves: list[Leaf] = []
+    calls_made(lambda: leaves.extend(learnt_leaves(points, range(8))), 20_000_000)
     assert sum(len(leaf.points) for leaf in leaves if leaf.kernel is not None) > 950
 
 

@@ -20,6 +20,7 @@ from evotune.problems import create_problem
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from tests.patience import PATIENCE_S
 
 from .pipeline import SPACES
 from .timed import judge_timed
@@ -77,7 +78,7 @@ class InProcess:
     def _subject(self, job: CaseJob) -> Subject:
         path = self._folder / f"{job.compile.key[:16]}.so"
         if not path.exists():
-            built = CpuCompiler().compile(job.compile, path, 120.0)
+            built = CpuCompiler().compile(job.compile, path, PATIENCE_S)
             assert not isinstance(built, CompileFailure), built.log
         return Subject(job.case, job.plan, self._session.load(path, job.plan))
 

@@ -11,10 +11,10 @@ from evotune.execute.executor import HELD_OUT, TIMED, Proposal
 from evotune.execute.local import open_local_executor
 from evotune.space.specs import ParameterSpec
 from evotune.trial import Configuration, Outcome
+from tests.patience import PATIENCE_S, limited_trials
 
 SPACES = Path(__file__).parent / "data" / "search_spaces"
 SEARCH, CONFIRMATION = "search", "confirmation"
-_LONGEST_S = 300.0
 _BASELINES = {
     "attention": "sdpa:math",
     "Softmax": "torch:softmax",
@@ -59,11 +59,10 @@ class Pipeline:
         device: str = "cpu",
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """All `spaces` have the same problem; they share one worker and the shortest of their time
-        limits. `without`: checks to leave out, to find the kernels that one check alone catches."""
+        """All `spaces` have the same problem; they share one worker. `without`: checks to leave
+        out, to find the kernels that one check alone catches."""
         self._planners: dict[str, tuple[Planner, str, list[str]]] = {}
         baselines: dict[str, str] = {}
-        timeouts_s: list[float] = []
         for space in spaces:
             setup = load_setup(SPACES / space, device)
             assert isinstance(setup.planner, Planner)
@@ -71,7 +70,6 @@ class Pipeline:
             assert setup.document.problem is not None
             problem, root = setup.document.problem, setup.document.root.absolute()
             self._planners[space] = setup.planner, *_choices(setup)
-            timeouts_s.append(setup.document.timeouts.trial_s)
             baseline = _BASELINES[problem.name.rpartition(":")[2]]
             timed = (*setup.cases[TIMED], *setup.cases[HELD_OUT])
             baselines |= {case.label: baseline for case in timed}
@@ -83,7 +81,8 @@ class Pipeline:
             dtype=problem.dtype,
             root=root,
             deterministic=True,
-            trial_timeout_s=min(timeouts_s),
+            compile_timeout_s=PATIENCE_S,
+            trial_timeout_s=PATIENCE_S,
             without=without,
         )
         self._executor.baselines = baselines
@@ -97,6 +96,11 @@ class Pipeline:
         - number: of the proposal; its inputs are drawn from it. By default one more than the last
         """
         return self._outcome(self._proposal(choice, space, number, confirm=False))
+
+    def run_endless(self, choice: str, limit_s: float) -> Outcome:
+        """The outcome of a kernel that never ends, in the search."""
+        with limited_trials(self._executor, limit_s):
+            return self.run(choice)
 
     def judge(
         self, choice: str, space: str = "", *, number: int | None = None
@@ -122,7 +126,7 @@ class Pipeline:
     def _outcome(self, proposal: Proposal) -> Outcome:
         assert not proposal.rejection, proposal.rejection
         self._executor.submit(proposal)
-        deadline = time.monotonic() + _LONGEST_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for number, outcome in self._executor.poll(0.5):
                 assert number == proposal.number

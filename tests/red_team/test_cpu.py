@@ -107,7 +107,6 @@ EXPECTED: dict[str, tuple[OutcomeKind | tuple[OutcomeKind, ...], str]] = {
     "exit": (OutcomeKind.WORKER_LOST, "ended with status 0"),
     "huge_stack": (OutcomeKind.ILLEGAL_ACCESS, "SIGSEGV"),
     "forges_an_answer": (OutcomeKind.WORKER_LOST, "its answer belongs to no request"),
-    "endless": (OutcomeKind.TIMEOUT, "no answer within 6 s; killed"),
 }
 
 
@@ -129,6 +128,13 @@ def test_a_cheat_is_rejected_and_the_reason_says_why(cheats: Pipeline, behaviour
     assert outcome.kind in kinds, outcome.reason
     assert re.search(reason, outcome.reason), outcome.reason
     assert outcome.fitness is None
+
+
+@pytest.mark.soak
+def test_a_cheat_that_never_ends_is_killed(cheats: Pipeline) -> None:
+    outcome = cheats.run_endless("endless", 6.0)
+    assert outcome.kind is OutcomeKind.TIMEOUT
+    assert outcome.reason == "no answer within 6 s; killed"
 
 
 def test_the_same_code_without_a_fault_passes(cheats: Pipeline) -> None:

@@ -18,6 +18,7 @@ from evotune.device.launch import CompileFailure, CompileJob
 from evotune.engine.setup import load_setup
 from evotune.problems.problem import Tensors
 from evotune.trial import Configuration
+from tests.patience import PATIENCE_S
 
 from .cuda_expected import CLASSES, PASSES, RIGHT
 from .emulated.running import EmulatedSpace
@@ -317,7 +318,7 @@ def compiled(job: CompileJob, folder: Path) -> str:
     """The compiler's log where the job does not compile; else ""."""
     from evotune.backends.cuda.compiler import NvrtcCompiler
 
-    built = NvrtcCompiler().compile(job, folder / f"{job.key}.cubin", 60.0)
+    built = NvrtcCompiler().compile(job, folder / f"{job.key}.cubin", PATIENCE_S)
     return built.log if isinstance(built, CompileFailure) else ""
 
 

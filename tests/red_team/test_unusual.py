@@ -24,6 +24,7 @@ from evotune.problems import create_problem
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from tests.patience import PATIENCE_S
 
 from .pipeline import SPACES, choices
 from .timed import judge_timed
@@ -90,7 +91,7 @@ class Methods:
         jobs = self._planner.proposal(0, Configuration(genes)).cases
         for job in jobs:
             if not self._path(job).exists():
-                built = CpuCompiler().compile(job.compile, self._path(job), 60.0)
+                built = CpuCompiler().compile(job.compile, self._path(job), PATIENCE_S)
                 assert not isinstance(built, CompileFailure), built.log
         return [(job.role, self._subject(job)) for job in jobs]
 

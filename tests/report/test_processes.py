@@ -19,6 +19,7 @@ from evotune.report import whole
 from evotune.report.data import RunData
 from evotune.report.whole import mapped
 from evotune.trial import Outcome, OutcomeKind
+from tests.patience import PATIENCE_S
 
 from .runs import failed, make_run, ok, text_of
 
@@ -109,8 +110,8 @@ def test_no_process_outlives_an_interrupted_report(by: signal.Signals) -> None:
         assert len(_members(group)) >= 3
         # Ctrl-C at a terminal reaches the whole group, a kill only the one process.
         (os.killpg if by is signal.SIGINT else os.kill)(parent.pid, by)
-        parent.wait(300)
-        deadline = time.monotonic() + 300
+        parent.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
         while _members(group) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not _members(group)

@@ -14,6 +14,7 @@ from evotune.device.launch import CompileFailure
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Value
+from tests.patience import PATIENCE_S
 
 from .emulation import EmulatedKernel
 
@@ -156,7 +157,7 @@ def test_configurations_compile(space: str, device: str, tmp_path: Path) -> None
     drawn = planner.bound.sample(random.Random(0))
     for number, configuration in enumerate((planner.bound.default(), drawn)):
         (job, *_) = planner.compile_jobs(configuration)
-        built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=60)
+        built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=PATIENCE_S)
         assert not isinstance(built, CompileFailure), built.reason
         figures = (built["spill_store_bytes"], built.get("serialized", 0))
         assert number > 0 or figures == (0, 0)

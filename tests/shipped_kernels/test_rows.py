@@ -17,6 +17,7 @@ from evotune.device.launch import CompileFailure
 from evotune.engine.setup import load_setup
 from evotune.engine.spaces import find_space
 from evotune.trial import Value
+from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 
 from .emulation import EmulatedKernel
@@ -214,6 +215,6 @@ def test_configurations_compile(space: str, device: str, tmp_path: Path) -> None
     drawn = planner.bound.sample(random.Random(device))
     for number, configuration in enumerate((planner.bound.default(), drawn)):
         (job, *_) = planner.compile_jobs(configuration)
-        built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=60)
+        built = NvrtcCompiler().compile(job, tmp_path / f"{number}.cubin", timeout_s=PATIENCE_S)
         assert not isinstance(built, CompileFailure), built.reason
         assert number > 0 or built["spill_store_bytes"] == 0

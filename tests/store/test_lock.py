@@ -14,14 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from evotune.engine import folder
 from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, RunLocked
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 _HOLD = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
+from evotune.engine import folder
 from evotune.engine.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).locked():
     print("locked", flush=True)
@@ -72,7 +75,10 @@ def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_a_process_that_only_looks_is_no_holder(tmp_path: Path) -> None:
+def test_a_process_that_only_looks_is_no_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_LOOKING_S", PATIENCE_S)  # the thread may be slow to let go
     run = RunFolder(tmp_path)
     with run.locked():
         pass

@@ -18,6 +18,7 @@ import pytest
 from evotune.errors import StoreError
 from evotune.store import RunStore, opening
 from evotune.trial import Check, Configuration, Measurement, Outcome, OutcomeKind, Trial
+from tests.patience import PATIENCE_S
 
 from .forging import change, forge
 
@@ -457,14 +458,14 @@ with RunStore.create(path) as store, RunStore.open_for_reading(path) as reader:
 def test_a_quiet_moment_syncs_the_log_though_a_reader_holds_on_to_older_pages(path: Path) -> None:
     library = path.with_name("names_synced_files.so")
     command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
-    subprocess.run(command, input=_NAMES_SYNCED_FILES, text=True, check=True, timeout=300)
+    subprocess.run(command, input=_NAMES_SYNCED_FILES, text=True, check=True, timeout=PATIENCE_S)
     found = subprocess.run(
         [sys.executable, "-c", _SYNCS_BESIDE_A_READER, str(path), str(ROOT)],
         env={**os.environ, "LD_PRELOAD": str(library)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     _, *synced, _ = found.stdout.split("append\n")
     assert [f"{path}-wal" in files.splitlines() for files in synced] == [True] * 5

@@ -28,6 +28,7 @@ from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.watch import Watch
 from evotune.verify.watched_sampler import WatchedSampler
+from tests.patience import PATIENCE_S
 
 FOLDER = Path(__file__).parents[1] / "data" / "types"
 WRONG = OutcomeKind.WRONG_RESULT
@@ -69,7 +70,7 @@ def judged(planner: Planner, behaviour: str, folder: Path, *, timed: bool = Fals
 def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
     path = folder / f"{job.compile.key[:16]}.so"
     if not path.exists():
-        built = CpuCompiler().compile(job.compile, path, 60.0)
+        built = CpuCompiler().compile(job.compile, path, PATIENCE_S)
         assert not isinstance(built, CompileFailure), built.log
     return Subject(job.case, job.plan, session.load(path, job.plan))
 

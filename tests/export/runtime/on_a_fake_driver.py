@@ -45,6 +45,7 @@ from tests.export.runtime.test_calls import (
     sdpa,
     shifted,
 )
+from tests.patience import PATIENCE_S
 
 Open = Callable[..., ModuleType]
 HERE = Path(__file__).parent
@@ -103,7 +104,7 @@ PLAN = {
 
 def built(source: Path, output: Path, *options: str) -> Path:
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", *options, str(source)]
-    subprocess.run([*command, "-o", str(output)], check=True, timeout=120)
+    subprocess.run([*command, "-o", str(output)], check=True, timeout=PATIENCE_S)
     return output
 
 
@@ -933,6 +934,6 @@ assert not far.check()
 """
     command = [sys.executable, "-c", program]
     found = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert found.returncode == 0, found.stderr

@@ -23,6 +23,7 @@ from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
 from evotune.export._descriptions import INIT
 from evotune.export._feature_regions import NONE
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 RUNTIME = Path(evotune.__file__).parent / "export" / "runtime"
@@ -69,7 +70,7 @@ def compiled(folder: Path, causal: bool, text: str = "") -> Path:
             *("-o", str(output)),
         ],
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     return output
 
@@ -295,7 +296,7 @@ def _compiled_for(folder: Path, fixed: Mapping[str, Any]) -> Path:
     options = ("-std=c++17", "-O1", "-fopenmp", "-fPIC", "-shared", "-s")
     macros = [f"-D{name}={value}" for name, value in defines.items()]
     command = ["g++", *options, *macros, str(source), "-o", str(output)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     return output
 
 

@@ -40,6 +40,7 @@ from tests.export.runtime.packages import (
     strided_region,
 )
 from tests.export.runtime.states import STATES, State
+from tests.patience import PATIENCE_S
 
 Open = Callable[..., ModuleType]
 GROUPED: dict[str, Any] = {"enable_gqa": True}
@@ -844,7 +845,7 @@ print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
 """
     command = [sys.executable, "-c", program]
     found = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert found.stdout.endswith("False False\n"), found.stderr
 
@@ -871,7 +872,11 @@ def test_workers_of_a_data_loader_are_served(
     threads(1)
     expected = [module.attention(*inputs(length), **GROUPED) for length in (40, 41)]
     loader = torch.utils.data.DataLoader(
-        Attended(module), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60
+        Attended(module),
+        num_workers=2,
+        batch_size=None,
+        multiprocessing_context="fork",
+        timeout=PATIENCE_S,
     )
     for number, out in enumerate(loader):
         assert torch.equal(out, expected[number % 2])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 TESTS = Path(__file__).with_name("on_a_fake_driver.py")
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +23,7 @@ def test_the_launchers_on_a_driver_that_runs_on_the_cpu(marked: str) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-n", "0", "-m", marked]
     command = [sys.executable, "-m", "pytest", *options, str(TESTS)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout

@@ -27,6 +27,7 @@ from evotune.engine.spaces import shipped_spaces
 from evotune.execute.executor import TIMED
 from evotune.space.reading.case_file import read_cases
 from tests.export.runtime.packages import description, imported, write
+from tests.patience import PATIENCE_S
 
 Open = Callable[..., ModuleType]
 Call = Callable[..., torch.Tensor]
@@ -116,7 +117,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("norm")
     (folder / "norm.cpp").write_text(SOURCE)
     command = ["g++", "-O1", "-fPIC", "-shared", "norm.cpp", "-o", "norm.so"]
-    subprocess.run(command, cwd=folder, check=True, timeout=60)
+    subprocess.run(command, cwd=folder, check=True, timeout=PATIENCE_S)
     return (folder / "norm.so").read_bytes()
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from tests.export.runtime.packages import CASE, HEAD_DIM, region, strided_kernel, strided_region
 from tests.export.runtime.test_calls import GROUPED, inputs, near, none_without_elements
+from tests.patience import PATIENCE_S
 
 Open = Callable[..., ModuleType]
 BEFORE = F.scaled_dot_product_attention
@@ -89,11 +90,11 @@ def test_the_block_of_another_thread_goes_on(opened: Open) -> None:
     def hold() -> None:
         with module.active():
             inside.set()
-            leave.wait(10)
+            leave.wait(PATIENCE_S)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    inside.wait(10)
+    inside.wait(PATIENCE_S)
     with module.active():
         pass
     assert calls(module) == 1
