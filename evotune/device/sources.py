@@ -8,9 +8,11 @@ everything that the machine code is made of, except the compiler and its headers
 A file without a suffix of code is refused: given a text file or a private key, a compiler would
 quote its content in an error.
 
-The scan also counts directives in comments and under a false `#if`, so it finds too many rather
-than too few. A quoted file that does not exist is left to the compiler. Of an assembler's
-directives the scan knows only the plain spelling: `dependencies.py` finds the others.
+A directive in a comment, in a string or under `#if 0` is none. Where compilers might disagree on
+that (`preprocessing.py`), every directive counts: too many are found rather than too few. Under any
+other condition a file is copied if it exists. A quoted file that does not exist is left to the
+compiler. Of an assembler's directives the scan knows only the plain spelling: `dependencies.py`
+finds the others.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from evotune.device.preprocessing import code_of
 from evotune.errors import SpaceError, UsageError
 from evotune.languages import all_languages
 from evotune.regular_file import read_regular
@@ -52,8 +55,10 @@ _OPERAND = re.compile(_SYSTEM_HEADER + rb'|"([^"\r\n]*)"')
 _PROBE = re.compile(
     rb"(?:ifn?def[ \t]+|defined[ \t]*\(?[ \t]*)__has_\w+"
     rb"|__has_(?:include|include_next|embed)[ \t]*\([ \t]*" + _SYSTEM_HEADER + rb"[ \t]*\)"
+    rb'|__has_(?:include|include_next)[ \t]*\([ \t]*"([^"\r\n]*)"[ \t]*\)'
     rb"|(__has_(?:include|include_next|embed)\b)"
 )
+_LITERAL = re.compile(rb"""'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\([ \t]*"[^"\n]*\"""")
 _ASSEMBLER_FILE = re.compile(rb'(?:["(;\r\n]|\\[nt])[ \t]*(\.(?:incbin|include))\b')
 
 
@@ -126,23 +131,42 @@ def _read(root: Path, name: str, written: Mapping[str, bytes]) -> bytes:
 def _includes(root: Path, name: str, content: bytes, written: Mapping[str, bytes]) -> list[str]:
     """Root-relative names of the quoted includes that exist; others are left to the compiler."""
     targets: set[str] = set()
-    for text in {splice.sub(b"", content) for splice in _SPLICES}:
-        for pattern in (_PROBE, _ASSEMBLER_FILE):
-            for match in pattern.finditer(text):
-                if match.group(1):
-                    word = match.group(1).decode()
-                    raise SpaceError(
-                        f"{name}: {word} may read a file that evotune does not copy with the "
-                        "kernel; use #include"
-                    )
-        targets.update(_targets(name, text))
+    for splice in _SPLICES:
+        code = code_of(content, splice)
+        text = splice.sub(b"", content) if code is None else code.text
+        conditions = text if code is None else _LITERAL.sub(_in_brackets, code.conditions)
+        if match := _ASSEMBLER_FILE.search(text):
+            raise _unknown_file(name, match[1])
+        targets.update(_probed(name, conditions))
+        targets.update(_targets(name, text, certain=code is not None))
     located = (_locate(root, name, target, written) for target in sorted(targets))
     return [target for target in located if target is not None]
 
 
-def _targets(name: str, text: bytes) -> Iterator[str]:
+def _in_brackets(literal: re.Match[bytes]) -> bytes:
+    """A literal after an opening bracket as it is, since a probe may have it; no other."""
+    return literal[0] if literal[0][:1] == b"(" else b""
+
+
+def _unknown_file(name: str, word: bytes) -> SpaceError:
+    return SpaceError(
+        f"{name}: {word.decode()} may read a file that evotune does not copy with the kernel; use "
+        "#include"
+    )
+
+
+def _probed(name: str, conditions: bytes) -> Iterator[str]:
+    """The quoted files that conditions look for."""
+    for match in _PROBE.finditer(conditions):
+        if match[2]:
+            raise _unknown_file(name, match[2])
+        if match[1] is not None:
+            yield _decoded(name, match[1])
+
+
+def _targets(name: str, text: bytes, *, certain: bool) -> Iterator[str]:
     for mark in _HASH.finditer(text):
-        if not _begins_line(text, mark.start()):
+        if not _begins_line(text, mark.start(), certain=certain):
             continue
         if _LINE.match(text, mark.end()):
             raise SpaceError(f"{name}: a #line directive must not name a file")
@@ -151,11 +175,13 @@ def _targets(name: str, text: bytes) -> Iterator[str]:
             yield from _operand(name, directive.group(1).decode(), text, directive.end())
 
 
-def _begins_line(text: bytes, position: int) -> bool:
-    """Whether only blanks and a comment's end come before `position` on its line."""
+def _begins_line(text: bytes, position: int, *, certain: bool) -> bool:
+    """Whether only blanks come before `position` on its line. Where it is not certain what is a
+    comment, the end of one may come before it as well."""
     while position and text[position - 1] in b" \t\f\v\0":
         position -= 1
-    return position == 0 or text.endswith((b"\n", b"\r", b"*/", b"\xef\xbb\xbf"), 0, position)
+    ends = (b"\n",) if certain else (b"\n", b"\r", b"*/", b"\xef\xbb\xbf")
+    return position == 0 or text.endswith(ends, 0, position)
 
 
 def _operand(name: str, directive: str, text: bytes, position: int) -> Iterator[str]:
@@ -166,10 +192,14 @@ def _operand(name: str, directive: str, text: bytes, position: int) -> Iterator[
             f'{name}: expected #{directive} <header> or "file", got {rest or "nothing"}'
         )
     if match.group(1) is not None:
-        try:
-            yield match.group(1).decode()
-        except UnicodeDecodeError:
-            raise SpaceError(f"{name}: an include's name is not UTF-8") from None
+        yield _decoded(name, match.group(1))
+
+
+def _decoded(name: str, target: bytes) -> str:
+    try:
+        return target.decode()
+    except UnicodeDecodeError:
+        raise SpaceError(f"{name}: an include's name is not UTF-8") from None
 
 
 def _locate(root: Path, includer: str, target: str, written: Mapping[str, bytes]) -> str | None:

@@ -85,6 +85,90 @@ SPELLINGS_OF_NVRTC = [
     '// comment \\\t\r\n#include "h.h"\n',
 ]
 
+# No compiler reads a file for any of these.
+HIDDEN = [
+    '/* #include "h.h" */',
+    '/*\n#include "h.h"\n*/',
+    '/*\n * don\'t\n#include "h.h"\n*/',
+    '// one \\\n#include "h.h"\n',
+    'const char* s = "\\\n#include \\"h.h\\"\\\n";',
+    'auto s = R"(\n#include "h.h"\n)";',
+    'auto s = u8R"delim(\n)"\n#include "h.h"\n)delim";',
+    'auto s = "/*"; /*\n#include "h.h"\n*/',
+    'int n = 1\'000; /*\n#include "h.h"\n*/',
+    '#if 0\n#include "h.h"\n#endif\n',
+    '#if 0 // why\n#if 1\n#include "h.h"\n#else\n#include "h.h"\n#endif\n#endif\n',
+    '# /* x */ if 0 /* y */\n%:include "h.h"\n#endif\n',
+    '#if 0\nisn\'t read\n#include "h.h"\n#endif\n',
+    '#if 1\n#else\n#include "h.h"\n#endif\n',
+    '#if 1\n#elif FOO\n#include "h.h"\n#else\n#include "h.h"\n#endif\n',
+    '#i\\\nf 0\n#include "h.h"\n#endif\n',
+    '#if 0\n#elif 0\n#include "h.h"\n#endif\n',
+]
+# Here the scan cannot tell: the file is copied if it exists.
+MAYBE = [
+    '#ifdef NEVER\n#include "h.h"\n#endif\n',
+    '#if NEVER\n#include "h.h"\n#else\n#include "h.h"\n#endif\n',
+    '#if !defined(NEVER) && __has_include("h.h")\n#include "h.h"\n#endif\n',
+    '#if __has_include("h.h")\n#endif\n',
+    '#if 0\n#elif NEVER\n#include "h.h"\n#endif\n',
+    '#if (0)\n#include "h.h"\n#endif\n',
+]
+
+
+@pytest.mark.parametrize("source", ["main.cpp", "main.cu"])
+@pytest.mark.parametrize("text", HIDDEN)
+def test_a_directive_that_no_compiler_follows_is_no_include(
+    tree: Make, text: str, source: str
+) -> None:
+    """What it names may exist, lie outside of the root, or be no file's name at all."""
+    for operand in ('"h.h"', '"../../secret"', '"h.txt"', "MACRO", '"/etc/passwd"'):
+        written = text.replace('"h.h"', operand)
+        root = tree("", {f"k/{source}": written, "k/h.h": "", "k/h.txt": "", "../secret": "x"})
+        assert list(read_sources(root, f"k/{source}")) == [f"k/{source}"]
+
+
+@pytest.mark.parametrize("source", ["main.cpp", "main.cu"])
+@pytest.mark.parametrize("text", MAYBE)
+def test_under_another_condition_a_file_is_copied_if_it_exists(
+    tree: Make, text: str, source: str
+) -> None:
+    root = tree("", {f"k/{source}": text})
+    assert list(read_sources(root, f"k/{source}")) == [f"k/{source}"]
+    (root / "k" / "h.h").touch()
+    assert sorted(read_sources(root, f"k/{source}")) == ["k/h.h", f"k/{source}"]
+
+
+def test_other_directives_in_comments_and_strings_are_none_either(tree: Make) -> None:
+    text = (
+        '/*\n#line 1 "/etc/passwd"\n# 1 "/etc/passwd"\n*/\n'
+        '// asm(".incbin \\"/etc/passwd\\"");\n'
+        '#if 0\n#if __has_embed("h.h")\n#endif\nasm(".incbin \\"h.h\\"");\n#endif\n'
+        '#error __has_embed is missing\n#define WHY "needs __has_include"\n'
+    )
+    assert scan(tree(text)) == ["k/main.cpp"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'asm(R"(\n.incbin "/etc/passwd"\n)");',
+        "#if X == '\"' && __has_include(\"/etc/passwd\") && Y == '\"'\n#endif\n",
+        '#if ("/*" == 0)\n#include MACRO\n#endif\n',
+        'FOOR"x(\n#include "/etc/passwd"\n)x";',
+        '"s"R"x(\n#include "/etc/passwd"\n)x";',
+        '\\u0041R"x(\n#include "/etc/passwd"\n)x";',
+        'it\'s "/*"\n#include "/etc/passwd"\n/* */',
+        '#if 0\n#else\n#else\n#include "/etc/passwd"\n#endif\n',
+        '#if\\u0041 0\n#if 0\n#endif\n#include "/etc/passwd"\n',
+        'int x; // \r/*\n#include "/etc/passwd"\n*/',
+        '#if 0\nauto x = R"(\n#endif\n#include "/etc/passwd"\n)";\n#endif\n',
+    ],
+)
+def test_where_compilers_may_disagree_every_directive_counts(tree: Make, text: str) -> None:
+    with pytest.raises(SpaceError):
+        scan(tree(text))
+
 
 @pytest.mark.parametrize("text", [*SPELLINGS, *SPELLINGS_OF_NVRTC])
 def test_every_spelling_of_an_include_is_seen(tree: Make, text: str) -> None:
@@ -238,7 +322,8 @@ PIECES = (
     "#", "#", "%:", "??=", "include", "include_next", "import", '"h.h"', '"h.h"', "<vector>",
     '#include "h.h"', '\n#include "h.h"\n', "/*", "*/", "//", "\\\n", "\\ \n", "\n", "\n", "\r",
     "\r\n", " ", "\t", "\f", "\v", '"', "'", 'R"x(', ')x"', "0", "int a;", "_Pragma", "##",
-    "#define I include\n", "#if 1\n", "#endif\n", "??/\n", "\\",
+    "#define I include\n", "#if 1\n", "#endif\n", "??/\n", "\\", "#if 0\n", "#else\n",
+    "\n#elif 1\n", "\n#elif 0\n", "\n#if I\n", "u8", ")", "(", "1'0",
 )  # fmt: skip
 
 
@@ -272,18 +357,19 @@ COUNTS = [150, pytest.param(400, marks=pytest.mark.soak)]
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("count", COUNTS)
 def test_what_the_preprocessor_reads_the_scan_has_seen(tree: Make, count: int) -> None:
-    texts = _texts(count) + SPELLINGS
+    texts = [*_texts(count), *HIDDEN, *SPELLINGS]
     root = tree("", {"k/h.h": "int seen;\n"})
     read = _read_by_preprocessor(root / "k", _write_all(root, texts))
+    assert not read & set(range(count, count + len(HIDDEN))), "they are hidden indeed"
     assert read >= set(range(len(texts) - len(SPELLINGS), len(texts))), "no spelling is idle"
-    assert len(read) > count / 4, "the pieces must make real includes"
+    assert len(read) > count / 6, "the pieces must make real includes"
     assert _unseen(root, texts, read) == []
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_what_nvrtc_reads_the_scan_has_seen(tree: Make, count: int) -> None:
     nvrtc = pytest.importorskip("cupy.cuda", exc_type=ImportError).nvrtc
-    texts = [*_texts(count), *SPELLINGS, *SPELLINGS_OF_NVRTC]
+    texts = [*_texts(count), *HIDDEN, *SPELLINGS, *SPELLINGS_OF_NVRTC]
     root = tree("", {"k/h.h": "#error seen\n"})
     read = set()
     with contextlib.chdir(root):
@@ -295,6 +381,7 @@ def test_what_nvrtc_reads_the_scan_has_seen(tree: Make, count: int) -> None:
             if "k/h.h(1): " in nvrtc.getProgramLog(program):
                 read.add(index)
             nvrtc.destroyProgram(program)
+    assert not read & set(range(count, count + len(HIDDEN))), "they are hidden indeed"
     last = len(texts) - len(SPELLINGS_OF_NVRTC)
     assert read >= set(range(last, len(texts))), "no spelling is idle"
     assert len(read) > count / 8, "the pieces must make real includes"
