@@ -14,7 +14,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
@@ -48,6 +50,26 @@ def _works_beside_evotune() -> bool:
         return os.getcwd() == _FOLDER
     except OSError:  # the working folder was deleted
         return False
+
+
+def end_without_hooks(main: Callable[[], None]) -> NoReturn:
+    """Runs `main` and ends this process. Whatever native code or a kernel registered for the end of
+    a process (atexit, static destructors) does not run, and what it left in C's buffers is lost: so
+    nothing follows the last words of `main`."""
+    status: object = 0
+    try:
+        main()
+    except SystemExit as leaving:
+        status = leaving.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 (the process ends, as it would by itself)
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 1)
 
 
 # --- How a process ended, in words ----------------------------------------------------------------

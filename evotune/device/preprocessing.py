@@ -79,11 +79,20 @@ def _bare(content: bytes, splice: re.Pattern[bytes]) -> bytes:
         _require_certain(kind, before, match)
         if kind == "raw" and _joined_within(joins, match):
             raise _Undecided
+        if kind == "comment" and b"\n" in match[0]:
+            _require_plain(b"".join(parts[line:]).strip(), text[match.end() :][:80].lstrip())
         parts.append(_bare_token(kind, match[0], parts[line:]))
         if match[0] == b"\n":
             line = len(parts)
         before = kind
     return b"".join(parts)
+
+
+def _require_plain(before: bytes, after: bytes) -> None:
+    """What stands around a comment of several lines: NVRTC takes a directive that follows it for
+    one, whatever code came before."""
+    if before and (before[:1] in (b"#", b"%") or after[:1] in (b"#", b"%", b"/", b"")):
+        raise _Undecided
 
 
 def _bare_token(kind: str, token: bytes, line: list[bytes]) -> bytes:

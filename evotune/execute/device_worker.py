@@ -41,6 +41,7 @@ from evotune.execute.messages import (
 )
 from evotune.problems import Case, Problem, UserProblem, create_problem
 from evotune.problems.examination import examine, mistake_of, tiny_case
+from evotune.python_process import end_without_hooks
 from evotune.user_code import trust
 
 if TYPE_CHECKING:
@@ -173,4 +174,4 @@ def _run_trial(
 
 
 if __name__ == "__main__":
-    main()
+    end_without_hooks(main)

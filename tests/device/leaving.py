@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -56,6 +57,10 @@ def main() -> None:
         os.sched_setaffinity(0, cores)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
+        for hook in (sys.setprofile, sys.settrace, threading.setprofile):
+            hook(None)
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
         for option, value in DEFAULTS.items():
             libc.mallopt(option, value)
     print(json.dumps(found))

@@ -27,7 +27,8 @@ SPINNING = ["pool_of_two", "pool_that_spins_longer"]
 HONEST = [
     *("plain", "pinned_pool", "openmp", "openmp_with_four", "thread_a_call", "large_blocks"),
     *("keeps_memory", "loads_a_library", "keeps_a_file", "thread_local_memory"),
-    *("restores_affinity", "restores_rounding_of_openmp"),
+    *("restores_affinity", "restores_rounding_of_openmp", "static_object"),
+    "restores_garbage_collection",
 ]
 CHEATS = {
     "interval_timer": "left the interval timer ITIMER_REAL running",
@@ -53,6 +54,22 @@ CHEATS = {
     "variable": "changed the environment variable OMP_NUM_THREADS",
     "working_folder": "changed the working folder",
     "file_modes": "changed the mask of new files' modes",
+    "collects_garbage_often": "changed Python's garbage collector",
+    "collects_no_garbage": "changed Python's garbage collector",
+    "hooks_the_collector": "changed Python's callbacks of its garbage collector",
+    "profiler": "changed Python's profiler",
+    "profiler_in_c": "changed Python's profiler",
+    "profiler_of_threads": "changed Python's profiler",
+    "tracer": "changed Python's tracer",
+    "audit_hook": "changed Python's audit hooks",
+    "switch_interval": "changed Python's switch interval",
+    "deterministic_mode": "changed PyTorch's deterministic mode",
+    "no_gradients": "changed PyTorch's gradient mode",
+    "default_type": "changed PyTorch's default type",
+    "default_device": "changed PyTorch's default device",
+    "autocast": "changed PyTorch's autocast",
+    "fewer_bits": "changed PyTorch's precision",
+    "denormals": "changed how the processor rounds",
     # These leave something at work
     "spinner": "busy after it returned",
     "helper_at_half": "busy",

@@ -83,6 +83,7 @@ SPELLINGS_OF_NVRTC = [
     'int x; \\ \n#include "h.h"\n',
     '#define SOME \\ \n#include "h.h"\n',
     '// comment \\\t\r\n#include "h.h"\n',
+    'int x; /*\n*/ #include "h.h"\n',  # GCC sees no line's beginning there
 ]
 
 # No compiler reads a file for any of these.

@@ -2,8 +2,11 @@
 
 A candidate on the CPU is native code in the process that times the baseline. The state is read
 before the first candidate and after each one, and a difference shows what a candidate changed:
-timers, signal handlers, affinity, priorities, numbers of threads, limits, the allocator. Changes
-that libraries make by themselves do not count: new threads, opened files, memory in use.
+timers, signal handlers, affinity, priorities, numbers of threads, limits, the allocator, Python's
+hooks and garbage collector, PyTorch's modes (`_python_state.py`). Changes that libraries make by
+themselves do not count: new threads, opened files, memory in use. Functions that are registered for
+the end of the process do not count either: a static object needs one, and no worker runs them
+(`end_without_hooks`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 from evotune.backends.cpu import _libc, _openmp
 from evotune.backends.cpu._cpu_leftovers import float_environment_changed
+from evotune.backends.cpu._python_state import python_settings, pytorch_settings
 
 _SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
 _GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which glibc handles once threads are cancelled
@@ -71,6 +75,7 @@ class ProcessState:
     timers: frozenset[str]
     threads: Mapping[int, ThreadState]
     openmp: Mapping[str, int]
+    python: Mapping[str, object]
     torch: Mapping[str, object]
     limits: Mapping[str, object]
     allocator: Mapping[str, int]
@@ -94,7 +99,8 @@ class ProcessState:
             timers=timers,
             threads=dict(_threads()),
             openmp=_openmp_settings(),
-            torch=_torch(),
+            python=python_settings(),
+            torch=pytorch_settings(),
             limits={name: resource.getrlimit(which) for name, which in _LIMITS.items()},
             allocator=_libc.allocator_behaviour(),
             variables=_libc.environment(),
@@ -195,22 +201,6 @@ def _openmp_settings() -> dict[str, int]:
     return found
 
 
-def _torch() -> dict[str, object]:
-    import torch
-
-    return {
-        "number of threads": torch.get_num_threads(),
-        "number of threads between operations": torch.get_num_interop_threads(),
-        "precision of float32 products": torch.get_float32_matmul_precision(),
-        "use of oneDNN": torch._C._get_mkldnn_enabled(),
-        "backends of attention": (
-            torch._C._get_flash_sdp_enabled(),
-            torch._C._get_mem_efficient_sdp_enabled(),
-            torch._C._get_math_sdp_enabled(),
-        ),
-    }
-
-
 def _files() -> Iterator[tuple[int, str]]:
     """The open descriptors, each with the target of its link in /proc."""
     with contextlib.suppress(OSError):
@@ -264,6 +254,11 @@ def _threads_counted(before: ProcessState, now: ProcessState) -> Iterator[str]:
         yield f"changed OpenMP's settings ({name} is now {now.openmp.get(name)})"
 
 
+def _interpreter_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
+    for name in _differing(before.python, now.python):
+        yield f"changed Python's {name}"
+
+
 def _limits_changed(before: ProcessState, now: ProcessState) -> Iterator[str]:
     for name in _differing(before.limits, now.limits):
         yield f"changed the limit {name}"
@@ -301,6 +296,7 @@ _FINDERS = (
     _new_handlers,
     _threads_changed,
     _threads_counted,
+    _interpreter_changed,
     _limits_changed,
     _floats_changed,
     _allocator_changed,

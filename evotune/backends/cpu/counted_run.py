@@ -29,6 +29,7 @@ from evotune.device.normal_values import normal_values
 from evotune.device.session import c_value
 from evotune.errors import EvotuneError
 from evotune.problems.element_types import ELEMENT_BYTES
+from evotune.python_process import end_without_hooks
 
 LIMIT_S = 90.0
 KERNEL, BASELINE = "kernel", "baseline"
@@ -132,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_without_hooks(main)

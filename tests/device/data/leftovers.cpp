@@ -123,6 +123,22 @@ static void follower(int after_us, int work_us) {
 
 static void nothing(int) {}
 
+// Runs Python in the process that called the kernel, which has given up the interpreter's lock.
+template <typename Run>
+static void in_python(Run run) {
+  const auto ensure = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Ensure"));
+  const auto release = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "PyGILState_Release"));
+  const int state = ensure();
+  run();
+  release(state);
+}
+
+static void python(const char *code) {
+  in_python([=] { reinterpret_cast<int (*)(const char *)>(dlsym(RTLD_DEFAULT, "PyRun_SimpleString"))(code); });
+}
+
+static int see(void *, void *, int, void *) { return 0; }
+
 #define KERNEL(NAME, ...) \
   extern "C" void NAME(float *x) { \
     __VA_ARGS__; \
@@ -149,6 +165,8 @@ KERNEL(restores_affinity, cpu_set_t old; CPU_ZERO(&old); sched_getaffinity(0, si
        CPU_ZERO(&one); CPU_SET(sched_getcpu(), &one); sched_setaffinity(0, sizeof one, &one); work_for(20);
        sched_setaffinity(0, sizeof old, &old))
 
+KERNEL(static_object, static std::vector<float> kept(1 << 10); x[1] = kept[5])
+KERNEL(restores_garbage_collection, python("import gc; gc.disable(); gc.enable()"))
 KERNEL(restores_rounding_of_openmp, _Pragma("omp parallel") { std::fesetround(FE_TOWARDZERO); work_for(20);
          std::fesetround(FE_TONEAREST); })
 
@@ -180,6 +198,23 @@ KERNEL(returned_memory, mallopt(M_TRIM_THRESHOLD, 0))
 KERNEL(variable, setenv("OMP_NUM_THREADS", "1", 1))
 KERNEL(working_folder, x[1] = chdir("/"))
 KERNEL(file_modes, umask(077))
+KERNEL(collects_garbage_often, python("import gc; gc.set_threshold(1)"))
+KERNEL(collects_no_garbage, python("import gc; gc.disable()"))
+KERNEL(hooks_the_collector, python("import gc; gc.callbacks.append(lambda *_: None)"))
+KERNEL(profiler, python("import sys; sys.setprofile(lambda *_: None)"))
+KERNEL(profiler_in_c, in_python([] { reinterpret_cast<void (*)(int (*)(void *, void *, int, void *), void *)>(
+                        dlsym(RTLD_DEFAULT, "PyEval_SetProfile"))(see, nullptr); }))
+KERNEL(profiler_of_threads, python("import threading; threading.setprofile(lambda *_: None)"))
+KERNEL(tracer, python("import sys; sys.settrace(lambda *_: None)"))
+KERNEL(audit_hook, python("import sys; sys.addaudithook(lambda *_: None)"))
+KERNEL(switch_interval, python("import sys; sys.setswitchinterval(1e-6)"))
+KERNEL(deterministic_mode, python("import torch; torch.use_deterministic_algorithms(True)"))
+KERNEL(no_gradients, python("import torch; torch.set_grad_enabled(False)"))
+KERNEL(default_type, python("import torch; torch.set_default_dtype(torch.float64)"))
+KERNEL(default_device, python("import torch; torch.set_default_device('meta')"))
+KERNEL(autocast, python("import torch; torch.set_autocast_enabled('cpu', True)"))
+KERNEL(fewer_bits, python("import torch; torch.backends.mkldnn.matmul.fp32_precision = 'bf16'"))
+KERNEL(denormals, python("import torch; torch.set_flush_denormal(True)"))
 KERNEL(spinner, helper(0, 1000))
 KERNEL(helper_at_half, helper(1000, 1000))
 KERNEL(helper_at_a_tenth, helper(900, 100))
