@@ -69,7 +69,6 @@ CHEATS = {
     "default_device": "changed PyTorch's default device",
     "autocast": "changed PyTorch's autocast",
     "fewer_bits": "changed PyTorch's precision",
-    "denormals": "changed how the processor rounds",
     # These leave something at work
     "spinner": "busy after it returned",
     "helper_at_half": "busy",

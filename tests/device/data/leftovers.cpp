@@ -214,7 +214,6 @@ KERNEL(default_type, python("import torch; torch.set_default_dtype(torch.float64
 KERNEL(default_device, python("import torch; torch.set_default_device('meta')"))
 KERNEL(autocast, python("import torch; torch.set_autocast_enabled('cpu', True)"))
 KERNEL(fewer_bits, python("import torch; torch.backends.mkldnn.matmul.fp32_precision = 'bf16'"))
-KERNEL(denormals, python("import torch; torch.set_flush_denormal(True)"))
 KERNEL(spinner, helper(0, 1000))
 KERNEL(helper_at_half, helper(1000, 1000))
 KERNEL(helper_at_a_tenth, helper(900, 100))
