@@ -80,7 +80,9 @@ def _bare(content: bytes, splice: re.Pattern[bytes]) -> bytes:
         if kind == "raw" and _joined_within(joins, match):
             raise _Undecided
         if kind == "comment" and b"\n" in match[0]:
-            _require_plain(b"".join(parts[line:]).strip(), text[match.end() :][:80].lstrip())
+            _require_plain(
+                b"".join(parts[line:]).strip(), _rest_of_line(text, match.end()).lstrip()
+            )
         parts.append(_bare_token(kind, match[0], parts[line:]))
         if match[0] == b"\n":
             line = len(parts)
@@ -88,10 +90,14 @@ def _bare(content: bytes, splice: re.Pattern[bytes]) -> bytes:
     return b"".join(parts)
 
 
+def _rest_of_line(text: bytes, position: int) -> bytes:
+    return text[position : text.find(b"\n", position) % (len(text) + 1)]
+
+
 def _require_plain(before: bytes, after: bytes) -> None:
     """What stands around a comment of several lines: NVRTC takes a directive that follows it for
     one, whatever code came before."""
-    if before and (before[:1] in (b"#", b"%") or after[:1] in (b"#", b"%", b"/", b"")):
+    if before and (before[:1] in (b"#", b"%") or after[:1] in (b"#", b"%", b"/")):
         raise _Undecided
 
 
@@ -123,7 +129,7 @@ def _require_certain(kind: str, before: str, match: re.Match[bytes]) -> None:
     ):
         raise _Undecided
     if kind == "quote":  # it has no end on its line
-        rest = text[end : text.find(b"\n", end) % (len(text) + 1)]
+        rest = _rest_of_line(text, end)
         if b"/*" in rest or b'"' in rest:
             raise _Undecided
 
