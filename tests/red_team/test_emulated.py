@@ -100,7 +100,7 @@ def _packed(spaces: Spaces, behaviour: str) -> None:
     for _ in range(30):
         bound.launch()
     name = {"q": "q", "v": "v"}.get(behaviour[0], "k") if behaviour != RIGHT else "k"
-    there = bound.launch.keeps[name].view(-1)  # type: ignore[attr-defined]
+    there = bound.memory[name].view(-1)
     there[5::64] = 4.0
     bound.launch()
     new = {**inputs, name: there.view(inputs[name].shape).clone()}
