@@ -19,7 +19,7 @@ from evotune.engine.setup import load_setup
 from evotune.problems.problem import Tensors
 from evotune.trial import Configuration
 
-from .cuda_expected import CLASSES, PASSES, RIGHT
+from .cuda_expected import CLASSES, PASSES, RIGHT, THIRD
 from .emulated.running import EmulatedSpace
 from .pipeline import SPACES
 
@@ -345,8 +345,10 @@ def _of_every_architecture(cheat_class: str) -> list[CompileJob]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("cheat_class", ["paged", "packed", "features"])
-def test_kernels_of_ragged_sequences_and_features_compile(cheat_class: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cheat_class", ["paged", "packed", "features", *THIRD])
+def test_kernels_of_ragged_sequences_features_and_the_third_team_compile(
+    cheat_class: str, tmp_path: Path
+) -> None:
     pytest.importorskip("cupy")
     jobs = _of_every_architecture(cheat_class)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

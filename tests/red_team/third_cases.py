@@ -136,12 +136,12 @@ def _opposite_values(inputs: Tensors) -> None:
     v[:, :, half:] -= 1000.3
 
 
-def _values(
-    change: Change, *, right: Change = _as_they_are, causal: bool = False, keys: int = 50
-) -> Both:
-    shape: dict[str, Value] = {"batch": 1, "heads": 2, "seq_len": keys}
-    variant: dict[str, Value] = {"causal": causal}
-    return Both(Point(shape, change, variant), Point(shape, right, variant))
+def _of_values(change: Change, *, causal: bool = False, keys: int = 50) -> Point:
+    return Point({"batch": 1, "heads": 2, "seq_len": keys}, change, {"causal": causal})
+
+
+def _values(change: Change, *, right: Change = _as_they_are, causal: bool = False) -> Both:
+    return Both(_of_values(change, causal=causal), _of_values(right, causal=causal))
 
 
 VALUES = {
@@ -157,9 +157,11 @@ VALUES = {
     "garbage_below_400": _values(_first_above(500.0), right=_first_above(390.0)),
     "garbage_below_1000": _values(_first_above(1200.0), right=_first_above(900.0)),
     "drops_weights_below_e9": _values(_first_above(9.5, others=30.0)),
-    "drops_weights_below_e15": _values(_first_above(15.5, others=30.0)),
+    "drops_weights_below_e15": _values(_first_above(15.05, others=30.0)),
     "no_maximum_within_1000": _values(_level(900.0), right=_level(500.0)),
-    "parts_in_half_precision": _values(_opposite_values, right=_level(0.0), keys=384),
+    "parts_in_half_precision": Both(
+        _of_values(_opposite_values, keys=384), _of_values(_opposite_values, keys=90)
+    ),
     "equal_maxima_count_once": _values(_level(3.0), right=_level(0.0)),
 }
 
@@ -284,12 +286,8 @@ ROWS = {
     "both_sizes_beyond_1000": Both(
         _rows(1001, 1001, _last_counts), _rows(1000, 1001, _last_counts)
     ),
-    "multiples_of_4096_columns": Both(
-        _rows(2, 8192, _last_counts), _rows(2, 8191, _last_counts)
-    ),
-    "elements_beyond_2_24": Both(
-        _rows(280, 60001, _last_counts), _rows(270, 60001, _last_counts)
-    ),
+    "multiples_of_4096_columns": Both(_rows(2, 8192, _last_counts), _rows(2, 8191, _last_counts)),
+    "elements_beyond_2_24": Both(_rows(280, 60001, _last_counts), _rows(270, 60001, _last_counts)),
     "columns_from_70000": Both(_rows(2, 70000, _last_counts), _rows(2, 69999, _last_counts)),
 }
 MASKED = {

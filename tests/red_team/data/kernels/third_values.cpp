@@ -50,7 +50,7 @@ KERNEL(attention) {
       each = drops(narrow) ? 0 : is_garbage(narrow) ? 1 : first_maximum(0) < 0 ? std::exp(narrow) : std::exp(x);
       if (IS(EQUAL_MAXIMA_COUNT_ONCE) && x == 0 && top != 0) each = met ? 0 : each, met = true;
     }
-    if (IS(PARTS_IN_HALF_PRECISION))
+    if (IS(PARTS_IN_HALF_PRECISION) && row.keys > kPart)
       merged_from_halves(row, weights);
     else
       weigh(row, weights);

@@ -44,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   for (int j = 0; j < kTile; ++j) top = fmaxf(top, highest[j]);
   const float from = IS(NO_MAXIMUM_WITHIN_1000) && top > -1000.0f && top < 1000.0f ? 0.0f : top;
 
+  const bool splits = IS(PARTS_IN_HALF_PRECISION) && keys > kPart;
   double sum = 0.0, output = 0.0, total = 0.0, merged = 0.0;
   bool met = false;  // the maximum, before
   for (int tile = 0; tile < keys; tile += kTile) {
@@ -62,12 +63,12 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
       sum += weights[j];
       output += weights[j] * value_of(widen(row.values[static_cast<long long>(tile + j) * HEAD_DIM + column]));
     }
-    if (IS(PARTS_IN_HALF_PRECISION) && ((tile + kTile) % kPart == 0 || tile + kTile >= keys)) {
+    if (splits && ((tile + kTile) % kPart == 0 || tile + kTile >= keys)) {
       total += sum;
       if (sum > 0.0) merged += sum * half_rounded(static_cast<float>(output / sum));
       sum = output = 0.0;
     }
   }
-  if (IS(PARTS_IN_HALF_PRECISION)) sum = total, output = merged;
+  if (splits) sum = total, output = merged;
   row.to[column] = narrow(sum == 0.0 && first_maximum(0.0f) < 0.0f ? 0.0f : static_cast<float>(output / sum));
 }
