@@ -9,6 +9,7 @@ shows that each is wrong there, and right next to it.
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -37,6 +38,7 @@ def _space(topic: str) -> str:
     return f"third_cpu_{topic}.yaml"
 
 
+@functools.cache
 def _together(topic: str) -> tuple[str, ...]:
     """The spaces of the same problem, which share a worker with this one."""
     problem = problem_of(_space(topic))

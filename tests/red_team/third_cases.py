@@ -312,7 +312,7 @@ ROW_SUM = {
 }
 INT32 = {"in_float": Both(_rows(2, 17001, _all(999)), _rows(2, 16001, _all(999)))}
 INT64 = {
-    "in_double": Both(_rows(2, 20000, _all((1 << 40) - 1)), _rows(2, 8000, _all((1 << 40) - 1)))
+    "in_double": Both(_rows(2, 20001, _all((1 << 40) - 1)), _rows(2, 8000, _all((1 << 40) - 1)))
 }
 COUNT64 = {
     "in_32_bit_parts": Both(
@@ -359,8 +359,12 @@ CASES: dict[str, dict[str, Both]] = {
 """By topic and name."""
 TYPED = ("sizes", "lengths", "values", "sinks", "paged", "packed")
 """The topics whose CUDA kernels are in float16 and in float32."""
-FLOAT32_ONLY = {"drops_weights_below_e15"}
-"""In float16 such weights vanish in the rounding of the output."""
+FLOAT32_ONLY = {
+    *("drops_weights_below_e15", "parts_in_half_precision"),
+    *("sink_lost_9_below", "sink_lost_16_bits_below"),
+}
+"""In float16 these errors lie within the tolerance: that of a right kernel whose weights are rounded
+to float16."""
 
 
 def spaces() -> dict[str, tuple[str, dict[str, Both]]]:
@@ -371,6 +375,7 @@ def spaces() -> dict[str, tuple[str, dict[str, Both]]]:
             found[f"third_{topic}_cuda.yaml"] = topic, cases
             continue
         narrow = {name: both for name, both in cases.items() if name not in FLOAT32_ONLY}
-        found[f"third_{topic}_fp16_cuda.yaml"] = topic, narrow
+        if narrow:
+            found[f"third_{topic}_fp16_cuda.yaml"] = topic, narrow
         found[f"third_{topic}_fp32_cuda.yaml"] = topic, cases
     return found

@@ -1,9 +1,7 @@
 // The largest value of each row, or its place, wrong for numbers or columns that BEHAVIOUR names.
 //
 // Shapes    x (rows, columns) float32; place (rows) int64, the first if there are several; largest (rows) float32.
-// Tunables  BEHAVIOUR. third_expected.py says what each is to be caught by.
-#include <math.h>
-
+// Tunables  BEHAVIOUR. third_largest.h says what each means.
 #include <cstdint>
 
 #ifdef BEHAVIOUR_READS_PAST_THE_END

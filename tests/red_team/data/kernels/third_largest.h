@@ -1,6 +1,10 @@
 // The order of a row's values for arg max, wrong for zeros, neighbours or ties as BEHAVIOUR says. For C++ and for CUDA.
 #pragma once
 
+#ifndef __CUDACC__  // it has these functions
+#include <math.h>
+#endif
+
 #ifdef RED_TEAM_INSTRUCTIONS  // of cuda/instructions.cuh
 #define SHARED __device__ inline
 #else

@@ -4,7 +4,7 @@
 //           paged: q, out (sequences, queries, heads, HEAD_DIM), k_pages, v_pages (pages, page_size, kv_heads,
 //           HEAD_DIM), page_table (sequences, most_pages), seq_lens.
 // Types     float32; sums in double. Causal is aligned to the bottom right.
-// Tunables  BEHAVIOUR. third_ragged.h says what each means; third_expected.py, what it is to be caught by.
+// Tunables  BEHAVIOUR. third_ragged.h says what each means;
 #include "third_ragged.h"
 
 #include <algorithm>

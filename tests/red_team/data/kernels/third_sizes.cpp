@@ -1,7 +1,7 @@
 // Attention that loses a key for sizes that go together only now and then, or for some lengths: BEHAVIOUR says for which.
 //
 // Shapes, types, arguments as in attention_rows.h.
-// Tunables  BEHAVIOUR. third_sizes.h says what each means; third_expected.py, what it is to be caught by.
+// Tunables  BEHAVIOUR. third_sizes.h says what each means;
 #include "attention_rows.h"
 #include "third_sizes.h"
 

@@ -1,7 +1,7 @@
 // Softmax over the last dimension, also of x + mask, wrong for sizes or numbers that BEHAVIOUR names.
 //
 // Shapes    x, mask, out (rows, columns), float32. Sums in double.
-// Tunables  BEHAVIOUR. third_rows.h says which sizes; third_expected.py, what each is to be caught by.
+// Tunables  BEHAVIOUR. third_rows.h says which sizes.
 #include <algorithm>
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // Sums of rows, of float32, int32 or int64, wrong for sizes or numbers that BEHAVIOUR names.
 //
 // Shapes    x (rows, columns), out (rows), of one type.
-// Tunables  BEHAVIOUR. third_rows.h says which sizes; third_expected.py, what each is to be caught by.
+// Tunables  BEHAVIOUR. third_rows.h says which sizes.
 #include <algorithm>
 #include <cstdint>
 

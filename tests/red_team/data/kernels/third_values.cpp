@@ -1,7 +1,7 @@
 // Attention that is right on usual numbers, and wrong on large, low, hidden, equal or small ones: BEHAVIOUR says on which.
 //
 // Shapes, types, arguments as in attention_rows.h. Sums are in double: nothing else is wrong with them.
-// Tunables  BEHAVIOUR. third_values.h says what each means; third_expected.py, what it is to be caught by.
+// Tunables  BEHAVIOUR. third_values.h says what each means;
 #include "attention_rows.h"
 #include "rows.h"
 #include "third_values.h"

@@ -31,7 +31,7 @@ SHARED float value_of(float value) { return IS(VALUES_WITHIN_1000) ? within(valu
 
 // Whether the weight of a score that lies x from the maximum is dropped.
 SHARED bool drops(float x) {
-#ifdef BEHAVIOUR_DROPS_WEIGHTS_BELOW_E15  // in float32 only
+#ifdef BEHAVIOUR_DROPS_WEIGHTS_BELOW_E15  // not in float16
   if (IS(DROPS_WEIGHTS_BELOW_E15)) return x < -15.0f;
 #endif
   return IS(DROPS_WEIGHTS_BELOW_E9) && x < -9.0f;

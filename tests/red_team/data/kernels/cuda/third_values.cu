@@ -44,7 +44,11 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   for (int j = 0; j < kTile; ++j) top = fmaxf(top, highest[j]);
   const float from = IS(NO_MAXIMUM_WITHIN_1000) && top > -1000.0f && top < 1000.0f ? 0.0f : top;
 
+#ifdef BEHAVIOUR_PARTS_IN_HALF_PRECISION  // not in float16
   const bool splits = IS(PARTS_IN_HALF_PRECISION) && keys > kPart;
+#else
+  const bool splits = false;
+#endif
   double sum = 0.0, output = 0.0, total = 0.0, merged = 0.0;
   bool met = false;  // the maximum, before
   for (int tile = 0; tile < keys; tile += kTile) {
