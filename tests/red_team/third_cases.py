@@ -363,8 +363,7 @@ FLOAT32_ONLY = {
     *("drops_weights_below_e15", "parts_in_half_precision"),
     *("sink_lost_9_below", "sink_lost_16_bits_below"),
 }
-"""In float16 these errors lie within the tolerance: that of a right kernel whose weights are rounded
-to float16."""
+"""In float16 these errors lie within the tolerance, since a right kernel may round weights."""
 
 
 def spaces() -> dict[str, tuple[str, dict[str, Both]]]:
