@@ -4,11 +4,14 @@
         [--spaces NAME ...] [--behaviours NAME ...] [--without CHECK ...]
         -o benchmarks/results/red_team_cpu.json
     python benchmarks/red_team.py --honest [--seeds 100] -o FILE
-    python benchmarks/red_team.py --table benchmarks/results/red_team_cpu.json
+    python benchmarks/red_team.py --third [--device cuda:0] [--seeds 10] [--minutes M] -o FILE
+    python benchmarks/red_team.py --table benchmarks/results/red_team_cpu.json [--by-kernel]
 
 Each kernel of tests/red_team goes through the search and, if it passes there, through the
 confirmation of a champion. Honest kernels are confirmed with the first seeds only (`--confirmed`).
-Each seed has a worker of its own, and the seed is the number of its proposals. Results that are in
+On a CPU each seed has a worker of its own, and the seed is the number of its proposals; on a GPU
+each space has one worker, and its kernels are compiled side by side. `--third` takes the kernels
+that are wrong for sizes and numbers that nobody drew. Results that are in
 FILE already are not measured again, so a campaign can be run in parts: `--minutes` ends a part.
 `--without` leaves checks out of the gate: the kernels that then pass are caught by these checks
 alone.
@@ -33,6 +36,7 @@ import torch
 import evotune
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from red_team.cuda_pipeline import CHAMPION, CudaPipeline
 from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices, problem_of
 
 PASSED = ""
@@ -91,15 +95,54 @@ class Campaign:
         return [tuple(group) for group in found.values()]
 
 
-def spaces_of(device: str, honest: bool) -> list[str]:
-    backend = "cpu" if device == "cpu" else "cuda"
-    kind = "unusual" if honest else "cheats"
-    found = (path.name for path in SPACES.glob(f"{kind}_{backend}*.yaml"))
+def spaces_of(device: str, kind: str) -> list[str]:
+    """The spaces of a kind for this backend: `cheats`, `unusual` or `third`."""
+    pattern = f"{kind}_cpu*.yaml" if device == "cpu" else f"{kind}_*cuda.yaml"
+    found = (path.name for path in SPACES.glob(pattern))
     return sorted(name for name in found if not name.removesuffix(".yaml").endswith(IN_PROCESS))
 
 
 def run(campaign: Campaign, known: set[tuple[str, str, int, str]]) -> Iterator[tuple[str, Result]]:
     """Yields the device's name and the result of each kernel and seed that is not known yet."""
+    return (run_on_cpu if campaign.device == "cpu" else run_on_gpu)(campaign, known)
+
+
+def run_on_gpu(
+    campaign: Campaign, known: set[tuple[str, str, int, str]]
+) -> Iterator[tuple[str, Result]]:
+    without = ",".join(sorted(campaign.without))
+    for space in campaign.spaces:
+        missing = {
+            seed: [
+                name
+                for name in campaign.kernels(space)
+                if (space, name, seed, without) not in known
+            ]
+            for seed in range(campaign.seeds)
+        }
+        if not any(missing.values()):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            pipeline = CudaPipeline(
+                Path(folder), space, device=campaign.device, without=campaign.without
+            )
+            try:
+                for seed, names in missing.items():
+                    confirm = seed < campaign.confirmed
+                    for found in pipeline.judge(names, seed, confirm=confirm):
+                        caught = {CHAMPION: CONFIRMATION}.get(found.stage, found.stage)
+                        kind, reason = found.outcome.kind.value, found.outcome.reason
+                        seconds = round(found.seconds, 2)
+                        about = (caught, kind, reason, seconds)
+                        result = Result(space, found.behaviour, seed, without, *about)
+                        yield pipeline.device, result
+            finally:
+                pipeline.close()
+
+
+def run_on_cpu(
+    campaign: Campaign, known: set[tuple[str, str, int, str]]
+) -> Iterator[tuple[str, Result]]:
     kernels = {space: campaign.kernels(space) for space in campaign.spaces}
     without = ",".join(sorted(campaign.without))
     groups = campaign.groups()
@@ -170,6 +213,20 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def table_by_kernel(results: Sequence[Result]) -> str:
+    """A row for each kernel: how many seeds caught it in the search, and as a champion."""
+    lines = ["| space | kernel | seeds | search | champion | passed |", "|---|---|---|---|---|---|"]
+    by_kernel: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for result in results:
+        space = result.space.removesuffix(".yaml")
+        by_kernel[space, result.behaviour, result.without][result.caught] += 1
+    for (space, kernel, without), counts in sorted(by_kernel.items()):
+        name = kernel + f" without {without}" * bool(without)
+        row = (counts.total(), counts[SEARCH], counts[CONFIRMATION], counts[PASSED])
+        lines.append("| " + " | ".join(map(str, (space, name, *row))) + " |")
+    return "\n".join(lines)
+
+
 def read(path: Path | None) -> list[Result]:
     if path is None or not path.exists():
         return []
@@ -186,11 +243,20 @@ def write(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> No
     beside.replace(path)
 
 
+def print_tables(results: Sequence[Result], *, by_kernel: bool) -> None:
+    print(table(results))
+    if by_kernel:
+        print()
+        print(table_by_kernel(results))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", type=int, help="20 for bad kernels, 100 for honest ones")
-    parser.add_argument("--honest", action="store_true", help="the unusual kernels")
+    parser.add_argument("--seeds", type=int, help="by default 20; 100 honest, 10 third")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--honest", action="store_true", help="the unusual kernels")
+    which.add_argument("--third", action="store_true", help="those wrong where nobody looked")
     parser.add_argument("--confirmed", type=int, help="seeds that are confirmed too: all, honest 2")
     parser.add_argument("--spaces", nargs="+", default=[], help="all of tests/red_team if not told")
     parser.add_argument("--behaviours", nargs="+", default=[])
@@ -198,14 +264,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path, help="print that file's table, run nothing")
+    parser.add_argument("--by-kernel", action="store_true", help="a row for each kernel as well")
     options = parser.parse_args()
     if options.table:
-        print(table(read(options.table)))
+        print_tables(read(options.table), by_kernel=options.by_kernel)
         return
-    seeds = options.seeds or (100 if options.honest else 20)
+    kind = "unusual" if options.honest else "third" if options.third else "cheats"
+    seeds = options.seeds or {"unusual": 100, "third": 10, "cheats": 20}[kind]
     campaign = Campaign(
         device=options.device,
-        spaces=options.spaces or spaces_of(options.device, options.honest),
+        spaces=options.spaces or spaces_of(options.device, kind),
         behaviours=frozenset(options.behaviours),
         seeds=seeds,
         confirmed=(2 if options.honest else seeds)
@@ -235,7 +303,7 @@ def main() -> None:
         if time.monotonic() > deadline:
             finished = False
             break
-    print(table(results))
+    print_tables(results, by_kernel=options.by_kernel)
     if not finished:
         print("The time was up: the same command goes on.", file=sys.stderr)
 

@@ -54,6 +54,7 @@ class CudaPipeline:
         assert document is not None
         assert document.problem is not None
         self._planner = setup.planner
+        self.device = setup.profile.name
         self._executor = open_local_executor(
             folder=folder / "logs",
             cache=cache or folder / "cache",

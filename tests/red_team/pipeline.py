@@ -17,13 +17,13 @@ SPACES = Path(__file__).parent / "data" / "search_spaces"
 SEARCH, CONFIRMATION = "search", "confirmation"
 _BASELINES = {
     "attention": "sdpa:math",
-    "Softmax": "torch:softmax",
-    "RmsNorm": "torch:written_out",
-    "Matmul": "torch:matmul",
-    "Histogram": "torch:eager",
-    "Largest": "torch:eager",
-    "Gathered": "torch:eager",
+    "attention_paged": "sdpa:padded",
+    "attention_varlen": "sdpa:padded",
+    "kernels/softmax/problem.py:Softmax": "torch:softmax",
+    "kernels/rms_norm/problem.py:RmsNorm": "torch:written_out",
+    "kernels/matmul/problem.py:Matmul": "torch:matmul",
 }
+_USERS = "torch:eager"
 
 
 def choices(space: str, device: str = "cpu") -> tuple[str, list[str]]:
@@ -70,7 +70,9 @@ class Pipeline:
             assert setup.document.problem is not None
             problem, root = setup.document.problem, setup.document.root.absolute()
             self._planners[space] = setup.planner, *_choices(setup)
-            baseline = _BASELINES[problem.name.rpartition(":")[2]]
+            baseline = _BASELINES.get(problem.name, _USERS)
+            if setup.document.baseline == "unfused":
+                baseline = "unfused"
             timed = (*setup.cases[TIMED], *setup.cases[HELD_OUT])
             baselines |= {case.label: baseline for case in timed}
         self._executor = open_local_executor(

@@ -20,7 +20,7 @@ from evotune.problems.problem import Tensors
 from evotune.trial import Configuration
 from tests.patience import PATIENCE_S
 
-from .cuda_expected import CLASSES, PASSES, RIGHT
+from .cuda_expected import CLASSES, PASSES, RIGHT, THIRD
 from .emulated.running import EmulatedSpace
 from .pipeline import SPACES
 
@@ -101,7 +101,7 @@ def _packed(spaces: Spaces, behaviour: str) -> None:
     for _ in range(30):
         bound.launch()
     name = {"q": "q", "v": "v"}.get(behaviour[0], "k") if behaviour != RIGHT else "k"
-    there = bound.launch.keeps[name].view(-1)  # type: ignore[attr-defined]
+    there = bound.memory[name].view(-1)
     there[5::64] = 4.0
     bound.launch()
     new = {**inputs, name: there.view(inputs[name].shape).clone()}
@@ -346,8 +346,10 @@ def _of_every_architecture(cheat_class: str) -> list[CompileJob]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("cheat_class", ["paged", "packed", "features"])
-def test_kernels_of_ragged_sequences_and_features_compile(cheat_class: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cheat_class", ["paged", "packed", "features", *THIRD])
+def test_kernels_of_ragged_sequences_features_and_the_third_team_compile(
+    cheat_class: str, tmp_path: Path
+) -> None:
     pytest.importorskip("cupy")
     jobs = _of_every_architecture(cheat_class)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

@@ -208,8 +208,14 @@ inline float counted_exp(float x) { return ++exponentials, std::exp(x); }
 #define expf counted_exp
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
-using Element = unsigned short;
+inline float half_rounded(float value) { return static_cast<float>(static_cast<_Float16>(value)); }
 
+#if DTYPE == DTYPE_FLOAT32
+using Element = float;
+inline float widen(Element value) { return value; }
+inline Element narrow(float value) { return value; }
+#else
+using Element = unsigned short;
 #if DTYPE == DTYPE_BFLOAT16
 inline float widen(Element bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
 inline Element narrow(float value) {
@@ -236,6 +242,9 @@ inline Element narrow(float value) {
   return std::isnan(value) ? 0x7fff : bits;
 }
 #endif
+inline void store_streaming(Element* to, Element value) { *to = value; }
+inline unsigned pack(Element low, Element high) { return static_cast<unsigned>(high) << 16 | low; }
+#endif
 
 inline unsigned long long now_ns() { return clock_ns += 20; }
 
@@ -257,9 +266,7 @@ void wait_for_copies() {
 
 inline uint4 load_read_only(const uint4* from) { return *from; }
 inline uint4 load_evict_first(const uint4* from) { return *from; }
-inline void store_streaming(Element* to, Element value) { *to = value; }
 inline float exp2_approximate(float x) { return exp2f(x); }
-inline unsigned pack(Element low, Element high) { return static_cast<unsigned>(high) << 16 | low; }
 
 struct Fragments { unsigned a[4], b[2]; };
 inline Fragments fragments[kMostThreads];  // of each thread of a block

@@ -10,6 +10,23 @@
 
 namespace {
 
+// To float16 and back.
+__device__ __forceinline__ float half_rounded(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+#if DTYPE == DTYPE_FLOAT32
+
+using Element = float;
+
+__device__ __forceinline__ float widen(Element value) { return value; }
+__device__ __forceinline__ Element narrow(float value) { return value; }
+
+#else
+
 using Element = unsigned short;  // the bits of a float16 or bfloat16, as DTYPE says
 
 __device__ __forceinline__ float widen(Element bits) {
@@ -32,6 +49,16 @@ __device__ __forceinline__ Element narrow(float value) {
 #endif
   return bits;
 }
+
+__device__ __forceinline__ void store_streaming(Element* to, Element value) {
+  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned pack(Element low, Element high) {
+  return static_cast<unsigned>(high) << 16 | low;
+}
+
+#endif
 
 __device__ __forceinline__ unsigned long long now_ns() {
   unsigned long long time;
@@ -72,18 +99,10 @@ __device__ __forceinline__ uint4 load_evict_first(const uint4* from) {
   return value;
 }
 
-__device__ __forceinline__ void store_streaming(Element* to, Element value) {
-  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(value) : "memory");
-}
-
 __device__ __forceinline__ float exp2_approximate(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
-}
-
-__device__ __forceinline__ unsigned pack(Element low, Element high) {
-  return static_cast<unsigned>(high) << 16 | low;
 }
 
 // d += a b by a warp: a is 16 x 16, b is 16 x 8, d is 16 x 8. With g = lane / 4 and t = lane % 4 a lane holds of d
