@@ -212,9 +212,12 @@ def _classes(
     yield from length_classes("seq_len_q", **rows)
     for each in length_classes("seq_len_k", **rows):
         yield _seen(each) if causal else each
-    if causal:
-        for kv_heads, group in ((5, 1), (1, 8)):
-            yield _long_and_heads(kv_heads, group)
+    nine = next(count_classes("batch", ((9, 9),)))
+    yield replace(nine, level=ALONE, weight=WEIGHTS[ALONE])
+    for group in (2, 3, 4, 5, 6, 7, 8, 16):  # a row that reads another group's keys shows
+        yield _heads_and_lengths(2, group, 2, 40, cost=1)
+    for kv_heads, group in ((5, 1), (1, 8)) if causal else ():  # costly, so few
+        yield _heads_and_lengths(kv_heads, group, 601, 640, cost=13)
     yield from _pairs_of_lengths(causal=causal)
 
 
@@ -227,21 +230,20 @@ def _seen(keys: SizeClass) -> SizeClass:
     return replace(keys, reads=frozenset(("seq_len_q", "seq_len_k")), holds=holds)
 
 
-def _long_and_heads(kv_heads: int, group: int) -> SizeClass:
-    """More than 600 keys that a row sees, with so many heads at least. Few such shapes are drawn,
-    since with a causal mask they are costly."""
+def _heads_and_lengths(kv_heads: int, group: int, low: int, high: int, *, cost: int) -> SizeClass:
+    """So many key heads at least and groups of so many, with rows and keys of at least `low`."""
 
     def holds(sizes: Mapping[str, int]) -> bool:
-        long = min(sizes["seq_len_q"], sizes["seq_len_k"]) > 600
-        return long and sizes["kv_heads"] >= kv_heads and sizes["group"] >= group
+        long = min(sizes["seq_len_q"], sizes["seq_len_k"]) >= low
+        return long and sizes["kv_heads"] >= kv_heads and sizes["group"] == group
 
     def draw(rng: random.Random) -> Sizes:
-        length = rng.randint(601, 640)
+        length = rng.randint(low, high)
         return {"seq_len_q": length, "seq_len_k": length, "kv_heads": kv_heads, "group": group}
 
     sizes = frozenset(("seq_len_q", "seq_len_k", "kv_heads", "group"))
-    name = f"over 600, {kv_heads} key heads, groups of {group}"
-    return SizeClass(name, sizes, holds, draw, ALONE, 3.0, 13)
+    name = f"{low} or more, {kv_heads} key heads, groups of {group}"
+    return SizeClass(name, sizes, holds, draw, ALONE, WEIGHTS[ALONE], cost)
 
 
 def _pairs_of_lengths(*, causal: bool) -> Iterator[SizeClass]:

@@ -88,6 +88,8 @@ def head_classes(own: Sequence[tuple[int, int]] = ()) -> Iterator[SizeClass]:
     queries and of keys of the space's cases."""
     key_heads = ((1, 1), (2, 2), (3, 4), (5, 7), (8, 8), (9, 16), (17, 40))
     yield from count_classes("kv_heads", key_heads)
+    most = next(count_classes("kv_heads", ((33, 40),)))
+    yield replace(most, level=ALONE, weight=WEIGHTS[ALONE])
     groups = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 15), (16, 16))
     for each in count_classes("group", groups):
         yield replace(each, apart=frozenset(("kv_heads",)))
