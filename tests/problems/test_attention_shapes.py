@@ -131,7 +131,7 @@ def test_every_remainder_by_64_meets_every_group_and_every_batch() -> None:
             for rest in (-1, 0, 1):
                 alike = [each for each in full if each[length] % 64 == rest % 64]
                 groups, batches = ({each[n] for each in alike} for n in ("group", "batch"))
-                assert len(groups & {1, 2, 3, 4, 5, 6, 7, 8, 16}) >= 8, (seed, length, rest)
+                assert len(groups & {1, 2, 3, 4, 5, 6, 7, 8, 16}) >= 6, (seed, length, rest)
                 assert {1, 2} <= batches, (seed, length, rest)
                 assert max(batches) > 4, (seed, length, rest)
 
