@@ -35,8 +35,9 @@ from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration, Value
 from evotune.verify.kept_checks import ALL_KINDS
 
-_RANDOM_TESTS = 100
-_RANDOM_SHAPES = 1000  # the most that are drawn to find so many that the kernel supports
+_RANDOM_TESTS, _MOST_RANDOM_TESTS = 120, 240
+"""For each kind of timed cases, such as a mask, and in all: so many meet most pairs of classes."""
+_RANDOM_SHAPES = 1200  # the most that are drawn to find so many that the kernel supports
 
 _CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
 
@@ -89,6 +90,8 @@ class Planner:
             for kernel in document.kernels
         }
         self._searched: dict[str, list[_CasePlan]] = {}  # by kernel
+        kinds = len({repr(problem.place(case).fixed) for case in cases[TIMED]})
+        self._random_tests = min(_RANDOM_TESTS * kinds, _MOST_RANDOM_TESTS)
         self._limits = registry.named(profile.backend).limits()
         self._refuse_unknown_arguments()
 
@@ -336,7 +339,7 @@ class Planner:
         known = {case.label for case in self._cases[TIMED]}
         others = compiled_in.further_cases(draw, kept)
         for case in chain(others, islice(drawn, _RANDOM_SHAPES)):
-            if len(jobs) - further == _RANDOM_TESTS:
+            if len(jobs) - further == self._random_tests:
                 break
             is_other = case in others
             compiled = is_other or compiled_in.is_known(case, compile_jobs)

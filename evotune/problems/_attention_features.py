@@ -200,8 +200,10 @@ def keys_read(features: Features, *, causal: bool, queries: int, keys: int) -> i
     return int(last[any_seen].max() - first[any_seen].min() + 1)
 
 
-def hides_late_keys(features: Features, *, causal: bool) -> bool:
+def hides_late_keys(case: Case) -> bool:
     """Whether many keys are of use only with as many rows, since row 0 sees few."""
+    features = Features.of(case)
+    causal = bool(case.symbols["causal"])
     return not features.bottom_right and (causal or features.window_right >= 0)
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from evotune.problems._lengths import (
-    LENGTH_CLASSES,
     WORD,
-    Remainders,
     beyond,
     last_odd,
     near,
@@ -21,19 +20,35 @@ from evotune.problems._lengths import (
     past_words,
     round_beyond,
 )
+from evotune.problems._pair_cover import PairCover, SizeClass, Sizes
+from evotune.problems._size_classes import (
+    ALONE,
+    COARSE,
+    FINE,
+    MODEL,
+    MODELS,
+    WEIGHTS,
+    count_classes,
+    head_classes,
+    length_classes,
+)
 from evotune.trial import Value
 
 Shape = dict[str, Value]
+Lengths = dict[str, Any]
+_Special = tuple[Sizes, int, tuple[str, ...]]
+"""Sizes, the most scores, and the sizes that are not reduced for it."""
 
-_ORDINARY_SCORES = 3 << 19  # batch * heads * seq_len_q * seq_len_k: 1254 x 1254 with one head
-_WIDE_SCORES = 1 << 19  # the same for many heads: 120 x 120 with batch * heads = 36
+_ORDINARY_SCORES = 1 << 17  # batch * heads * seq_len_q * seq_len_k: 362 x 362 with one head
+_ORDINARY_ROWS = 1 << 13  # of queries and of keys, over batches and heads
+_OWN_SCORES = 1 << 19  # 2 heads of 512 x 512
 _LARGE_SCORES = 1 << 26  # 8192 x 8192 with one head
 _MOST_HEADS = 40
-_BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 9, 1)
-_GROUPS = (1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0)  # 0: one of 9 to 15
-_HEADS = ((4, 8), (9, 16), (33, _MOST_HEADS))  # where a group is one head
-_SHORT = (1, 15, 17, 31, 33, 47, 49, 63, 65, 79, 81, 127, 129)
+_MOST_OWN = 10
+_LARGE_EVERY = 3
 _OTHER_SCALES = (0.3, 0.6)  # 0.6 only if 0.3 is near the usual scale
+_REDUCED = ("batch", "kv_heads", "group", "seq_len_k", "seq_len_q")
+"""The sizes in the order in which they are reduced, where a shape is too large."""
 
 
 def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) -> tuple[Shape, ...]:
@@ -54,19 +69,41 @@ def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) ->
 
 
 def random_shapes(
-    rng: random.Random, *, longest: int, causal: bool, usual_scale: float, kept: Mapping[str, int]
+    rng: random.Random,
+    own: Sequence[Mapping[str, int]],
+    *,
+    longest: int,
+    causal: bool,
+    usual_scale: float,
+    kept: Mapping[str, int],
 ) -> Iterator[Shape]:
-    """Shapes without end. The first 36 cover every class, the first 24 all the large shapes; sizes
-    and order are random. Every second shape has another scale than the usual one.
+    """Shapes without end. About the first hundred meet every pair of classes of sizes that makes
+    sense (`_classes`). Every third one, until these are used up, is one of the `own` shapes with
+    one size changed, or large. Every second shape has another scale than the usual one.
 
-    `longest` is the space's largest length; `kept` are sizes that no shape may change.
+    `own` are the sizes of the space's cases, `longest` is the largest length of all; `kept` are
+    sizes that no shape may change.
     """
-    for number, drawn in enumerate(_drawn(rng, longest, causal)):
-        shape = drawn.fitted(kept, rng)
-        if shape is not None:
+    heads = [(sizes["heads"], sizes["kv_heads"]) for sizes in own]
+    fitting = _Fitting(rng, kept, causal=causal)
+    cover = PairCover(rng, list(_classes(heads, own, causal=causal)), fitting.settled)
+    special = [*_changed(rng, own, causal=causal), *_large(rng, longest, causal)]
+    rng.shuffle(special)
+    covered = iter(cover)
+    number = 0
+    while True:
+        sizes = None
+        if special and number % _LARGE_EVERY == 0:
+            sizes = fitting.special(*special.pop())
+            if sizes is not None:
+                cover.met(sizes)
+        sizes = sizes or next(covered)
+        if sizes is not None:
+            shape = _shape(sizes)
             if number % 2:
                 shape["scale"] = other_scalar(rng, usual_scale)
             yield shape
+        number += 1
 
 
 def far_shapes(
@@ -93,95 +130,226 @@ def keeping(shape: Shape, kept: Mapping[str, int]) -> Shape:
     return shape
 
 
-@dataclass(slots=True)
-class _Drawn:
-    batch: int
-    kv_heads: int
-    group: int
-    seq_len_q: int
-    seq_len_k: int
-    most_scores: int = _ORDINARY_SCORES
+class _Fitting:
+    """Makes drawn sizes into those of a shape that is allowed and not too large."""
 
-    def fitted(self, kept: Mapping[str, int], rng: random.Random) -> Shape | None:
-        """The shape with the kept sizes, and with other sizes reduced until it is within the limit;
-        None when it still is not."""
-        if "heads" in kept:
-            heads = kept["heads"]
+    def __init__(self, rng: random.Random, kept: Mapping[str, int], *, causal: bool) -> None:
+        self._rng = rng
+        self._kept = kept
+        self._causal = causal
+        self._floor = math.prod(kept.get(name, 1) for name in ("batch", "seq_len_q", "seq_len_k"))
+        self._floor *= kept.get("heads", kept.get("kv_heads", 1))
+
+    def settled(self, sizes: Sizes, asked: Collection[str], cost: int) -> Sizes | None:
+        """The sizes with the kept ones, and with those not asked for reduced until the shape is
+        within `cost` times the usual limit; None if it cannot be.
+
+        A causal mask hides the keys behind a query: keys that are asked for get as many rows.
+        """
+        found, bound = dict(sizes), {*asked, *self._kept}
+        queries, keys = ("seq_len_q" in bound), ("seq_len_k" in bound)
+        if self._causal and not (queries and keys):
+            if queries:
+                found["seq_len_k"] = max(1, found["seq_len_q"] - self._rng.choice((0, 0, 0, 1, 2)))
+            else:
+                more = self._rng.choice((0, 0, 0, 1, 2, found["seq_len_k"]))
+                found["seq_len_q"] = found["seq_len_k"] + more
+            bound |= {"seq_len_q", "seq_len_k"} if queries or keys else set()
+        found = self._keeping(found, asked)
+        if "heads" in self._kept:
+            bound |= {"kv_heads", "group"}
+        for name in _REDUCED:
+            over = self._over(found, cost)
+            if over > 1 and name not in bound:
+                found[name] = max(1, int(found[name] / over))
+        return found if self._over(found, cost) <= 1 else None
+
+    def special(self, sizes: Sizes, most_scores: int, fixed: Collection[str]) -> Sizes | None:
+        """The sizes with the kept ones, reduced to so many scores but for those that are fixed."""
+        found = self._keeping(sizes, fixed)
+        bound = {*fixed, *self._kept, *(("kv_heads", "group") if "heads" in self._kept else ())}
+        rows = () if self._causal else ("seq_len_q",)
+        for name in (*rows, *_REDUCED):
+            over = _scores(found) / most_scores
+            if over > 1 and name not in bound:
+                found[name] = max(1, int(found[name] / over))
+        return found if _scores(found) <= max(most_scores, self._floor) else None
+
+    def _keeping(self, sizes: Sizes, asked: Collection[str]) -> Sizes:
+        found = {name: self._kept.get(name, size) for name, size in sizes.items()}
+        if "heads" in self._kept:
+            heads = self._kept["heads"]
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-            self.kv_heads = kept.get("kv_heads", rng.choice(divisors))
-            self.group = heads // self.kv_heads
-        for name in ("batch", "kv_heads", "seq_len_q", "seq_len_k"):
-            if name in kept:
-                setattr(self, name, kept[name])
-        ordinary = self.most_scores == _ORDINARY_SCORES
-        for name in ("batch", "kv_heads", "group", "seq_len_k", "seq_len_q") if ordinary else ():
-            heads_kept = name in ("kv_heads", "group") and "heads" in kept
-            if self.scores > self.most_scores and not (name in kept or heads_kept):
-                size = getattr(self, name)
-                setattr(self, name, max(1, size * self.most_scores // self.scores))
-        if self.scores > self.most_scores and not (kept and ordinary):
-            return None
-        return {
-            "batch": self.batch,
-            "heads": self.kv_heads * self.group,
-            "kv_heads": self.kv_heads,
-            "seq_len_q": self.seq_len_q,
-            "seq_len_k": self.seq_len_k,
-        }
+            if "kv_heads" not in self._kept:
+                wanted = heads // found["group"] if "kv_heads" not in asked else found["kv_heads"]
+                fits = wanted in divisors and (
+                    "kv_heads" in asked or ("group" in asked and heads % found["group"] == 0)
+                )
+                found["kv_heads"] = wanted if fits else self._rng.choice(divisors)
+            found["group"] = heads // found["kv_heads"]
+        return found
 
-    @property
-    def scores(self) -> int:
-        return self.batch * self.kv_heads * self.group * self.seq_len_q * self.seq_len_k
+    def _over(self, sizes: Sizes, cost: int) -> float:
+        """How many times the shape is too large; at most 1 where it is not."""
+        most = max(cost * _ORDINARY_SCORES * (2 if self._causal else 1), self._floor)
+        rows = sizes["group"] * sizes["seq_len_q"] + sizes["seq_len_k"]
+        rows *= sizes["batch"] * sizes["kv_heads"]
+        return max(_scores(sizes) / most, rows / max(cost * _ORDINARY_ROWS, 2 * self._floor))
 
 
-def _drawn(rng: random.Random, longest: int, causal: bool) -> Iterator[_Drawn]:
-    remainders = Remainders(rng)
-    classes = (
-        _large(rng, longest, causal),
-        _wide(rng, least=2),
-        _long(rng, remainders),
+def _classes(
+    heads: Sequence[tuple[int, int]], own: Sequence[Mapping[str, int]], *, causal: bool
+) -> Iterator[SizeClass]:
+    """The classes of the sizes. With a causal mask, keys are of a class if a row sees them all."""
+    for each in count_classes("batch", ((1, 1), (2, 2), (3, 4), (5, 9))):
+        yield replace(each, level=COARSE)
+    yield from head_classes(list(dict.fromkeys(heads)))
+    rows: Lengths = {
+        "long_cost": 7 if causal else 4,
+        "exact_cost": lambda n: -(-n * n // (2 * _ORDINARY_SCORES)) if causal else 1 + n // 600,
+        "long_level": MODEL if causal else COARSE,
+    }
+    yield from length_classes("seq_len_q", **rows)
+    for each in length_classes("seq_len_k", **rows):
+        yield _seen(each) if causal else each
+    nine = next(count_classes("batch", ((9, 9),)))
+    yield replace(nine, level=ALONE, weight=WEIGHTS[ALONE])
+    for group in (2, 3, 4, 5, 6, 7, 8, 16):  # a row that reads another group's keys shows
+        yield _heads_and_lengths(2, group, 2, 40, cost=1)
+    for kv_heads, group in ((5, 1), (1, 8)) if causal else ():  # costly, so few
+        yield _heads_and_lengths(kv_heads, group, 601, 640, cost=13)
+    yield from _pairs_of_lengths(causal=causal)
+
+
+def _seen(keys: SizeClass) -> SizeClass:
+    """The class of keys, if a row sees them all."""
+
+    def holds(sizes: Mapping[str, int]) -> bool:
+        return sizes["seq_len_k"] <= sizes["seq_len_q"] and keys.holds(sizes)
+
+    return replace(keys, reads=frozenset(("seq_len_q", "seq_len_k")), holds=holds)
+
+
+def _heads_and_lengths(kv_heads: int, group: int, low: int, high: int, *, cost: int) -> SizeClass:
+    """So many key heads at least and groups of so many, with rows and keys of at least `low`."""
+
+    def holds(sizes: Mapping[str, int]) -> bool:
+        long = min(sizes["seq_len_q"], sizes["seq_len_k"]) >= low
+        return long and sizes["kv_heads"] >= kv_heads and sizes["group"] == group
+
+    def draw(rng: random.Random) -> Sizes:
+        length = rng.randint(low, high)
+        return {"seq_len_q": length, "seq_len_k": length, "kv_heads": kv_heads, "group": group}
+
+    sizes = frozenset(("seq_len_q", "seq_len_k", "kv_heads", "group"))
+    name = f"{low} or more, {kv_heads} key heads, groups of {group}"
+    return SizeClass(name, sizes, holds, draw, ALONE, WEIGHTS[ALONE], cost)
+
+
+def _pairs_of_lengths(*, causal: bool) -> Iterator[SizeClass]:
+    """Classes of rows and keys together."""
+
+    def made(
+        name: str,
+        holds: Callable[[int, int], bool],
+        span: tuple[int, int],
+        draw: Callable[[int, random.Random], tuple[int, int]],
+        *,
+        level: int = COARSE,
+        cost: int = 1,
+    ) -> SizeClass:
+        """`draw` gives rows and keys for a length of the span."""
+
+        def drawn(rng: random.Random) -> Sizes:
+            lengths = draw(rng.randint(*span), rng)
+            return dict(zip(("seq_len_q", "seq_len_k"), lengths, strict=True))
+
+        sizes = frozenset(("seq_len_q", "seq_len_k"))
+        holding = lambda s: holds(s["seq_len_q"], s["seq_len_k"])  # noqa: E731
+        return SizeClass(name, sizes, holding, drawn, level, WEIGHTS[level], cost)
+
+    ordinary = (9, 150)
+    yield made(
+        *("as many rows as keys", lambda q, k: q == k > 100, (101, 300)),
+        lambda n, rng: (n, n),
+        level=MODEL,
     )
-    while any(classes):
-        yield from (some.pop() for some in classes if some)
-    while True:
-        yield from _wide(rng, least=1)[:1]
-        yield from _long(rng, remainders)[-1:]
-        for length in (remainders.draw(), remainders.draw()):
-            yield _Drawn(1, 1, rng.randint(1, 2), length, length)
+    yield made(
+        *("twice as many rows", lambda q, k: q == 2 * k > 2, ordinary),
+        lambda n, rng: (2 * n, n),
+        level=ALONE,
+    )
+    yield made(
+        *("at least twice as many rows", lambda q, k: q >= 2 * k > 2, (2, 80)),
+        lambda n, rng: (2 * n + rng.randint(0, 2 * n), n),
+        level=FINE,
+    )
+    yield made(
+        *("more rows than keys", lambda q, k: k < q < 2 * k, ordinary),
+        lambda n, rng: (n + rng.randint(1, n - 1), n),
+        level=MODEL,
+    )
+    yield made(
+        *("fewer rows than keys", lambda q, k: 1 < q < k, ordinary),
+        lambda n, rng: (n, n + rng.randint(1, 3 * n)),
+        level=MODEL,
+    )
+    low, high = (17, 64) if causal else (5, 16)
+    yield made(
+        *("several rows", lambda q, k: low <= q <= high and k >= low, (low, high)),
+        lambda n, rng: (n, n if causal else 10 * n),
+        cost=2,
+    )
+    if causal:
+        yield made(
+            *("hidden keys, over 600", lambda q, k: q < 600 < k, (2, 64)),
+            lambda n, rng: (n, rng.randint(601, 1200)),
+        )
+    else:
+        yield made(
+            *("one row, many keys", lambda q, k: q == 1 and k > 600, (601, 1200)),
+            lambda n, rng: (1, n),
+            cost=4,
+        )
 
 
-def _wide(rng: random.Random, *, least: int) -> list[_Drawn]:
-    """Shapes with many batches, heads and heads a group, and short lengths. `least` is the least
-    number of keys and of heads of keys. Where it is 2, each group shows a kernel that takes another
-    group's keys, or one key too few."""
-    heads = iter(_HEADS)
-    found = []
-    groups = [group or rng.randint(9, 15) for group in _GROUPS]
-    for group, batch in zip(groups, rng.sample(_BATCHES, len(_BATCHES)), strict=True):
-        kv_heads = rng.randint(least, min(5, _MOST_HEADS // group))
-        if group == 1:
-            kv_heads = rng.randint(*next(heads))
-        longest = math.isqrt(_WIDE_SCORES // (batch * group * kv_heads))
-        lengths = [rng.choice(_SHORT), rng.randint(2, 130)]
-        queries, keys = (max(least, min(rng.choice(lengths), longest)) for _ in range(2))
-        found.append(_Drawn(batch, kv_heads, group, queries, keys))
-    rng.shuffle(found)
-    return found
+def _changed(
+    rng: random.Random, own: Sequence[Mapping[str, int]], *, causal: bool
+) -> list[_Special]:
+    """The space's own shapes with one size changed, which stays when others are reduced."""
+    found: list[_Special] = []
+    for sizes in own:
+        whole = {name: sizes[name] for name in ("batch", "kv_heads", "seq_len_q", "seq_len_k")}
+        whole["group"] = sizes["heads"] // sizes["kv_heads"]
+        q, k = whole["seq_len_q"], whole["seq_len_k"]
+        changes: list[Sizes] = [{"batch": n} for n in (1, whole["batch"] + 1)]
+        heads, kv_heads = rng.choice(MODELS)
+        changes.append({"kv_heads": kv_heads, "group": heads // kv_heads})
+        changes += [{"seq_len_q": n} for n in (1, q - 1, q + 1)]
+        if causal:
+            changes += [{"seq_len_q": k + n, "seq_len_k": k + n} for n in (-1, 1)]
+        else:
+            changes += [{"seq_len_k": n} for n in (k - 1, k + 1)]
+        found += [
+            ({**whole, **change}, _OWN_SCORES, tuple(change))
+            for change in changes
+            if all(size >= 1 for size in change.values()) and {**whole, **change} != whole
+        ]
+    return rng.sample(found, min(len(found), _MOST_OWN))
 
 
-def _long(rng: random.Random, remainders: Remainders) -> list[_Drawn]:
-    """Shapes with few heads. One of every class of lengths has as many queries as keys; half as
-    many others have queries of one class, and keys of any remainder."""
-    pairs = [(length, length) for length in (draw(rng) for draw in LENGTH_CLASSES)]
-    for _ in range(len(LENGTH_CLASSES) // 2):
-        pairs.append((rng.choice(LENGTH_CLASSES)(rng), remainders.draw()))
-    heads = ((1, 1), (1, 2), (2, 1), (1, 3))
-    found = [_Drawn(rng.randint(1, 2), *rng.choice(heads), *pair) for pair in pairs]
-    rng.shuffle(found)
-    return found
+def _scores(sizes: Mapping[str, int]) -> int:
+    names = ("batch", "kv_heads", "group", "seq_len_q", "seq_len_k")
+    return math.prod(sizes[name] for name in names)
 
 
-def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
+def _shape(sizes: Mapping[str, int]) -> Shape:
+    names = ("batch", "kv_heads", "seq_len_q", "seq_len_k")
+    found: Shape = {name: sizes[name] for name in names}
+    return {**found, "heads": sizes["kv_heads"] * sizes["group"]}
+
+
+def _large(rng: random.Random, longest: int, causal: bool) -> list[_Special]:
     """Shapes with many keys, many queries or many rows.
 
     - Keys: the space's longest odd length, one well beyond it and one past 16 bits.
@@ -193,8 +361,10 @@ def _large(rng: random.Random, longest: int, causal: bool) -> list[_Drawn]:
     and no number of keys is past 16 bits.
     """
 
-    def drawn(batch: int, heads: int, queries: int, keys: int) -> _Drawn:
-        return _Drawn(batch, heads, 1, queries, keys, _LARGE_SCORES)
+    def drawn(batch: int, heads: int, queries: int, keys: int) -> _Special:
+        sizes = {"batch": batch, "kv_heads": heads, "group": 1}
+        sizes |= {"seq_len_q": queries, "seq_len_k": keys}
+        return sizes, _LARGE_SCORES, _REDUCED
 
     def few(most: int = 24) -> int:
         return rng.randint(16, most)

@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 WORD = 1 << 16
 """The least value that does not fit into 16 bits; half of it does not fit into 16 signed bits."""
 
 _LEAST_BEYOND = 2048
-
-LENGTH_CLASSES: tuple[Callable[[random.Random], int], ...] = (
-    lambda rng: 1,
-    lambda rng: 2 * rng.randint(1, 15) + 1,
-    lambda rng: 16 * rng.randint(1, 36) - 1,
-    lambda rng: 16 * rng.randint(1, 36) + 1,
-    lambda rng: 64 * rng.randint(1, 9) - 1,
-    lambda rng: 64 * rng.randint(1, 9) + 1,
-    lambda rng: 128 * rng.randint(1, 4) - 1,
-    lambda rng: 128 * rng.randint(1, 4) + 1,
-    lambda rng: 128 * rng.randint(1, 4),
-    lambda rng: 128 * rng.randint(5, 9),
-    lambda rng: rng.randint(601, 1200),
-)
-"""The classes of ordinary lengths, each as a function that draws one. Use all of them in turn."""
-
-
-class Remainders:
-    """Deals lengths up to about 600. Of each 16 in turn every one has another remainder by 16: a
-    kernel may treat the last elements wrong for some remainders only."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._left: list[int] = []
-
-    def draw(self, most: int = 16 * 37) -> int:
-        self._left = self._left or self._rng.sample(range(1, 17), 16)
-        return self._left.pop() + 16 * self._rng.randrange(max(1, most // 16))
 
 
 def last_odd(longest: int) -> int:

@@ -29,6 +29,7 @@ from evotune.problems.problem import (
     TensorSpec,
     WrongSymbol,
     contiguous_strides,
+    grouped,
 )
 from evotune.trial import Value
 
@@ -147,7 +148,7 @@ class Attention:
         """`edge_shapes` with the case's head_dim and mask; all but one have its scale too."""
         mine, sizes = Features.of(case), _kept_sizes(case, kept)
         shapes = edge_shapes(
-            causal=features.hides_late_keys(mine, causal=bool(case.symbols["causal"])),
+            causal=features.hides_late_keys(case),
             usual_scale=float(case.symbols["softmax_scale"]),
             kept=sizes,
         )
@@ -188,21 +189,20 @@ class Attention:
         longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
         names = {"head_dim", "causal", "softmax_scale", "value_dim", *Features().symbols(), *kept}
         names -= set() if "layout" in kept else {"layout"}
-        likes = {tuple(case.symbols[name] for name in sorted(names)): case for case in cases}
         streams = [
             (
                 like,
                 random_shapes(
                     random.Random(rng.getrandbits(64)),
+                    [_integers(case) for case in alike],
                     longest=longest,
-                    causal=features.hides_late_keys(
-                        Features.of(like), causal=bool(like.symbols["causal"])
-                    ),
+                    causal=features.hides_late_keys(like),
                     usual_scale=float(like.symbols["softmax_scale"]),
                     kept=_kept_sizes(like, kept),
                 ),
             )
-            for like in likes.values()
+            for alike in grouped(cases, names)
+            for like in alike[-1:]
         ]
         far: list[tuple[dict[str, Value], str]] = []
         if not {"layout", "batch", "heads", "kv_heads"} & set(kept):

@@ -87,6 +87,14 @@ class Case:
     symbols: Mapping[str, Value]
 
 
+def grouped(cases: Sequence[Case], names: Collection[str]) -> list[list[Case]]:
+    """The cases in groups with the same values of these symbols."""
+    found: dict[tuple[Value, ...], list[Case]] = {}
+    for case in cases:
+        found.setdefault(tuple(case.symbols[name] for name in sorted(names)), []).append(case)
+    return list(found.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A case's place among all cases of a kernel: values that are fixed (a dtype, a mask, a size

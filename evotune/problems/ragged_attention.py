@@ -24,8 +24,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evotune.problems._lengths import other_scalar
+from evotune.problems._pair_cover import Sizes
 from evotune.problems._ragged_lengths import paged_lengths, partition, visible
-from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
+from evotune.problems._ragged_shapes import (
+    Made,
+    packed_edges,
+    packed_shapes,
+    paged_edges,
+    paged_shapes,
+)
+from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol, grouped
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -128,8 +136,14 @@ class RaggedAttention(ABC):
         """Rows and keys of each sequence on timed inputs, longest first."""
 
     @abstractmethod
-    def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
-        """Edge shapes, or random ones without end."""
+    def edge_shapes(self, case: Case) -> Iterator[Shape]:
+        """Small shapes for every candidate of a search."""
+
+    @abstractmethod
+    def random_shapes(
+        self, rng: random.Random, own: Sequence[Sizes], kept: Collection[str], made: Made
+    ) -> Iterator[Sizes]:
+        """Sizes without end, as `_ragged_shapes` draws them."""
 
     def flops(self, case: Case) -> int:
         s: Any = case.symbols
@@ -145,7 +159,7 @@ class RaggedAttention(ABC):
         return 2 * size * elements
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        return [self._like(case, shape, kept) for shape in self.test_shapes(case, None)]
+        return [self._like(case, shape, kept) for shape in self.edge_shapes(case)]
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The shape without a mask, and causal."""
@@ -156,14 +170,31 @@ class RaggedAttention(ABC):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
+        """Shapes for each group of cases with the same kept symbols, in turn. Every second one has
+        another scale than the usual one."""
         rng = random.Random(seed)
-        streams = [(like, self.test_shapes(like, rng)) for like in cases]
+        groups = grouped(cases, {"head_dim", "causal", *kept} & {*cases[0].symbols})
+        streams = [(alike[-1], self._drawn(rng, alike, kept)) for alike in groups]
         while True:
             for like, shapes in rng.sample(streams, len(streams)):
-                shape = next(shapes)
+                shape: Shape = _told(next(shapes))
                 if rng.random() < 0.5:
                     shape["scale"] = other_scalar(rng, float(like.symbols["softmax_scale"]))
                 yield self._like(like, shape, kept)
+
+    def _drawn(
+        self, rng: random.Random, cases: Sequence[Case], kept: Collection[str]
+    ) -> Iterator[Sizes]:
+        def made(sizes: Sizes) -> Sizes:
+            return self._sizes(self._like(cases[-1], _told(sizes), kept))
+
+        own = [self._sizes(case) for case in cases]
+        return self.random_shapes(random.Random(rng.getrandbits(64)), own, kept, made)
+
+    def _sizes(self, case: Case) -> Sizes:
+        """The sizes that are drawn: groups in place of heads, and no head_dim."""
+        found = {name: int(case.symbols[name]) for name in self.sizes if name != "head_dim"}
+        return {**found, "group": found.pop("heads") // found["kv_heads"]}
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         return (self.input_kinds[number % len(self.input_kinds)],)
@@ -281,22 +312,13 @@ class VarlenAttention(RaggedAttention):
         )
         return list(zip(rows, keys, strict=True))
 
-    def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
-        if rng is None:
-            for sequences, heads, kv_heads, (q, k), (most_q, most_k) in (
-                (1, 3, 3, (1, 1), (1, 1)),
-                (5, 4, 2, (77, 131), (33, 65)),
-                (9, 8, 1, (20, 300), (7, 129)),
-                (4, 2, 2, (200, 31), (129, 17)),
-            ):
-                yield _varlen(sequences, heads, kv_heads, (q, k), (most_q, most_k))
-            return
-        while True:
-            group, kv_heads = rng.choice((1, 1, 2, 3, 4, 8)), rng.randint(1, 4)
-            sequences = rng.randint(1, 17)
-            longest = (rng.randint(1, 200), rng.choice((1, 63, 64, 65, rng.randint(1, 400))))
-            tokens = [rng.randint(each, sequences * each) for each in longest]
-            yield _varlen(sequences, group * kv_heads, kv_heads, (tokens[0], tokens[1]), longest)
+    def edge_shapes(self, case: Case) -> Iterator[Shape]:
+        return map(_told, packed_edges())
+
+    def random_shapes(
+        self, rng: random.Random, own: Sequence[Sizes], kept: Collection[str], made: Made
+    ) -> Iterator[Sizes]:
+        return packed_shapes(rng, own, kept, made)
 
     def fitted(self, shape: Shape, kept: Collection[str]) -> Shape:
         sides = (("tokens_q", "longest_q"), ("tokens_k", "longest_k"))
@@ -349,23 +371,13 @@ class PagedAttention(RaggedAttention):
         each = paged_lengths(s["lengths"], s["sequences"], s["longest"])
         return [(s["queries"], max(s["queries"], keys)) for keys in each]
 
-    def test_shapes(self, case: Case, rng: random.Random | None) -> Iterator[Shape]:
-        page = case.symbols["page_size"]
-        if rng is None:
-            size = int(page)
-            for sequences, queries, heads, kv_heads, longest in (
-                (1, 1, 1, 1, 1),
-                (3, 1, 6, 2, 3 * size + 1),
-                (5, 4, 8, 1, 4 * size),
-                (2, 7, 4, 4, 2 * size + 9),
-            ):
-                yield _paged(sequences, queries, heads, kv_heads, max(longest, queries), page)
-            return
-        while True:
-            group, kv_heads = rng.choice((1, 2, 4, 5, 8)), rng.randint(1, 3)
-            longest, queries = rng.randint(1, 500), rng.choice((1, 1, 2, rng.randint(3, 16)))
-            sizes = (rng.randint(1, 9), min(queries, longest), group * kv_heads, kv_heads, longest)
-            yield _paged(*sizes, rng.choice((1, 16, 64, page)))
+    def edge_shapes(self, case: Case) -> Iterator[Shape]:
+        return map(_told, paged_edges(int(case.symbols["page_size"])))
+
+    def random_shapes(
+        self, rng: random.Random, own: Sequence[Sizes], kept: Collection[str], made: Made
+    ) -> Iterator[Sizes]:
+        return paged_shapes(rng, own, kept, made)
 
     def fitted(self, shape: Shape, kept: Collection[str]) -> Shape:
         if int(shape["queries"]) > int(shape["longest"]):
@@ -380,16 +392,7 @@ class PagedAttention(RaggedAttention):
         return sizes | {"kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
 
 
-def _varlen(
-    sequences: int, heads: int, kv_heads: int, tokens: tuple[int, int], longest: tuple[int, int]
-) -> Shape:
-    found: Shape = {"sequences": sequences, "heads": heads, "kv_heads": kv_heads}
-    found |= {"tokens_q": tokens[0], "tokens_k": tokens[1]}
-    return found | {"longest_q": longest[0], "longest_k": longest[1]}
-
-
-def _paged(  # noqa: PLR0917
-    sequences: int, queries: int, heads: int, kv_heads: int, longest: int, page_size: Value
-) -> Shape:
-    found: Shape = {"sequences": sequences, "queries": queries, "heads": heads}
-    return found | {"kv_heads": kv_heads, "longest": longest, "page_size": page_size}
+def _told(sizes: Mapping[str, int]) -> Shape:
+    """Drawn sizes as those of a shape."""
+    found: Shape = {name: size for name, size in sizes.items() if name != "group"}
+    return {**found, "heads": sizes["group"] * sizes["kv_heads"]}

@@ -31,13 +31,13 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evotune.problems._lengths import significant
+from evotune.problems import _user_cases
 from evotune.problems._problem_file import ProblemFile
 from evotune.problems._solving import Shapes, solved_case
-from evotune.problems._user_sizes import Sizes, edge_sizes, random_sizes
+from evotune.problems._user_cases import Refused
 from evotune.problems._user_tensors import Tensor
 from evotune.problems._written import Written
 from evotune.problems.element_types import torch_dtype
@@ -47,15 +47,7 @@ from evotune.trial import Value
 if TYPE_CHECKING:
     import torch
 
-_EDGE_COST = (1 << 28, 1 << 24)  # operations and bytes
-_ORDINARY_COST = (1 << 27, 1 << 24)
-_LARGE_COST = (1 << 31, 5 << 26)
-_MOST_REFUSED = 100
 _LONG = 1200
-
-
-class _Refused(ValueError):
-    """Sizes that make no sense together."""
 
 
 class UserProblem(abc.ABC):
@@ -181,7 +173,7 @@ class UserProblem(abc.ABC):
             sizes[size] = value
         refusal = self.written.check({**sizes, **flags})
         if refusal:
-            raise _Refused(refusal)
+            raise Refused(refusal)
         constants = {**self.constants, **self._constants(shape)}
         unusual = (f"{n}={v}" for n, v in constants.items() if v != self.constants[n])
         label = f"({','.join((*map(str, sizes.values()), *unusual))})"
@@ -208,17 +200,7 @@ class UserProblem(abc.ABC):
         return tuple(self.ranges)
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """Small and odd sizes, the `fixed` ones as in the case. In the last two, constants with a
-        range are at its ends."""
-        found = []
-        for number, candidates in enumerate(edge_sizes(self._free(kept))):
-            constants = {
-                name: ends[number % 2] if number >= 2 else float(case.symbols[name])
-                for name, ends in self.ranges.items()
-            }
-            made = self._first(case, candidates, constants, kept, _EDGE_COST)
-            found += [] if made is None else [made]
-        return found
+        return _user_cases.edge_cases(self, case, kept)
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The case with every choice of its flags."""
@@ -229,27 +211,7 @@ class UserProblem(abc.ABC):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """Cases of `random_sizes`; sizes that are `fixed` or kept are those of one of the cases.
-        They end when a hundred draws in a row give no case, or when cases cannot differ."""
-        rng = random.Random(seed)
-        free = self._free(kept)
-        longest = {name: max(int(case.symbols[name]) for case in cases) for name in free}
-        drawn = random_sizes(rng, free, longest)
-        refused = 0
-        while refused < _MOST_REFUSED:
-            like = rng.choice(cases)
-            candidates, large = next(drawn)
-            constants = {
-                name: _draw(rng, *ends) if rng.random() < 0.5 else float(like.symbols[name])
-                for name, ends in self.ranges.items()
-            }
-            cost = _LARGE_COST if large else _ORDINARY_COST
-            found = self._first(like, candidates, constants, kept, cost)
-            if found is not None:
-                yield found
-            refused = refused + 1 if found is None else 0
-            if not free and set(self.ranges) <= set(kept):
-                return
+        return _user_cases.random_cases(self, cases, seed, kept)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """One kind, in turn; for a long case the spike: other kinds hardly show one element."""
@@ -270,12 +232,13 @@ class UserProblem(abc.ABC):
     def place(self, case: Case) -> Place:
         sizes = self.sizes_of(case)
         elements = max(math.prod(spec.shape) for spec in self.tensors(case))
+        free = {name: sizes[name] for name in self.free_sizes(())}
         constants = {
             name: self.constants_of(case).get(name, self.constants[name]) for name in self.constants
         }
         return Place(
             {name: case.symbols[name] for name in ("dtype", *self.fixed, *self.flags)},
-            {**{name: sizes[name] for name in self._free(())}, **constants, "elements": elements},
+            {**free, **constants, "elements": elements},
         )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
@@ -344,7 +307,8 @@ class UserProblem(abc.ABC):
     def constants_of(self, case: Case) -> dict[str, Any]:
         return {name: float(case.symbols[name]) for name in self.ranges}
 
-    def _free(self, kept: Collection[str]) -> tuple[str, ...]:
+    def free_sizes(self, kept: Collection[str]) -> tuple[str, ...]:
+        """The sizes that edge and random cases change."""
         return tuple(name for name in self.sizes if name not in {*self.fixed, *kept})
 
     def _constants(self, shape: Mapping[str, Value]) -> dict[str, float]:
@@ -357,43 +321,10 @@ class UserProblem(abc.ABC):
             found[name] = float(value)
         return found
 
-    def _first(
-        self,
-        like: Case,
-        candidates: Iterable[Sizes],
-        constants: Mapping[str, float],
-        kept: Collection[str],
-        cost: tuple[int, int],
-    ) -> Case | None:
-        """A case of the first candidate that makes sense and costs no more operations and bytes
-        than `cost`; None when there is none. Where sizes are fixed or kept, a case may always cost
-        as much as `like`."""
-        operations, nbytes = cost
-        if self.fixed or kept:
-            operations = max(operations, self.flops(like))
-            nbytes = max(nbytes, self.bytes_moved(like))
-        for sizes in candidates:
-            shape: dict[str, Value] = {**self._sizes(like), **sizes, **constants}
-            shape |= {name: like.symbols[name] for name in kept if name in shape}
-            try:
-                case = self.case(shape, self._flags(like))
-            except _Refused:
-                continue
-            if self.flops(case) <= operations and self.bytes_moved(case) <= nbytes:
-                return case
-        return None
-
     def _check_tensors(self, case: Case) -> None:
         """Refuses a tensor without elements, whose result could not be judged."""
         specs = self.tensors(case)
         self.written.check_names(specs, case.symbols)
         for spec in specs:
             if any(extent < 1 for extent in spec.shape):
-                raise _Refused(f"{spec.name} has no elements, its shape is {spec.shape}")
-
-
-def _draw(rng: random.Random, least: float, most: float) -> float:
-    """A number of three digits, drawn evenly; in the logarithm where both ends are positive."""
-    if least > 0.0:
-        return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
-    return significant(rng.uniform(least, most))
+                raise Refused(f"{spec.name} has no elements, its shape is {spec.shape}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from itertools import islice, pairwise
 from typing import Any
 
@@ -270,3 +271,47 @@ def test_sizes_that_are_compiled_in_are_those_of_every_test(problem: Any) -> Non
             assert {name: test.symbols[name] for name in kept} == {
                 name: this.symbols[name] for name in kept
             }
+
+
+DECODING: dict[str, Callable[[dict[str, int]], bool]] = {
+    **{f"groups of {n}": lambda s, n=n: s["group"] == n for n in (4, 5, 6, 7, 8, 16)},
+    "more than 4 key heads": lambda s: s["kv_heads"] > 4,
+    "9 sequences": lambda s: s["sequences"] == 9,
+    "512 keys": lambda s: s["longest"] == 512,
+    "16 rows": lambda s: s["queries"] == 16,
+    "more than 32,767 pages": lambda s: s["pages"] > 32_767,
+    "one row of 32/8 heads, many keys": lambda s: (s["queries"], s["kv_heads"], s["group"])
+    == (1, 8, 4) and s["longest"] > 600,
+    **{f"pages of {n}": lambda s, n=n: s["page_size"] == n for n in (1, 16, 32, 64, 128, 256)},
+}  # fmt: skip
+PACKING: dict[str, Callable[[dict[str, int]], bool]] = {
+    **{f"groups of {n}": lambda s, n=n: s["group"] == n for n in (4, 5, 6, 7, 8, 16)},
+    "more than 17 sequences": lambda s: s["sequences"] > 17,
+    "more than 200 rows": lambda s: s["longest_q"] > 200,
+    "more than 400 keys": lambda s: s["longest_k"] > 400,
+    "more than 8,192 tokens": lambda s: s["tokens_q"] > 8192 < s["tokens_k"],
+    "one row of 32/8 heads, many keys": lambda s: (s["longest_q"], s["kv_heads"], s["group"])
+    == (1, 8, 4) and s["longest_k"] > 600,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "classes"), [(PAGED, DECODING), (VARLEN, PACKING)], ids=["paged", "varlen"]
+)
+def test_the_random_cases_of_any_seed_hold_every_class(problem: Any, classes: Any) -> None:
+    for seed in range(6):
+        drawn = list(islice(problem.random_cases([case(problem)], seed, ("head_dim",)), 120))
+        sizes: list[Any] = [
+            {**each.symbols, "group": each.symbols["heads"] // each.symbols["kv_heads"]}
+            for each in drawn
+        ]
+        assert [name for name, holds in classes.items() if not any(map(holds, sizes))] == [], seed
+
+
+def test_many_pages_are_drawn_of_the_page_size_that_is_compiled_in() -> None:
+    this = case(PAGED)
+    for seed in range(6):
+        drawn = islice(PAGED.random_cases([this], seed, ("head_dim", "page_size")), 120)
+        found = [each.symbols for each in drawn]
+        assert {each["page_size"] for each in found} == {this.symbols["page_size"]}
+        assert max(int(each["pages"]) for each in found) > 32_767

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from itertools import islice
@@ -155,6 +156,12 @@ SIZES: dict[str, Callable[[int], bool]] = {
     "a multiple of 128": lambda size: size % 128 == 0,
     "more than 300": lambda size: 300 < size <= 600,
     "more than 600": lambda size: 600 < size <= 1200,
+    "a multiple of 384": lambda size: size % 384 == 0,
+    "1 mod 256": lambda size: size % 256 == 1 < size,
+    "2,047": lambda size: size == 2047,
+    "4,096": lambda size: size == 4096,
+    "a multiple of 4,096 beyond it": lambda size: size > 4096 and size % 4096 == 0,
+    "more than 70,000": lambda size: size > 70_000,
     "the longest odd one": lambda size: size == 4095,
     "odd, well beyond the longest": lambda size: 8192 < size < 9000 and size % 2 == 1,
     "past 16 bits": lambda size: size > 1 << 16,
@@ -172,8 +179,8 @@ def test_every_size_is_of_every_class_in_the_first_random_cases(
     (folder / "problem.py").write_text(FREE)
     problem = create_problem("problem.py:Scale", "float32", folder)
     base = problem.case({"rows": 4096, "columns": 4096}, {})
-    for seed in range(20):
-        found = list(islice(problem.random_cases([base], seed), 19))
+    for seed in range(8):
+        found = list(islice(problem.random_cases([base], seed), 80))
         assert any(SIZES[size](int(case.symbols[name])) for case in found), seed
         assert max(problem.bytes_moved(case) for case in found) <= 5 << 26
 
@@ -182,10 +189,26 @@ def test_each_size_has_every_remainder_in_the_first_random_cases(folder: Path) -
     (folder / "problem.py").write_text(FREE)
     problem = create_problem("problem.py:Scale", "float32", folder)
     base = problem.case({"rows": 4096, "columns": 4096}, {})
-    for seed in range(20):
-        found = list(islice(problem.random_cases([base], seed), 35))
+    for seed in range(8):
+        found = list(islice(problem.random_cases([base], seed), 80))
         for name in ("rows", "columns"):
             assert {int(case.symbols[name]) % 16 for case in found} == set(range(16)), seed
+
+
+def test_sizes_are_large_together_and_meet_in_pairs(folder: Path) -> None:
+    (folder / "problem.py").write_text(FREE)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    base = problem.case({"rows": 4096, "columns": 4096}, {})
+    for seed in range(8):
+        found = [
+            (int(case.symbols["rows"]), int(case.symbols["columns"]))
+            for case in islice(problem.random_cases([base], seed), 80)
+        ]
+        assert any(min(each) > 1000 for each in found), seed
+        assert any(rows * columns > 1 << 24 for rows, columns in found), seed
+        for rest, other in itertools.product((-1, 0, 1), repeat=2):
+            alike = [(rows % 64, columns % 64) for rows, columns in found]
+            assert (rest % 64, other % 64) in alike, seed
 
 
 def test_sizes_that_must_be_multiples_are_found_and_costly_problems_stay_small(

@@ -1,0 +1,213 @@
+"""Draws sizes so that each pair of classes is met.
+
+A kernel is usually wrong for a class of one size, or of two: groups of 4 with 63 mod 64 keys. What
+a draw happens to meet is luck, so a cover deals the pairs: each case is the one, of a few made for
+pairs that are still to be met, that meets the most of them (as AETG does: Cohen, Dalal, Fredman and
+Patton, 1997). When all are met it begins anew, with other sizes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Sizes: TypeAlias = dict[str, int]
+
+_MOST_LEVELS = 2
+_ATTEMPTS = 12  # to make a case of a pair, before the pair is given up
+_SERVED = 1  # pairs, for each of which a few candidates are made
+_TRIED = 64  # the most pairs that are tried to find so many
+
+
+@dataclass(frozen=True, slots=True)
+class SizeClass:
+    """A class of one size, or of several: what `draw` gives, and whatever else `holds`.
+
+    - `of`: the sizes that `draw` gives; `reads` are those on which `holds` depends, if others.
+    - `level`: a pair of classes must be met if their levels add up to 2 at most. A class of level 3
+      is met alone.
+    - `weight`: how early it comes. A pair weighs as much as the product of both.
+    - `apart`: it need not be met with classes of these sizes.
+    - `cost`: a case that is made for it may cost so many times more than others.
+    """
+
+    name: str
+    of: frozenset[str]
+    holds: Callable[[Mapping[str, int]], bool]
+    draw: Callable[[random.Random], Sizes]
+    level: int = 1
+    weight: float = 1.0
+    cost: int = 1
+    reads: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
+
+    def pairs_with(self, other: SizeClass) -> bool:
+        apart = self.of | self.apart
+        return self.level + other.level <= _MOST_LEVELS and apart.isdisjoint(other.of)
+
+
+Settle: TypeAlias = Callable[[Sizes, Collection[str], int], "Sizes | None"]
+"""Makes drawn sizes into those of a case: `settle(sizes, asked, cost)`. It may change any size, but
+should leave the `asked` ones, and keep to `cost` times the usual limit. None if there is no case.
+"""
+_Target: TypeAlias = tuple[int, ...]  # places of one class or of two
+
+
+@dataclass(slots=True)
+class _Holding:
+    """The classes that depend on the same sizes, and which of them hold, by these sizes."""
+
+    names: tuple[str, ...]
+    places: list[int] = field(default_factory=list)
+    known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+class PairCover:
+    """An iterator without end over sizes; None where none could be made.
+
+    Sets of classes are integers: bit n stands for class n.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        classes: Sequence[SizeClass],
+        settle: Settle,
+        *,
+        candidates: int = 12,
+    ) -> None:
+        """`candidates`: so many cases are made for each of a few pairs, of which one is taken."""
+        self._rng = rng
+        self._classes = classes
+        self._settle = settle
+        self._candidates = candidates
+        self._names = sorted({name for each in classes for name in each.of})
+        self._of_size = {
+            name: [(place, each) for place, each in enumerate(classes) if name in each.of]
+            for name in self._names
+        }
+        self._holding: dict[tuple[str, ...], _Holding] = {}
+        for place, each in enumerate(classes):
+            names = tuple(sorted(each.reads or each.of))
+            self._holding.setdefault(names, _Holding(names)).places.append(place)
+        self._failed = {target: 0 for target in self._targets()}
+        self._left: list[int] = []  # of each class those that are to be met with it
+        self._waiting: list[_Target] = []
+        self._deal()
+
+    def __iter__(self) -> Iterator[Sizes | None]:
+        while True:
+            yield self._next()
+
+    def met(self, sizes: Mapping[str, int]) -> None:
+        """Counts the classes of a case that was made elsewhere."""
+        holding = self._holding_of(sizes)
+        for place in _places(holding):
+            self._left[place] &= ~holding
+
+    def _next(self) -> Sizes | None:
+        best: Sizes | None = None
+        most = -1
+        for made in self._made_candidates():
+            gain = self._gain(self._holding_of(made))
+            if gain > most:
+                best, most = made, gain
+        if best is not None:
+            self.met(best)
+        return best
+
+    def _made_candidates(self) -> Iterator[Sizes]:
+        """A few cases, each made for one of the first pairs that are still to be met."""
+        self._waiting = [each for each in self._waiting if self._is_left(each)]
+        if not self._waiting:
+            self._deal()
+        served = 0
+        for target in self._waiting[:_TRIED] or [()] * _SERVED:
+            if served == _SERVED:
+                break
+            made = [each for _ in range(self._candidates) if (each := self._made(target))]
+            served += bool(made)
+            yield from made
+            if target and not made:
+                self._failed[target] += self._candidates
+        self._waiting = [t for t in self._waiting if self._failed[t] < _ATTEMPTS]
+
+    def _made(self, target: _Target) -> Sizes | None:
+        """Sizes for which the classes of the target hold, and other classes of use."""
+        wanted = [self._classes[place] for place in target]
+        sizes: Sizes = {}
+        for each in wanted:
+            sizes |= each.draw(self._rng)
+        asked = tuple(sizes)
+        for name in self._rng.sample(self._names, len(self._names)):
+            if name not in sizes:
+                sizes |= self._useful(name, sizes).draw(self._rng)
+        cost = max((each.cost for each in wanted), default=1)
+        made = self._settle(sizes, asked, cost)
+        return made if made and all(each.holds(made) for each in wanted) else None
+
+    def _useful(self, name: str, sizes: Sizes) -> SizeClass:
+        """A class that decides this size and none of the others, and that is to be met with the
+        most of their classes."""
+        holding = self._holding_of(sizes)
+        best: list[SizeClass] = []
+        most = 0
+        for place, each in self._of_size[name]:
+            if each.of.isdisjoint(sizes):
+                bits = holding | 1 << place
+                use = (self._left[place] & bits).bit_count()
+                if use > most:
+                    best, most = [], use
+                if use == most:
+                    best.append(each)
+        return self._rng.choice(best)
+
+    def _holding_of(self, sizes: Mapping[str, int]) -> int:
+        """The classes that hold, of those that depend on these sizes alone."""
+        found = 0
+        for names, group in self._holding.items():
+            if all(name in sizes for name in names):
+                values = tuple(sizes[name] for name in names)
+                if values not in group.known:
+                    holds = (p for p in group.places if self._classes[p].holds(sizes))
+                    group.known[values] = sum(1 << place for place in holds)
+                found |= group.known[values]
+        return found
+
+    def _gain(self, holding: int) -> int:
+        return sum((self._left[place] & holding).bit_count() for place in _places(holding))
+
+    def _is_left(self, target: _Target) -> bool:
+        return bool(self._left[target[0]] >> target[-1] & 1)
+
+    def _targets(self) -> Iterator[_Target]:
+        for place, each in enumerate(self._classes):
+            yield (place,)
+            for other in range(place):
+                if each.pairs_with(self._classes[other]):
+                    yield other, place
+
+    def _weight(self, target: _Target) -> float:
+        found = 1.0
+        for place in target:
+            found *= self._classes[place].weight
+        return found
+
+    def _deal(self) -> None:
+        """All targets that can be met, the heaviest first, others in any order."""
+        self._waiting = [each for each, count in self._failed.items() if count < _ATTEMPTS]
+        self._rng.shuffle(self._waiting)
+        self._waiting.sort(key=self._weight, reverse=True)
+        self._left = [0] * len(self._classes)
+        for target in self._waiting:
+            self._left[target[0]] |= 1 << target[-1]
+            self._left[target[-1]] |= 1 << target[0]
+
+
+def _places(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
