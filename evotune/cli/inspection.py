@@ -54,6 +54,8 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
         terminal.note(
             f"warning: {name} changes nothing: no kernel's source and no launch has the name"
         )
+    for warning in found.warnings:
+        terminal.note(f"warning: {warning}")
     for advice in found.advice:
         terminal.note(f"note: {advice}")
     if no_compile or not found.kernels:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from evotune.cli.live_view import panel
 from evotune.cli.standing import Standing, result
 from evotune.cli.terminal import Terminal, say
-from evotune.engine.observer import OTHER_WORK, Observer, Progress, RunInfo, SilentObserver
+from evotune.engine.observer import (
+    OTHER_WORK,
+    WARNING,
+    Observer,
+    Progress,
+    RunInfo,
+    SilentObserver,
+)
 from evotune.report import wording
 from evotune.trial import Outcome, Trial
 
@@ -99,7 +106,7 @@ class LiveProgress:
 
     def phase(self, text: str) -> None:
         self._standing.phase = text
-        if text.startswith(OTHER_WORK):  # stays on the screen; the next phase takes its place there
+        if text.startswith((OTHER_WORK, WARNING)):  # they stay; the next phase takes their place
             with contextlib.suppress(OSError):
                 self._write(text)
 

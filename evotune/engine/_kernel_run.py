@@ -16,7 +16,7 @@ from evotune.engine._calibration import calibrate
 from evotune.engine.baseline_choice import chosen_baseline
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.observer import OTHER_WORK, Observer
+from evotune.engine.observer import OTHER_WORK, WARNING, Observer
 from evotune.engine.setup import KernelSetup
 from evotune.execute.background import BackgroundExecutor
 from evotune.execute.executor import (
@@ -200,6 +200,8 @@ class KernelRun:
             return chosen
         self._observer.phase("timing the baselines")
         found = time_baselines()
+        for warning in found.warnings:
+            self._observer.phase(f"{WARNING}{warning}")
         for each in found.timings:
             if each.reason and each.name not in LIBRARIES:
                 self._observer.phase(f"a baseline of {each.case} failed: {each.reason}")

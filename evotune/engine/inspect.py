@@ -39,7 +39,7 @@ class CheckReport:
     """The facts about a valid space that `evotune check` prints.
 
     `unread`: parameters that no kernel and no launch reads. `advice`: lines on shapes and variants
-    that may be meant otherwise, each with its position.
+    that may be meant otherwise, each with its position. `warnings`: lines on the user's problem.
     """
 
     name: str
@@ -53,19 +53,22 @@ class CheckReport:
     cases: tuple[str, ...]
     unread: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def try_problem(setup: KernelSetup) -> tuple[str, ...]:
-    """Calls every method of a user's problem once. ProblemMistake when one is wrong. Returns the
-    names of the problem's baselines on its device, empty where they are not known."""
+def try_problem(setup: KernelSetup) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Calls every method of a user's problem. ProblemMistake when one is wrong. Returns the names
+    of the problem's baselines on its device, empty where they are not known, and warnings."""
     spec, root = setup.problem_spec, setup.root
     problem = create_problem(spec.name, spec.dtype, root)
     tried: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if isinstance(problem, UserProblem):
         source = ProblemSource(spec.name, spec.dtype, root)
         timed = registry.named(setup.profile.backend).times_user_problems
-        tried = check_problem(problem, source, setup.cases[TIMED], timed=timed)
-    return baseline_names(problem) or tried
+        found = check_problem(problem, source, setup.cases[TIMED], timed=timed)
+        tried, warnings = found.baselines, found.warnings
+    return baseline_names(problem) or tried, warnings
 
 
 def check_space(space: str, device: str) -> CheckReport:
@@ -74,8 +77,10 @@ def check_space(space: str, device: str) -> CheckReport:
     setup = load_setup(path, device, compile_only=True)
     size = setup.space.size()
     setup.space.starts()
+    warnings: tuple[str, ...] = ()
     if isinstance(setup, KernelSetup):
-        require_baseline(setup.document, try_problem(setup))
+        names, warnings = try_problem(setup)
+        require_baseline(setup.document, names)
     document = setup.document
     if document is not None:
         _require_strategy(document.options.strategy, document.search_position)
@@ -102,6 +107,7 @@ def check_space(space: str, device: str) -> CheckReport:
         if isinstance(setup, KernelSetup)
         else (),
         unread=tuple(unread_parameters(document)) if document else (),
+        warnings=warnings,
         advice=tuple(_advice(setup)) if isinstance(setup, KernelSetup) else (),
     )
 

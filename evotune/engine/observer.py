@@ -11,6 +11,9 @@ from evotune.trial import Configuration, Outcome, Trial
 OTHER_WORK = "times may be disturbed"
 """The beginning of the phase that names other work on the machine: a remark for the whole run."""
 
+WARNING = "warning: "
+"""The beginning of a phase that warns of the user's problem."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:

@@ -41,7 +41,7 @@ from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
 
-_POOL_SEEDS = 4
+_POOL_SEEDS, _FIRST_SEEDS, _TRIALS_PER_SEED = 4, 2, 32
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _START_S = 1.0  # for all timed cases together
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
@@ -218,12 +218,13 @@ class TrialRunner:
         return checked_domain(self._problem, checked, self._profile)
 
     def _seed(self, job: TrialRequest) -> int:
-        """The seed of the trial's inputs. In the search it is one of a few, as many as the pool can
-        hold."""
+        """The seed of the trial's inputs. In the search it is one of a few, at most as many as the
+        pool can hold: of two at first, as a short search would spend its time on making inputs."""
         if job.thorough:
             return _CONFIRM_SEED + job.number
         trial_bytes = sum(self._pool.trial_bytes(item.case) for item in job.cases)
-        return job.number % max(1, min(_POOL_SEEDS, self._session.pool_bytes // trial_bytes))
+        seeds = min(_POOL_SEEDS, _FIRST_SEEDS + job.number // _TRIALS_PER_SEED)
+        return job.number % max(1, min(seeds, self._session.pool_bytes // trial_bytes))
 
     def _load(self, cases: Sequence[TrialCase]) -> list[Loaded]:
         """Loads the kernels; a binary that several cases share is loaded once."""

@@ -40,7 +40,7 @@ from evotune.execute.messages import (
     TrialRequest,
 )
 from evotune.problems import Case, Problem, UserProblem, create_problem
-from evotune.problems.examination import examine, mistake_of, tiny_case
+from evotune.problems.examination import examine, mistake_of, ordinary_case, tiny_case
 from evotune.python_process import end_without_hooks
 from evotune.user_code import trust
 
@@ -101,11 +101,11 @@ def _serve(channel: Channel, hello: Hello) -> None:
         try:
             if isinstance(request, BaselinesRequest):
                 with blaming():
-                    _examine(problem, request.cases, session)
+                    found = _examine(problem, request.cases, session)
                     timings = runner.time_baselines(
                         request.cases, request.libraries, request.failed
                     )
-                report = BaselineReport(tuple(timings), runner.copy_gbps())
+                report = BaselineReport(tuple(timings), runner.copy_gbps(), found)
                 channel.send(BaselinesTimed(token=request.token, report=report))
             elif isinstance(request, PrepareRequest):
                 _prepare_ahead(runner, request)
@@ -134,9 +134,11 @@ def _blaming(problem: Problem, session: Session) -> Iterator[None]:
         raise _ProblemMistaken(str(mistake)) from error
 
 
-def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> None:
-    if isinstance(problem, UserProblem):
-        examine(problem, tiny_case(problem, cases), session.torch_device)
+def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> tuple[str, ...]:
+    if not isinstance(problem, UserProblem):
+        return ()
+    tiny, ordinary = tiny_case(problem, cases), ordinary_case(problem, cases)
+    return examine(problem, tiny, session.torch_device, ordinary=ordinary)
 
 
 def _prepare_ahead(runner: TrialRunner, request: PrepareRequest) -> None:

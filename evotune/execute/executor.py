@@ -84,10 +84,11 @@ class BaselineTiming(msgspec.Struct, frozen=True):
 
 class BaselineReport(msgspec.Struct, frozen=True, tag=True):
     """The times of every baseline on every case, and the bandwidth of a large copy (0: not
-    measured)."""
+    measured). `warnings` of the problem, a line each."""
 
     timings: tuple[BaselineTiming, ...]
     copy_gbps: float
+    warnings: tuple[str, ...] = ()
 
 
 class Executor(Protocol):

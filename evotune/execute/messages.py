@@ -232,20 +232,23 @@ COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
 
 class TryProblem(msgspec.Struct, frozen=True, tag=True):
     """Call every method that the user wrote, on one case. `timed`: candidates are measured on the
-    CPU. The names of the baselines are wanted for the case `named`."""
+    CPU. The names of the baselines are wanted for the case `named`. Results are compared with those
+    of a second call on the case `ordinary`."""
 
     problem: ProblemToLoad
     case: Case
+    ordinary: Case
     timed: bool
     named: Case | None = None
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True):
     """The first `mistake` in the problem's file; "" when there is none. The names of its
-    `baselines`, where they are known."""
+    `baselines`, where they are known. `warnings`, a line each."""
 
     mistake: str
     baselines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(

@@ -10,7 +10,7 @@ from evotune.execute.child import Child, wait_readable
 from evotune.execute.device_slot import ProblemSource
 from evotune.execute.entry import cannot_read
 from evotune.execute.messages import PROBLEM_WORKER, Tried, TryProblem
-from evotune.problems.examination import smallest_case, tiny_case
+from evotune.problems.examination import ordinary_case, smallest_case, tiny_case
 from evotune.problems.problem import Case
 from evotune.problems.user import UserProblem
 from evotune.python_process import describe_status
@@ -22,25 +22,25 @@ _RAISED = 1  # Python's status for an exception that was not caught
 
 def check_problem(
     problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
-) -> tuple[str, ...]:
-    """Calls every method that the user wrote, on one tiny case on the CPU. ProblemMistake for the
-    first mistake. `timed`: candidates are measured on the CPU; then the names of the baselines of
-    the smallest case are returned, but none where it is large. The problem's output goes to
-    stderr."""
-    case = tiny_case(problem, cases)
+) -> Tried:
+    """Calls every method that the user wrote, on one tiny case on the CPU, and some on an ordinary
+    case. ProblemMistake for the first mistake. `timed`: candidates are measured on the CPU; then
+    the names of the baselines of the smallest case are returned, but none where it is large. The
+    problem's output goes to stderr."""
+    case, ordinary = tiny_case(problem, cases), ordinary_case(problem, cases)
     # A baseline may be there for some sizes alone, and a run times it on its own cases.
     named = smallest_case(problem, cases) if timed else None
     with scratch_folder() as folder:
         child = Child(PROBLEM_WORKER, folder / "problem.log", {})
         try:
-            child.send(TryProblem(source.told(), case, timed, named))
+            child.send(TryProblem(source.told(), case, ordinary, timed, named))
             tried = _answer(child, source)
             sys.stderr.write(child.log_tail(1 << 16))
         finally:
             child.kill()
     if tried.mistake:
         raise ProblemMistake(tried.mistake)
-    return tried.baselines
+    return tried
 
 
 def _answer(child: Child[TryProblem, Tried], source: ProblemSource) -> Tried:

@@ -31,9 +31,9 @@ def _tried(request: TryProblem) -> Tried:
         return Tried(str(mistake))
     assert isinstance(problem, UserProblem)
     try:
-        examine(problem, request.case, timed=request.timed)
+        warned = examine(problem, request.case, timed=request.timed, ordinary=request.ordinary)
         named = request.named
-        return Tried("", () if named is None else baselines_of(problem, named))
+        return Tried("", () if named is None else baselines_of(problem, named), warned)
     except (Exception, SystemExit) as error:
         found = mistake_of(problem, error)
         if found is None:

@@ -26,8 +26,13 @@ _IN_ORDER = 0.45
 """Standard deviation of one rounding in a sum, in units: at most 1/sqrt(3), less on average."""
 _FEW = 3.0
 """Units in the last place that an exponential, a root, ... may be off."""
-_RUNS, _RUNS_OF_MANY, _MANY = 8, 4, 1 << 20  # elements
+_RUNS, _RUNS_OF_MANY, _MANY = 6, 4, 1 << 20  # elements
+_SIZE = 64.0
+_SIGN_BITS, _SIZE_BITS = -0x7F7F7F7F7F7F7F80, 0x4040404040404040
+"""The highest bit of each of eight bytes, and the one below it. A byte with the second bit alone is
+_SIZE, and with both -_SIZE."""
 _ENOUGH = 8  # elements that a row needs for a quantile of them to mean something
+_SAMPLE = 512  # elements of a row that show its quantiles
 
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _MATRICES = {  # operation -> which argument has the summed dimension last
@@ -80,12 +85,44 @@ _IN_PARTS = {
 """Operations with several roundings inside, which are decomposed first."""
 
 
+class _Noise:
+    """Random signs on one device, made from random bytes: drawing each number by itself would take
+    longer than all else here. Each draw overwrites the one before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = torch.Generator(device)
+        self._words = torch.empty(0, dtype=torch.int64, device=device)
+        self._numbers: dict[torch.dtype, torch.Tensor] = {}
+
+    def start(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def add_to(self, value: torch.Tensor, by: torch.Tensor, most: float) -> None:
+        """Adds `by` times a random sign to each element of `value`, with the standard deviation of
+        uniform numbers between -most and most."""
+        value.addcmul_(by, self._draw(value), value=most / (math.sqrt(3.0) * _SIZE))
+
+    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        """Either -_SIZE or _SIZE for each element, in the shape and dtype of `like`."""
+        count = like.numel()
+        if count > 8 * len(self._words):
+            self._words = self._words.new_empty((count + 7) // 8)
+        words = self._words[: (count + 7) // 8]
+        words.random_(-(1 << 63), None, generator=self._generator)
+        words.bitwise_and_(_SIGN_BITS).bitwise_or_(_SIZE_BITS)
+        numbers = self._numbers.get(like.dtype)
+        if numbers is None or len(numbers) < count:
+            numbers = torch.empty(count, dtype=like.dtype, device=like.device)
+            self._numbers[like.dtype] = numbers
+        return numbers[:count].copy_(words.view(torch.int8)[:count]).view(like.shape)
+
+
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves the result of each operation as the module's docstring says."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    def __init__(self, noise: _Noise) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._noise = noise
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -101,8 +138,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = decomposition_table[func](*args, **kwargs)
             if packet in _SOFTMAX:
                 largest = args[0].abs().amax(args[1], keepdim=True).nan_to_num(0.0, 0.0, 0.0)
-                by = largest * self.random(result, _UNIT)
-                result = result + by if packet is _ATEN._log_softmax else result * (1.0 + by)
+                by = largest if packet is _ATEN._log_softmax else largest * result
+                self._noise.add_to(result, by, _UNIT)
             return result
         lost = self._lost_in_sums(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -112,15 +149,10 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = result[0] if isinstance(result, (tuple, list)) else result
         for each in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(each, torch.Tensor) and each.is_floating_point():
-                each.addcmul_(each, self.random(each, units * _UNIT))
+                self._noise.add_to(each, each, units * _UNIT)
         if lost is not None:
-            first.addcmul_(lost.nan_to_num_(0.0, 0.0, 0.0), self.random(first, 1.0))
+            self._noise.add_to(first, lost.nan_to_num_(0.0, 0.0, 0.0), 1.0)
         return result
-
-    def random(self, like: torch.Tensor, most: float) -> torch.Tensor:
-        """Uniform random numbers between -most and most, in the shape and dtype of `like`."""
-        made = torch.empty(like.shape, dtype=torch.float32, device=like.device)
-        return made.uniform_(-most, most, generator=self._generator).to(like.dtype)
 
     @staticmethod
     def _lost_in_sums(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -163,14 +195,14 @@ def rounding_errors(
         compute = torch.compiler.disable(compute)  # type: ignore[no-untyped-call]
     runs = _RUNS if max(each.numel() for each in reference.values()) <= _MANY else _RUNS_OF_MANY
     squares = {name: torch.zeros_like(value) for name, value in reference.items()}
+    noise = _Noise(next(iter(inputs.values())).device)
     for run in range(runs):
-        device = next(iter(inputs.values())).device
-        rounding = _Rounding(run, device)
+        noise.start(run)
         moved = {
-            name: _moved(value, rounding) if value.is_floating_point() else value
+            name: _moved(value, noise) if value.is_floating_point() else value
             for name, value in inputs.items()
         }
-        with rounding:
+        with _Rounding(noise):
             found = compute(**moved)
         for name, value in reference.items():
             off = found[name].double() - value
@@ -181,24 +213,27 @@ def rounding_errors(
     }
 
 
-def _moved(value: torch.Tensor, rounding: _Rounding) -> torch.Tensor:
-    by = rounding.random(value.float(), _UNIT)  # a unit of float32 is too small for float16
-    return value.double() * (1.0 + by.double())
+def _moved(value: torch.Tensor, noise: _Noise) -> torch.Tensor:
+    moved = value.to(torch.float64, copy=True)  # a unit of float32 is too small for float16
+    noise.add_to(moved, moved, _UNIT)
+    return moved
 
 
 def _smoothed(deviation: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Raises each deviation to the lower quartile of its row, and its share of the value to the
     lower quartile of the row's shares: of millions of elements a few have runs that agree by
-    chance."""
+    chance. The quartiles of long rows are those of a sample."""
     columns = deviation.shape[-1] if deviation.dim() else 1
     if columns < _ENOUGH:
         columns = deviation.numel()
     rows, values = deviation.reshape(-1, columns), reference.abs().reshape(-1, columns)
-    quarter = (columns + 3) // 4
-    least = rows.kthvalue(quarter, dim=1, keepdim=True).values
-    shares = (rows / values).nan_to_num_(math.inf, math.inf)  # else inf becomes a finite number
+    step = (columns + _SAMPLE - 1) // _SAMPLE | 1  # odd: many patterns of columns are even
+    some, of_some = rows[:, ::step], values[:, ::step]
+    quarter = (some.shape[1] + 3) // 4
+    least = some.kthvalue(quarter, dim=1, keepdim=True).values
+    shares = (some / of_some).nan_to_num_(math.inf, math.inf)  # else inf becomes a finite number
     share = shares.kthvalue(quarter, dim=1, keepdim=True).values
-    of_value = (share * values).nan_to_num_(0.0, 0.0)
+    of_value = values.mul_(share).nan_to_num_(0.0, 0.0)
     return torch.maximum(torch.maximum(rows, least), of_value).view(deviation.shape)
 
 

@@ -118,12 +118,22 @@ def widened(dtype: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reference(problem: UserProblem, case: Case, inputs: Tensors) -> Tensors:
+    return checked(problem, case, "compute", _in_float64(problem, case, inputs))
+
+
+def computed(problem: UserProblem, case: Case, inputs: Tensors, like: Tensors) -> Tensors:
+    """What `compute` gives for some rows of the inputs; ProblemMistake unless it is of the shapes
+    of `like`."""
+    found = _in_float64(problem, case, inputs)
+    return problem.written.outputs("compute", found, _shapes(like), {})
+
+
+def _in_float64(problem: UserProblem, case: Case, inputs: Tensors) -> Any:
     copies = {
         name: value.double() if value.is_floating_point() else value
         for name, value in inputs.items()
     }
-    found = problem.written.call("compute", **copies, **problem.constants_of(case))
-    return checked(problem, case, "compute", found)
+    return problem.written.call("compute", **copies, **problem.constants_of(case))
 
 
 def checked(problem: UserProblem, case: Case, method: str, found: Any) -> Tensors:
@@ -141,6 +151,20 @@ def checked(problem: UserProblem, case: Case, method: str, found: Any) -> Tensor
     }
 
 
+def yardstick(
+    problem: UserProblem, case: Case, inputs: Tensors, like: Tensors | None = None
+) -> Tensors:
+    """What `yardstick_of` gives. `like`: tensors of the outputs' shapes, where `inputs` are some
+    rows alone."""
+    arguments = {**widened(problem.dtype, inputs), **problem.constants_of(case)}
+    shapes = problem.output_shapes(case) if like is None else _shapes(like)
+    return problem.written.tensors("yardstick_of", arguments, shapes, dtypes={})
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
 def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     """Rounding to the output's dtype plus the rounding errors of `compute` in float32. In a row
     where `yardstick_of` is off by more than that, plus twice the largest excess. Integers must be
@@ -150,10 +174,7 @@ def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Ten
     ranged = problem.constants_of(case)
     compute = functools.partial(problem.written.call, "compute", **ranged)
     deviations = rounding_errors(compute, inputs, reference)
-    arguments = {**widened(problem.dtype, inputs), **ranged}
-    yardstick = problem.written.tensors(
-        "yardstick_of", arguments, problem.output_shapes(case), dtypes={}
-    )
+    coarse = yardstick(problem, case, inputs, reference)
     allowed = {}
     for name, value in reference.items():
         limit = rounding_of(value, dtypes[name])
@@ -161,7 +182,7 @@ def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Ten
             allowed[name] = limit
             continue
         limit += _DEVIATIONS * deviations[name]
-        off = (yardstick[name].double() - value).abs()
+        off = (coarse[name].double() - value).abs()
         # An overflow in the yardstick excuses nothing.
         beyond = (off - limit).clamp_(min=0).nan_to_num_(0.0, 0.0, 0.0)
         row = beyond.amax(-1, keepdim=True) if beyond.dim() else beyond

@@ -45,7 +45,7 @@ class Written:
         yield
         for name, version in versions.items():
             if _writes_to(inputs[name]) != version:
-                raise self._at(method, f"{of or method} changed its input {name} in place")
+                raise self.mistake(method, f"{of or method} changed its input {name} in place")
 
     def check(self, sizes: Mapping[str, int]) -> str:
         """Why the sizes make no sense, which `check` says by a ValueError; "" when they do."""
@@ -69,7 +69,7 @@ class Written:
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise self._wrong(method, found, "a dict, name -> shape")
         if not found:
-            raise self._at(method, f"{method} names no tensor, a kernel needs at least one")
+            raise self.mistake(method, f"{method} names no tensor, a kernel needs at least one")
         return {name: self._described(method, name, each) for name, each in found.items()}
 
     def check_names(self, specs: Sequence[TensorSpec], symbols: Collection[str]) -> None:
@@ -80,7 +80,7 @@ class Written:
             method = "outputs" if spec.is_output else "inputs"
             if spec.name in taken:
                 message = f"{method} names {spec.name}, which is also {taken[spec.name]}"
-                raise self._at(method, f"{message}: rename the tensor")
+                raise self.mistake(method, f"{message}: rename the tensor")
             taken[spec.name] = "an input"
 
     def operations(self, sizes: Mapping[str, int]) -> int:
@@ -136,7 +136,7 @@ class Written:
             names = ", ".join(map(str, found)) or "nothing"
             expected = ", ".join(wanted)
             names_them = "inputs" if method == "make_indices" else "outputs"
-            raise self._at(method, f"{teller} gave {names}; {names_them} names {expected}")
+            raise self.mistake(method, f"{teller} gave {names}; {names_them} names {expected}")
         return {
             name: self._tensor(
                 method, teller, name, found[name], shape=shape, dtype=dtypes.get(name)
@@ -150,18 +150,22 @@ class Written:
         for name, value in found.items():
             if not value.isfinite().all():
                 given = f"{method} gave NaN or infinity in {name} for normal inputs of {case}"
-                raise self._at(method, f"{given}: outputs must be finite")
+                raise self.mistake(method, f"{given}: outputs must be finite")
 
     def baselines(self, arguments: Mapping[str, Any]) -> dict[str, Callable[[], Tensors]]:
         found = self.call("baselines_of", **arguments)
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise self._wrong("baselines_of", found, "a dict, name -> function")
         if not found:
-            raise self._at("baselines_of", "baselines_of names no baseline, expected at least one")
+            raise self.mistake(
+                "baselines_of", "baselines_of names no baseline, expected at least one"
+            )
         for name, function in found.items():
             if not callable(function):
                 message = f"{name} of baselines_of is {_kind(function)}"
-                raise self._at("baselines_of", f"{message}, expected a function without arguments")
+                raise self.mistake(
+                    "baselines_of", f"{message}, expected a function without arguments"
+                )
         return dict(found)
 
     def baseline_outputs(
@@ -194,16 +198,18 @@ class Written:
         import torch
 
         if not isinstance(found, torch.Tensor):
-            raise self._at(method, f"{teller} gave {_kind(found)} for {name}, expected a tensor")
+            raise self.mistake(
+                method, f"{teller} gave {_kind(found)} for {name}, expected a tensor"
+            )
         if tuple(found.shape) != shape:
             given = f"{name} of shape {tuple(found.shape)}"
-            raise self._at(method, f"{teller} gave {given}, expected {shape}")
+            raise self.mistake(method, f"{teller} gave {given}, expected {shape}")
         if dtype is not None and found.dtype != dtype:
             given, expected = (element_type(each) for each in (found.dtype, dtype))
             why = f"{teller} gave {name} as {given}, expected {expected}"
             if dtype == torch.float64:  # of a reference; others have the type of their tensor
                 why = f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
-            raise self._at(method, why)
+            raise self.mistake(method, why)
         return found.contiguous()
 
     def _described(self, method: str, name: str, found: Any) -> Tensor:
@@ -211,15 +217,16 @@ class Written:
         if tensor is None:
             shape = found.shape if isinstance(found, Tensor) else found
             expected = "expected a tuple of integers"
-            raise self._at(method, f"{method} gave {_kind(shape)} for {name}, {expected}")
+            raise self.mistake(method, f"{method} gave {_kind(shape)} for {name}, {expected}")
         if why := tensor.wrong(is_output=method == "outputs"):
-            raise self._at(method, f"{name} of {method} {why}")
+            raise self.mistake(method, f"{name} of {method} {why}")
         return tensor
 
     def _wrong(self, method: str, found: object, expected: str, of: str = "") -> ProblemMistake:
-        return self._at(method, f"{of or method} gave {_kind(found)}, expected {expected}")
+        return self.mistake(method, f"{of or method} gave {_kind(found)}, expected {expected}")
 
-    def _at(self, method: str, message: str) -> ProblemMistake:
+    def mistake(self, method: str, message: str) -> ProblemMistake:
+        """A mistake at the line of the method's `def`."""
         return self._file.at(self._line(method), message)
 
     def _line(self, method: str) -> int:

@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 
 from evotune.errors import ProblemMistake
+from evotune.problems._repeatability import repeatability
 from evotune.problems.problem import Case, Problem
 from evotune.problems.user import UserProblem
 
 _MOST_BYTES = 64 << 20
+_QUICK = (1 << 27, 1 << 22)  # operations and bytes
 
 
 def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
@@ -40,8 +42,27 @@ def baselines_of(problem: UserProblem, case: Case) -> tuple[str, ...]:
     return tuple(problem.baselines(case, problem.make_inputs(case, "normal", 0, "cpu")))
 
 
-def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: bool = True) -> None:
+def ordinary_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
+    """The largest of the given cases and their edge cases that computes in a moment; the tiny one
+    if none does. Among its many elements a few that differ by chance will show."""
+    known = [*cases, *(edge for case in cases for edge in problem.edge_cases(case))]
+    quick = [
+        c for c in known if problem.flops(c) <= _QUICK[0] and problem.bytes_moved(c) <= _QUICK[1]
+    ]
+    return max(quick, key=problem.bytes_moved, default=tiny_case(problem, cases))
+
+
+def examine(
+    problem: UserProblem,
+    case: Case,
+    device: str = "cpu",
+    *,
+    timed: bool = True,
+    ordinary: Case | None = None,
+) -> tuple[str, ...]:
     """Calls every method that the user wrote, on `case`; ProblemMistake for the first mistake.
+    Returns warnings, a line each. `ordinary`: a case of ordinary sizes, on which the methods are
+    called again to see that they repeat their results.
 
     Without `timed`, `device` is not the device of the measurements: an operation that PyTorch
     refuses there, half precision for example, is no mistake, and no baseline is called.
@@ -58,6 +79,10 @@ def examine(problem: UserProblem, case: Case, device: str = "cpu", *, timed: boo
             problem.check_baselines(case, inputs)
         else:
             problem.baselines(case, inputs)
+    warnings: tuple[str, ...] = ()
+    with contextlib.suppress(*(() if timed else (RuntimeError,))):
+        warnings = repeatability(problem, ordinary or case, device)
+    return warnings
 
 
 def mistake_of(problem: Problem, error: BaseException) -> ProblemMistake | None:

@@ -78,6 +78,13 @@ def expected(
     return whole.float() if dtype in _SHORT else whole
 
 
+def tolerance_in(expected: torch.Tensor) -> torch.Tensor:
+    """The tolerances, in float64, of which an *expected* tensor was made."""
+    if expected.dtype == torch.int64:
+        return torch.full_like(expected[0], _OF_INTEGERS, dtype=torch.float64)
+    return expected[1].double().reciprocal()  # a copy: the set stays as it is
+
+
 def shares_of(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Errors as shares of the tolerances. Where the reference is infinite: 0 for the same infinity,
     else infinite."""

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from evotune.problems.changed_rows import tolerances_after
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.parts import HasParts
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
+from evotune.problems.user import UserProblem
 from evotune.verify._strided import fitted
-from evotune.verify.accuracy import expected, is_rounding
+from evotune.verify.accuracy import expected, is_rounding, tolerance_in
 
 _CHANGED = "changed"
 _MOST_CHANGED = 6  # changed sets; of a problem with many inputs, each set changes several inputs
@@ -166,7 +168,7 @@ class InputPool:
         if touched and isinstance(self._problem, HasParts):
             parts = self._problem.parts(case, touched)
         if parts is None:
-            return self._wanted(case, inputs)
+            return self._wanted(case, inputs, self.get(case, "normal", seed))
         own = {
             name: torch.stack([value[region] for region in parts.regions[name]])
             for name, value in inputs.items()
@@ -178,9 +180,16 @@ class InputPool:
                 wanted[name][(slice(None), *region)] = values[:, number]
         return wanted
 
-    def _wanted(self, case: Case, inputs: Tensors) -> Tensors:
-        reference = self._problem.reference(case, inputs)
-        tolerances = self._problem.tolerances(case, inputs, reference)
+    def _wanted(self, case: Case, inputs: Tensors, normal: InputSet | None = None) -> Tensors:
+        """The expected outputs. `normal`: the set of which these inputs are a changed one."""
+        problem = self._problem
+        reference = problem.reference(case, inputs)
+        if normal is None or not isinstance(problem, UserProblem):
+            tolerances = problem.tolerances(case, inputs, reference)
+        else:
+            of_normal = problem.reference(case, dict(normal.inputs))
+            known = {name: tolerance_in(value) for name, value in normal.expected.items()}
+            tolerances = tolerances_after(problem, case, inputs, reference, (of_normal, known))
         return {
             spec.name: expected(
                 reference[spec.name],

@@ -108,6 +108,11 @@ WRONG = [  # method, the new body, the message; the error names the line of the 
     ("operations", "return -1", "operations gave -1, expected a number"),
     ("operations", "return [rows]", "operations gave a list, expected a number"),
     ("check", "return False", "check gave False, expected nothing: it raises ValueError"),
+    (
+        "compute",
+        "import torch; return {'out': x + torch.rand_like(x)}",
+        "compute gives different results on equal inputs, in out",
+    ),
     ("compute", "return None", "compute gave None, expected a dict, name -> tensor"),
     ("compute", "return 3.0 * x", "compute gave a Tensor, expected a dict, name -> tensor"),
     ("compute", "return {'x': x}", "compute gave x; outputs names out"),
@@ -372,7 +377,7 @@ def test_on_another_device_a_problem_may_have_baselines_of_its_own(folder: Path)
     cases = [problem.case({"rows": 3, "columns": 5}, {})]
     source = ProblemSource("problem.py:Scale", "float32", folder)
     for timed, expected in ((True, ("torch:eager",)), (False, ())):
-        assert check_problem(problem, source, cases, timed=timed) == expected
+        assert check_problem(problem, source, cases, timed=timed).baselines == expected
     assert baseline_names(problem) == ()
     (folder / "problem.py").write_text(PROBLEM.partition("    def baselines_of")[0])
     problem = create_problem("problem.py:Scale", "float32", folder)
