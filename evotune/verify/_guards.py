@@ -17,7 +17,6 @@ from evotune.verify._strided import gap_words
 _OTHER_WORDS = (0x7B7B, 0xFBFB - (1 << 16))
 """A large number and a low one in every type of floats, as a byte repeats; of integers too, but
 that unsigned ones have no low one."""
-_DAMAGED = 0  # neither these nor the guard word
 
 
 class Guards:
@@ -45,31 +44,19 @@ class Guards:
     @contextmanager
     def holding(self, word: int) -> Iterator[None]:
         """Fills the guards with `word`, and restores them. What was written to them meanwhile
-        remains seen: it becomes neither word."""
-        room = torch.full(
-            (max(map(len, self._bands)),), word, dtype=torch.int16, device=self._device
-        )
-        self._copy([room[: len(band)] for band in self._bands])
-        for byte in self._odd:
-            byte.fill_(word >> 8 & 0xFF)
-        for words, mask in self._gaps:
-            words.masked_fill_(mask, word)
+        remains seen: it becomes another word than the guards'."""
+        self._exchange(word ^ self._word)
         yield
-        held = torch.cat(self._bands)
-        restored = torch.where(held == word, self._word, _DAMAGED).to(torch.int16)
-        self._copy(torch.split(restored, [len(band) for band in self._bands]))
+        self._exchange(word ^ self._word)
+
+    def _exchange(self, difference: int) -> None:
+        """An exclusive or, which maps the two words to each other and no other one to them."""
+        for band in self._bands:
+            band.bitwise_xor_(difference)
         for byte in self._odd:
-            byte.copy_(torch.where(byte == (word >> 8 & 0xFF), self._word >> 8, _DAMAGED))
+            byte.bitwise_xor_(difference >> 8 & 0xFF)
         for words, mask in self._gaps:
-            intact = torch.where(words == word, self._word, _DAMAGED).to(torch.int16)
-            words.copy_(torch.where(mask, intact, words))
-
-    @property
-    def _device(self) -> torch.device:
-        return self._bands[0].device
-
-    def _copy(self, values: Sequence[torch.Tensor]) -> None:
-        torch._foreach_copy_(self._bands, list(values))
+            words.bitwise_xor_(mask.to(torch.int16) * difference)
 
 
 def other_word(kind: str, seed: int) -> int:

@@ -125,7 +125,7 @@ def _by_exp2(x: torch.Tensor) -> torch.Tensor:
 def _online(x: torch.Tensor) -> torch.Tensor:
     top = torch.full_like(x[:, :1], -math.inf)
     total = torch.zeros_like(top)
-    for column in x.split(7, -1):
+    for column in torch.split(x, 7, -1):
         higher = torch.maximum(top, column.amax(-1, keepdim=True))
         total = total * torch.exp(top - higher) + torch.exp(column - higher).sum(-1, keepdim=True)
         top = higher
@@ -157,7 +157,7 @@ def _without_last_bit(x: torch.Tensor) -> torch.Tensor:
 
 def _last_part_wins(x: torch.Tensor) -> torch.Tensor:
     """Of equal values in parts of 1,024 columns the last part's one."""
-    values, places = zip(*(part.max(-1) for part in x.split(1024, -1)), strict=True)
+    values, places = zip(*(part.max(-1) for part in torch.split(x, 1024, -1)), strict=True)
     best = torch.stack(values, -1)
     part = best.shape[-1] - 1 - best.flip(-1).argmax(-1)
     return torch.stack(places, -1).gather(-1, part[:, None])[:, 0] + 1024 * part
