@@ -18,13 +18,24 @@ from evotune.problems._attention_scores import Scores
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Case, Tensors, TensorSpec
 
-_SPECIAL = 4.0
-"""Size of the component of k that gives the rows of a trait their scores."""
+_SPECIAL, _SPECIAL_OF_LARGE = 4.0, 4096.0
+"""Size of the components of k that give the rows of a trait their scores. Products with float16
+reach scores of a million only if both factors are large."""
 _LARGEST = 3e4  # a float16 holds twice that
-_GAPS = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)  # in this order: few rows suffice for low and high ones
-_LOUD = 100.0
+_GAPS = (12.5, 6.5, 11.0, 8.0, 15.5, 9.5)  # in this order: few rows suffice for low and high ones
+_MOST_GAP_OF_FLOAT16 = 13.0
+"""Weights of e^-15.5 are a few of float16's smallest numbers: their rounding errors add up."""
+_NEEDLE_GAPS = (8.5, 10.5)
+_LOUD, _LOUDEST = 100.0, 2000.0
 _RAMP_TRAITS = ("plain", "sink", "zero", "rising", "plain", "falling")
-_LARGE_TRAITS = ("spread", "above", "below", "rising", "falling")
+_LARGE_TRAITS = ("spread", "above", "far", "below", "rising", "far", "falling")
+_FAR = (
+    *((-450.0, 300.0), (2e4, 2e4), (-1e6, 1e6), (-900.0, 1200.0)),
+    *((900.0, 1200.0), (-2e4, 2e4), (1e6, 1e6)),
+)
+"""Of far rows the score at one end of the keys, which is the highest, and how far it lies above the
+score at the other end. So one key, or a few, have all the weight: there a kernel in float32 is
+right although it cannot tell scores of a million apart that differ by less than 0.06."""
 
 
 def make_inputs(
@@ -36,11 +47,15 @@ def make_inputs(
     - needle: each query matches one key far more than all others, so that a dropped or misplaced
       key shows.
     - ramp: V counts the keys, so that every key's weight shows. Rows in turn have scores as in
-      normal; one key 6.5 to 13 above all others and zero in V (so that only the small weights
-      contribute); all scores exactly zero; scores that rise or fall gently along the keys.
+      normal; three equal keys 6.5 to 15.5 above all others and zero in V (so that only the small
+      weights contribute); all scores exactly zero; scores that rise or fall gently along the keys.
+      Every fourth column of V changes its sign at each half or quarter of the keys, or after 64 or
+      128 of them, so that parts of a sum are large where the sum is small.
     - large_logits: rows in turn have scores beyond 100; all scores 150 to 250 above or below zero;
-      scores that rise or fall along the keys by 240 to 300. Every other column of V is a hundred
-      times as large.
+      scores that rise or fall along the keys by 240 to 300; scores up to a million above or below
+      zero that rise or fall along the keys as far (`_FAR`), so that keys hidden by a mask lie far
+      above those that are seen. Every other column of V is a hundred times as large, every fourth
+      one two thousand times.
     """
     generator = torch.Generator(device).manual_seed(seed)
     specs = {spec.name: spec for spec in tensors}
@@ -66,7 +81,7 @@ def make_inputs(
     if "alibi_slopes" in specs:
         found["alibi_slopes"] = _slopes(normal("alibi_slopes"), kind)
     if "sinks" in specs:
-        found["sinks"] = _sinks(normal("sinks"), kind)
+        found["sinks"] = _sinks(case, normal("sinks"), kind)
     return found
 
 
@@ -80,13 +95,17 @@ def _slopes(values: torch.Tensor, kind: str) -> torch.Tensor:
     return slopes
 
 
-def _sinks(values: torch.Tensor, kind: str) -> torch.Tensor:
-    """N(1, 1), about as large as scores. Of large logits heads in turn have sinks that take all,
-    nothing and as much as a key."""
-    if kind != "large_logits":
-        return values + 1.0
+def _sinks(case: Case, values: torch.Tensor, kind: str) -> torch.Tensor:
+    """N(1, 1), about as large as scores. Of needles two heads in three have sinks about 8.5 and
+    10.5 below the needle's score. Of large logits heads in turn have sinks that take all, nothing
+    and as much as a key."""
     turn = torch.arange(len(values), device=values.device) % 3
-    return values + torch.tensor([250.0, -250.0, 0.0], device=values.device)[turn]
+    if kind == "needle":
+        high, low = (2.0 * math.sqrt(int(case.symbols["head_dim"])) - gap for gap in _NEEDLE_GAPS)
+        shift = (high, 1.0, low)
+    else:
+        shift = (250.0, -250.0, 0.0) if kind == "large_logits" else (1.0, 1.0, 1.0)
+    return values + torch.tensor(shift, device=values.device)[turn]
 
 
 def _needles(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -123,54 +142,71 @@ def _ramp(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     keys = k.shape[2]
     count = torch.arange(1, keys + 1, dtype=torch.float32, device=v.device) / keys
-    v = count.reshape(1, 1, keys, 1) + 0.001 * v
+    noise, v = v, count.reshape(1, 1, keys, 1) + 0.001 * v
+    key = torch.arange(keys, device=v.device)
+    for place, part in enumerate((key * 2 // keys, key * 4 // keys, key // 64, key // 128)):
+        sign = (1.0 - 2.0 * (part % 2)).reshape(1, 1, keys, 1)
+        v[..., 2 + 4 * place :: 16] = sign + 0.25 * noise[..., 2 + 4 * place :: 16]
     q = q * _unit(case)
     if q.shape[3] < 4:
         return q, k, v
-    # In the middle half: a kernel meets many keys after the sink in either order of keys.
-    sink = keys // 4 + seed // 64 % max(1, (keys + 1) // 2)
-    v[:, :, sink] = 0.0
-    one, other = _specials(k)
+    one, other = _specials(k, _SPECIAL)
     k[..., one] = 0.0
+    # In the middle half: a kernel meets many keys after the sink in either order of keys. Equal
+    # keys lie beside it and far from it.
+    sink = keys // 4 + seed // 64 % max(1, (keys + 1) // 2)
     k[:, :, sink, one] = _SPECIAL
+    sinks = [sink, min(sink + 1, keys - 1), (sink + keys // 3) % keys]
+    k[:, :, sinks] = k[:, :, [sink]]
+    v[:, :, sinks] = 0.0
     turn, step = _turns(q, seed, len(_RAMP_TRAITS))
     gaps = torch.tensor(_GAPS, device=q.device)[step % len(_GAPS)]
+    if case.symbols["dtype"] == "float16":
+        gaps = gaps.clamp(max=_MOST_GAP_OF_FLOAT16)
     slopes = 2.0 + 4.0 * (step % 5) / 4
     sunk, zero = _is(turn, _RAMP_TRAITS, "sink"), _is(turn, _RAMP_TRAITS, "zero")
     rising = _is(turn, _RAMP_TRAITS, "rising").float() - _is(turn, _RAMP_TRAITS, "falling").float()
     q[..., one] = q[..., other] = 0.0
     q = torch.where(sunk[..., None], 0.3 * q, q)
-    q[..., one] = sunk * gaps * _size(case)
-    q[..., other] = rising * slopes * _size(case)
+    q[..., one] = sunk * gaps * _size(case, _SPECIAL)
+    q[..., other] = rising * slopes * _size(case, _SPECIAL)
     return torch.where(zero[..., None], torch.zeros_like(q), q), k, v
 
 
 def _large(
     case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    v[..., 1::2] *= _LOUD
+    v[..., 1::4] *= _LOUD
+    v[..., 3::4] *= _LOUDEST
     q = q * _unit(case)
     if q.shape[3] < 4:
         return 30.0 * q, k, v
-    one, other = _specials(k)
-    k[..., one] = _SPECIAL
+    one, other = _specials(k, _SPECIAL_OF_LARGE)
+    k[..., one] = _SPECIAL_OF_LARGE
     turn, step = _turns(q, seed, len(_LARGE_TRAITS))
     part = (step % 5) / 4
     above = _is(turn, _LARGE_TRAITS, "above").float() - _is(turn, _LARGE_TRAITS, "below").float()
     rising = _is(turn, _LARGE_TRAITS, "rising").float()
     rising = rising - _is(turn, _LARGE_TRAITS, "falling").float()
     q = torch.where(_is(turn, _LARGE_TRAITS, "spread")[..., None], 30.0 * q, q)
-    q[..., one] = above * (150.0 + 100.0 * part) * _size(case)
-    q[..., other] = rising * (120.0 + 30.0 * part) * _size(case)
+    far = _is(turn, _LARGE_TRAITS, "far")
+    place = 2 * step + (turn > _LARGE_TRAITS.index("far"))
+    highest, fall = torch.tensor(_FAR, device=q.device)[place % len(_FAR)].unbind(-1)
+    direction = 1.0 - 2.0 * (place // len(_FAR) % 2)  # rising first: causal masks hide high scores
+    offset = torch.where(far, highest - fall / 2, above * (150.0 + 100.0 * part))
+    slope = torch.where(far, direction * fall / 2, rising * (120.0 + 30.0 * part))
+    q = torch.where(far[..., None], torch.zeros_like(q), q)
+    q[..., one] = offset * _size(case, _SPECIAL_OF_LARGE)
+    q[..., other] = slope * _size(case, _SPECIAL_OF_LARGE)
     return q, k, v
 
 
-def _specials(k: torch.Tensor) -> tuple[int, int]:
+def _specials(k: torch.Tensor, size: float) -> tuple[int, int]:
     """The places of two components of k that are reserved for traits. Sets the second one, which
     rises along the keys."""
     keys, head_dim = k.shape[2:]
     one, other = 0, head_dim // 2
-    k[..., other] = _SPECIAL * torch.linspace(-1.0, 1.0, keys, device=k.device)
+    k[..., other] = size * torch.linspace(-1.0, 1.0, keys, device=k.device)
     return one, other
 
 
@@ -203,6 +239,6 @@ def _unit(case: Case) -> float:
     return 1.0 if abs(unit - 1.0) < 1e-6 else unit
 
 
-def _size(case: Case) -> float:
+def _size(case: Case, special: float) -> float:
     """The value of q's special component that gives a score of 1."""
-    return 1.0 / (_scale(case) * _SPECIAL)
+    return 1.0 / (_scale(case) * special)

@@ -71,8 +71,9 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     with the weights p of a row, whose sum is 1, the limit adds up:
 
     - The sums over the keys: sqrt(n) units of sqrt(sum p v^2), which is at least sum p |v|.
-    - Dependent errors: weights of less than a few units, which a sum near 1 may lose, times the
-      largest |v|; and as many units of the largest |v|, for a running mean.
+    - Dependent errors: weights of less than a few units, which a sum of weights near 1 may lose,
+      times |out|. A sum of weighted values loses them times the largest |v| at most, and a unit of
+      its own size a key at most. And a few units of the largest |v|, for a running mean.
     - The scores: an error e of a score is a relative error of its weight. The common part of a
       row's errors cancels out; by Cauchy and Schwarz the rest changes out by
       sqrt(sum p e^2) sqrt(sum p (v - out)^2) at most.
@@ -110,7 +111,8 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         sums = _UNIT * (_MANY * terms + _FEW)
         limit = sums * (second.sqrt() + mean.abs()) + 2 * _UNIT * top * mean.abs()
         lost = weights.masked_fill(weights > _LOST, 0).sum(-1, keepdim=True)
-        limit += (2 * lost + _LOST) * largest
+        limit += 2 * lost * mean.abs() + _LOST * largest
+        limit += 2 * torch.minimum(lost * largest, _UNIT * terms.square() * second.sqrt())
         limit += error.sqrt_() * (second - mean.square()).clamp_(min=0).sqrt_()
         off = common + sums + 2 * lost + _LOST + _FEW * _UNIT * lse.abs()
         if dtype != torch.float32:

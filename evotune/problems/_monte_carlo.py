@@ -5,7 +5,7 @@ a random amount, as float32 might round it (Monte Carlo arithmetic: Parker, Pier
 Computing in Science and Engineering, 2000). Sums are moved by the error of an addition in any
 order: sqrt(n) units of the sum of the magnitudes. Inputs are moved by a unit too: a kernel may be
 right for inputs that float32 cannot tell from these. And a softmax may be exp(x - logsumexp(x)),
-whose error is a unit of the largest |x|.
+whose error is a unit of |x| and of the highest x, of the largest |x| at most.
 """
 
 from __future__ import annotations
@@ -137,8 +137,12 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 result = decomposition_table[func](*args, **kwargs)
             if packet in _SOFTMAX:
-                largest = args[0].abs().amax(args[1], keepdim=True).nan_to_num(0.0, 0.0, 0.0)
-                by = largest if packet is _ATEN._log_softmax else largest * result
+                # Columns that are masked by a very low number do not change the others' errors.
+                x = args[0]
+                largest = x.abs().amax(args[1], keepdim=True)
+                size = torch.minimum(x.abs() + x.amax(args[1], keepdim=True).abs(), largest)
+                size = size.nan_to_num(0.0, 0.0, 0.0)
+                by = size if packet is _ATEN._log_softmax else size * result
                 self._noise.add_to(result, by, _UNIT)
             return result
         lost = self._lost_in_sums(func, args, kwargs)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from evotune.problems._monte_carlo import rounding_errors
-from evotune.problems._user_inputs import index_values, spread_values
+from evotune.problems._user_inputs import (
+    in_float16,
+    index_values,
+    masked_otherwise,
+    near,
+    spread_values,
+    unmasked,
+)
 from evotune.problems._user_tensors import INDICES
 from evotune.problems.element_types import FLOAT8, element_type, torch_dtype
 from evotune.problems.problem import Case, Tensors
@@ -20,41 +27,106 @@ from evotune.problems.rounding import rounding_of
 if TYPE_CHECKING:
     from evotune.problems.user import UserProblem
 
+Change: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 _DEVIATIONS = 12.0
 """The tolerance for a right kernel, in standard deviations of rounding errors."""
 _SMALLER, _TIMES = 0.25, 4
+_AGREEING = 1e-3
+"""How far float32 may be off, as a share of the largest value of a row, with far values."""
 
 
 def make_inputs(problem: UserProblem, case: Case, kind: str, seed: int, device: str) -> Tensors:
     """Seeded inputs. Where `compute` gives NaN, infinity or values too large for an output's type,
-    the inputs are made smaller several times, and in the end normal."""
-    largest = {
-        spec.name: _largest(spec.dtype)
-        for spec in problem.tensors(case)
-        if spec.is_output and torch_dtype(spec.dtype).is_floating_point
-    }
-    for times in range(0 if kind == "normal" else _TIMES):
+    the inputs are made smaller several times, and in the end normal.
+
+    Large inputs have masked columns only where `compute` gives the same however low these are, and
+    far values only where it is right in float32 too: the squares of some overflow there."""
+
+    def made(factor: float = 1.0, change: Change | None = None) -> Tensors:
         generator = torch.Generator(device).manual_seed(seed)
-        inputs = _made(problem, case, kind, generator, _SMALLER**times)
-        found = problem.reference(case, inputs)
-        if all(bool((found[name].abs() < most).all()) for name, most in largest.items()):
+        return _made(problem, case, kind, generator, factor=factor, change=change)
+
+    if kind == "large":
+        for changes in ((None, masked_otherwise), (unmasked,)):
+            inputs, *others = (made(change=change) for change in changes)
+            if _is_sound(problem, case, inputs, others):
+                return inputs
+    for times in range(0 if kind == "normal" else _TIMES):
+        inputs = made(_SMALLER**times, near if kind == "large" else None)
+        if _fits(problem, case, problem.reference(case, inputs)):
             return inputs
-    return _made(problem, case, "normal", torch.Generator(device).manual_seed(seed), 1.0)
+    generator = torch.Generator(device).manual_seed(seed)
+    return _made(problem, case, "normal", generator)
 
 
-def _largest(dtype: str) -> float:
-    """Numbers of an output lie below it. A kernel's own sums may overflow at a quarter of the
-    largest number. 8-bit floats are used up to that number, which scales aim at, so for them it is
-    a little more: the number itself with the rounding errors of `compute`."""
+def _is_sound(problem: UserProblem, case: Case, inputs: Tensors, others: Sequence[Tensors]) -> bool:
+    """Whether `compute` gives the same for `others`, fits the outputs' types, and agrees with what
+    it gives in float32."""
+    reference = problem.reference(case, inputs)
+    if not _fits(problem, case, reference):
+        return False
+    single = {n: v.float() if v.is_floating_point() else v for n, v in inputs.items()}
+    arguments = {**single, **problem.constants_of(case)}
+    in_float32 = problem.written.tensors(
+        "compute", arguments, problem.output_shapes(case), dtypes={}
+    )
+    same = [problem.reference(case, each) for each in others if not _equal(each, inputs)]
+    pairs = [(each, 0.0) for each in same] + [(in_float32, _AGREEING)]
+    return all(
+        _agree(found[name], value, share) for found, share in pairs
+        for name, value in reference.items()
+    )  # fmt: skip
+
+
+def _equal(some: Tensors, others: Tensors) -> bool:
+    # torch compares no floats of 8 bits.
+    return all(bool((some[n].double() == v.double()).all()) for n, v in others.items())
+
+
+def _agree(found: torch.Tensor, wanted: torch.Tensor, share: float) -> bool:
+    """Whether all elements differ by at most this share of the largest one of their row. Integers
+    must be equal."""
+    if not wanted.dtype.is_floating_point:
+        return torch.equal(found.to(wanted.dtype), wanted)
+    size = wanted.abs()
+    allowed = share * (size.amax(-1, keepdim=True) if size.dim() else size)
+    return bool(((found.double() - wanted).abs() <= allowed).all())
+
+
+def _fits(problem: UserProblem, case: Case, reference: Tensors) -> bool:
+    for spec in problem.tensors(case):
+        if spec.is_output:
+            low, high = _limits(spec.dtype)
+            value = reference[spec.name]
+            if not bool(((value > low) & (value < high)).all()):
+                return False
+    return True
+
+
+def _limits(dtype: str) -> tuple[float, float]:
+    """Values of an output lie between these two. A kernel's own sums may overflow at a quarter of
+    the largest number. 8-bit floats are used up to that number, which scales aim at, so for them it
+    is a little more: the number itself with the rounding errors of `compute`."""
+    if not torch_dtype(dtype).is_floating_point:
+        ends = torch.iinfo(torch_dtype(dtype))
+        return (-math.inf, math.inf) if dtype == "int64" else (ends.min - 0.5, ends.max + 0.5)
     limits = torch.finfo(torch_dtype(dtype))
+    most = limits.max / 4
     if dtype in FLOAT8:
-        return limits.max * (1.0 + limits.eps / 4)  # rounds to the largest number
-    return limits.max / 4
+        most = limits.max * (1.0 + limits.eps / 4)  # rounds to the largest number
+    return -most, most
 
 
 def _made(
-    problem: UserProblem, case: Case, kind: str, generator: torch.Generator, factor: float
+    problem: UserProblem,
+    case: Case,
+    kind: str,
+    generator: torch.Generator,
+    *,
+    factor: float = 1.0,
+    change: Change | None = None,
 ) -> Tensors:
+    """`change` is made to what `make_input` made. `near` holds for integers of a range too."""
     written, sizes = problem.written, problem.sizes_of(case)
     described = written.described("inputs", sizes)
     specs = {spec.name: spec for spec in problem.tensors(case)}
@@ -63,16 +135,22 @@ def _made(
     for name, tensor in described.items():
         dtype = torch_dtype(specs[name].dtype)
         if isinstance(tensor.values, range):
-            values = index_values(tensor.shape, tensor.values, kind, generator)
+            far = change is not near
+            values = index_values(tensor.shape, tensor.values, kind, generator, far=far)
         elif isinstance(tensor.values, tuple):
             values = spread_values(tensor.shape, *tensor.values, generator)
         elif name in indices:
             continue
         else:
-            values = written.input(name, tensor.shape, kind, generator) * factor
-            if specs[name].dtype in FLOAT8:  # beyond its largest value torch gives NaN
-                most = torch.finfo(dtype).max
-                values = values.clamp(-most, most)
+            values = written.input(name, tensor.shape, kind, generator)
+            if dtype == torch.float16 and kind == "large":
+                values = in_float16(values)
+            values = (values if change is None else change(values)) * factor
+            largest = torch.finfo(dtype).max
+            held = values.clamp(-largest, largest)
+            # Of 8 bits torch gives NaN beyond the largest value; elsewhere infinities may be meant.
+            is_far = values.isinf() if specs[name].dtype not in FLOAT8 else values.isnan()
+            values = torch.where(is_far, values, held)
         made[name] = values.to(dtype).contiguous()
     if indices:
         made |= written.indices(indices, kind, generator, sizes)

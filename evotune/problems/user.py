@@ -136,10 +136,11 @@ class UserProblem(abc.ABC):
 
         - normal: N(0, 1).
         - large: rows in turn are 32 times that, 150 to 300 off zero, rising or falling by 240 to
-          300: an exponential, or a square in half precision, overflows or vanishes.
-        - ramp: values that count, so that a misplaced one shows; every fifth row is zero, another
-          fifth begins with a zero.
-        - spike: one value of 6.5 to 13 in each row of small ones.
+          300: an exponential, or a square in half precision, overflows or vanishes. Others are 600
+          to 1e6 off zero, or have a third of their columns at -1e4 or the lowest number.
+        - ramp: values that count, so that a misplaced one shows; every fifth row is zero, -0 first,
+          another fifth begins with a zero.
+        - spike: a value of 6.5 to 13 in each row of small ones; in some rows several equal ones.
         """
         from evotune.problems import _user_inputs
 

@@ -1,10 +1,8 @@
 """The memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change.
 
-A tensor with gaps between its rows has guard words in them.
-
-Work on small tensors costs a GPU's host as much as work on large ones. So there may be several sets
-of equal layout, for launches on several inputs or places: filled, poisoned, compared and read
-together, as rows of one allocation.
+Gaps between a tensor's rows hold guard words too. Work on small tensors costs a GPU's host as much
+as work on large ones. So there may be several sets of equal layout, for launches on several inputs
+or places: filled, poisoned, compared and read together, as rows of one allocation.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from evotune.device.session import LaunchFailure
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.problem import Tensors, TensorSpec
 from evotune.verify._far import FarTensor
+from evotune.verify._guards import Guards
 from evotune.verify._strided import gap_words, run_of, spot_of, strided_view
 
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFF
-"""Guard bands repeat these 16 bits, from even addresses on: a NaN in every type of floats, those of
-8 bits included, and a large integer. So a read beyond a buffer shows even when it is multiplied by
-zero. The poison differs."""
+"""Guard bands repeat these 16 bits, from even addresses on: a NaN in every type of floats, so that
+a read beyond a buffer shows even when it is multiplied by zero. The poison differs."""
 POISON_BYTE = 0xFF  # all ones is a NaN in every type of floats
 _POISON_OF_INTEGERS = 0xA5
 """A right kernel seldom writes these bits. It often writes -1 or 255, which are all ones."""
@@ -84,7 +82,7 @@ def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) ->
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     zeroed = tuple(w.name for w in workspaces if w.init == "zero_once")
     scratch = tuple(w.name for w in workspaces if w.init != "zero_once")
-    sizes = {spec.name: _nbytes(spec) for spec in specs}
+    sizes = {spec.name: spec.span * ELEMENT_BYTES[spec.dtype] for spec in specs}
     sizes |= {workspace.name: workspace.bytes for workspace in workspaces}
     kept, written = (*inputs, *zeroed), (*outputs, *scratch)
     segments: dict[str, _Segment] = {}
@@ -221,6 +219,12 @@ class BufferSets:
 
     def each(self) -> Iterator[BufferSets]:
         return map(self.only, range(len(self)))
+
+    def guards(self, number: int = 0) -> Guards:
+        """All guards of that set, to hold other values for a launch."""
+        specs, segments = self._layout.specs, self._layout.segments.values()
+        payloads = [(each.start, each.end, specs.get(each.name)) for each in segments]
+        return Guards(self._rows[number], payloads, _GUARD_WORD)
 
     def _payload(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         segment = self._layout.segments[name]
@@ -394,7 +398,3 @@ class BufferSets:
             segment = self._layout.segments[name]
             if bool(wrong[segment.start : segment.end].any()):
                 yield name
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return spec.span * ELEMENT_BYTES[spec.dtype]

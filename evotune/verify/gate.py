@@ -6,6 +6,7 @@ The harness allocates, launches and compares; a candidate is only the kernel's c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 import time
@@ -20,6 +21,7 @@ from evotune.device.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify._altered import AlteredRow
+from evotune.verify._guards import other_word, repeats
 from evotune.verify._launch_evidence import Evidence, Findings, gather, read
 from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, not_finite, worst_element
 from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
@@ -88,7 +90,11 @@ class Gate:
         inputs = [self._pool.get(case, kind, seed) for kind in kinds]
         buffers = self.buffers(subject, inputs)
         launches = [self._bind(subject, buffers, number) for number in range(len(kinds))]
-        first, inspection = self._launch_each(buffers, launches)
+        again = [
+            functools.partial(self._launch_among, buffers, number, launch, other_word(kind, seed))
+            for number, (kind, launch) in enumerate(zip(kinds, launches, strict=True))
+        ]
+        first, inspection = self._launch_each(buffers, launches, again)
         evidence = [self.look(buffers, first, inspection, inputs)]
         if not self._deterministic:
             evidence.append(Evidence(buffers.inspect()))
@@ -98,8 +104,8 @@ class Gate:
                 self._judge_damage(case, kind, each, verdict, when=_LATER)
             return
         if not self._session.in_order:
-            (launch,) = launches
-            self._launch(launch)
+            (launch,) = again
+            launch()
         second = buffers.outputs()
         differing = {name: bits(value) != bits(first[name]) for name, value in second.items()}
         flags = {name: as_rows(elements).any(dim=1) for name, elements in differing.items()}
@@ -108,26 +114,34 @@ class Gate:
         # Wrong results are judged first: a kernel that uses the inputs of the launch before is
         # wrong, but its two launches differ as well.
         self._judge_first(case, kinds, found, inputs, verdict)
-        for number, (kind, again) in enumerate(zip(kinds, found_again, strict=True)):
-            self._judge_damage(case, kind, again, verdict, when=_SECOND)
-            name = next((name for name, flag in again.flags.items() if flag), "")
+        for number, (kind, of_second) in enumerate(zip(kinds, found_again, strict=True)):
+            self._judge_damage(case, kind, of_second, verdict, when=_SECOND)
+            name = next((name for name, flag in of_second.flags.items() if flag), "")
             if verdict.passed and name:
                 count = int(differing[name][number].sum())
                 detail = f"{count} elements of {name} differ between two equal launches"
-                check = Check(case.label, kind, "failed", detail=detail)
-                verdict.fail(OutcomeKind.NONDETERMINISTIC, check)
+                outcome = OutcomeKind.NONDETERMINISTIC
+                output = buffers.outputs()[name][number]
+                launch = functools.partial(self._launch, launches[number])
+                if repeats(output, first[name][number], again[number], launch):
+                    detail = f"{count} elements of {name} change with what lies outside all tensors"
+                    outcome = OutcomeKind.OUT_OF_BOUNDS
+                verdict.fail(outcome, Check(case.label, kind, "failed", detail=detail))
 
     def _launch_each(
-        self, buffers: BufferSets, launches: Sequence[Callable[[], object]]
+        self,
+        buffers: BufferSets,
+        launches: Sequence[Callable[[], object]],
+        again: Sequence[Callable[[], object]],
     ) -> tuple[Tensors, Inspection]:
         """Launch on poisoned outputs, keep their copies and the forbidden writes, and poison them
-        again. Where launches are in order, an equal second launch follows for comparison."""
+        again. Where launches are in order, the second launch follows for comparison."""
         if len(launches) == 1:  # there may be no memory for another copy of its inputs and scratch
             self._launch(launches[0])
             outputs = buffers.snapshot()
             buffers.poison()  # at once, so that later writes show
             inspection = buffers.inspect()
-            self._launch_again(launches[0])
+            self._launch_again(again[0])
             return outputs, inspection
         copies = buffers.room()
         for number, launch in enumerate(launches):
@@ -135,11 +149,18 @@ class Gate:
             copies.copy(buffers, number)
             buffers.poison(number)
             # The equal launch follows at once, so that a kernel that works by turns differs.
-            self._launch_again(launch)
+            self._launch_again(again[number])
         return copies.outputs(), copies.inspect()
 
     def _launch_again(self, launch: Callable[[], object]) -> None:
         if self._deterministic and self._session.in_order:
+            launch()
+
+    def _launch_among(
+        self, buffers: BufferSets, number: int, launch: Callable[[], object], word: int
+    ) -> None:
+        """Launch while `word` lies outside all tensors: not all that read it show NaN."""
+        with buffers.guards(number).holding(word):
             self._launch(launch)
 
     def _judge_first(

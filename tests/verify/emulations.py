@@ -7,6 +7,7 @@ output, which `compute` rounds to the dtype.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -235,9 +236,69 @@ def mask_of(value: float, p: Problem) -> torch.Tensor:
     return _relative_to(p, _maximum(scores), scores)
 
 
-def mask_added(p: Problem) -> torch.Tensor:
-    scores = p.raw - 100.0 * p.hidden
+def mask_added(value: float, p: Problem) -> torch.Tensor:
+    scores = p.raw - value * p.hidden
     return _relative_to(p, _maximum(scores), scores)
+
+
+def scores_clamped(most: float, p: Problem) -> torch.Tensor:
+    scores = p.raw.clamp(-most, most).masked_fill(p.hidden, -math.inf)
+    return _relative_to(p, _maximum(scores), scores)
+
+
+def values_clamped(most: float, p: Problem) -> torch.Tensor:
+    return library(dataclasses.replace(p, v=p.v.clamp(-most, most)))
+
+
+def wild_exp(below: float, p: Problem) -> torch.Tensor:
+    """An exponential by bits of the exponent, which is right down to `below` only."""
+    exponent = p.scores - _maximum(p.scores)
+    wild = torch.exp(exponent.clamp(min=-1e30).remainder(-80.0))
+    weights = torch.where((exponent < -below) & ~p.hidden, wild, torch.exp(exponent))
+    return p.rounded(weights) @ p.v / weights.sum(-1, keepdim=True)
+
+
+def maximum_beyond(most: float, p: Problem) -> torch.Tensor:
+    """In double, relative to a maximum only where it lies beyond `most`."""
+    top = _maximum(p.scores)
+    weights = torch.exp(p.scores.double() - torch.where(top.abs() > most, top, 0.0).double())
+    return (weights @ p.v.double() / weights.sum(-1, keepdim=True)).float()
+
+
+def equal_maxima_once(p: Problem) -> torch.Tensor:
+    """Of keys with the highest score, unless that is 0, the first one alone counts."""
+    top = _maximum(p.scores)
+    equal = (p.scores == top) & (top != 0)
+    return _relative_to(p, top, p.scores.masked_fill(equal & (equal.cumsum(-1) > 1), -math.inf))
+
+
+def equal_maximum_restarts(p: Problem, tile: int = 16) -> torch.Tensor:
+    """A tile whose maximum equals the one so far, unless that is 0, is taken for a part of it."""
+    scores = p.scores.clone()
+    top = _maximum(scores[..., :tile]).clamp(min=-1e30)
+    for start in range(tile, p.k.shape[2], tile):
+        mine = scores[..., start : start + tile]
+        highest = _maximum(mine)
+        mine.masked_fill_((mine == highest) & (highest == top) & (top != 0), -math.inf)
+        top = torch.maximum(top, highest)
+    return _relative_to(p, _maximum(scores), scores)
+
+
+def narrow_parts(count: int, interleaved: bool, p: Problem) -> torch.Tensor:
+    """Split keys whose parts' results are stored in the dtype (float16 of float32)."""
+    dtype = torch.float16 if p.dtype == torch.float32 else p.dtype
+    keys = torch.arange(p.k.shape[2])
+    of_key = keys // 64 % count if interleaved else keys * count // len(keys)
+    logs, outs = [], []
+    for part in of_key.unique():
+        scores, v = p.scores[..., of_key == part], p.v[..., of_key == part, :]
+        top = _maximum(scores).clamp(min=-1e30)
+        weights = torch.exp(scores - top)
+        total = weights.sum(-1, keepdim=True)
+        outs.append((p.rounded(weights) @ v / total.clamp(min=1e-30)).to(dtype).float())
+        logs.append(top + total.log())
+    shares = torch.softmax(torch.cat(logs, -1), -1).unbind(-1)
+    return sum(out * share[..., None] for out, share in zip(outs, shares, strict=True))  # type: ignore[return-value]
 
 
 def zero_is_masked(p: Problem) -> torch.Tensor:
@@ -335,9 +396,23 @@ WRONG: dict[str, Way] = {
     "padding_in_the_maximum": padding_in_the_maximum,
     "first_tiles_maximum": first_tiles_maximum,
     "mask_of_minus_100": functools.partial(mask_of, -100.0),
-    "mask_added_of_minus_100": mask_added,
+    **{
+        f"maximum_from_-{start}": functools.partial(maximum_from, -float(start))
+        for start in (300, 500, 1_000, 10_000, 50_000)
+    },
+    **{
+        f"mask_added_of_-{value}": functools.partial(mask_added, float(value))
+        for value in (100, 400, 1_000, 10_000)
+    },
+    "mask_of_-10000": functools.partial(mask_of, -10_000.0),
+    "scores_clamped": functools.partial(scores_clamped, 400.0),
+    "values_clamped": functools.partial(values_clamped, 1000.0),
+    **{f"wild_exp_below_-{n}": functools.partial(wild_exp, float(n)) for n in (400, 1_000)},
+    "no_maximum_within_1000": functools.partial(maximum_beyond, 1000.0),
+    "equal_maxima_once": equal_maxima_once,
+    "equal_maximum_restarts": equal_maximum_restarts,
     "zero_is_masked": zero_is_masked,
-    **{f"drops_below_e-{n}": functools.partial(drop_below, float(n)) for n in (6, 8, 10, 12)},
+    **{f"drops_below_e-{n}": functools.partial(drop_below, float(n)) for n in (6, 8, 9, 10, 12)},
     **{f"drops_tiles_below_e-{n}": functools.partial(drop_tiles, float(n)) for n in (6, 8, 10, 12)},
     "clamped": clamped,
     "scale_ignored": scale_ignored,
@@ -351,6 +426,7 @@ WRONG_IN: dict[str, dict[str, Way]] = {
     "float32": {
         "weights_in_bfloat16": functools.partial(weights_in, torch.bfloat16),
         "weights_in_float16": functools.partial(weights_in, torch.float16),
+        "drops_below_e-15": functools.partial(drop_below, 15.0),
         "inputs_in_tf32": inputs_in_tf32,
         "crude_exp": crude_exp,
         "sums_in_float16": functools.partial(sums_in, torch.float16),

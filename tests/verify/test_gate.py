@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +116,39 @@ def test_a_read_past_the_end_shows_even_with_no_weight(pool: InputPool) -> None:
     verdict = examine(pool, SHORT, kernel(SHORT, exact, after))
     assert verdict.kind is OutcomeKind.NAN
     assert " elements of out are NaN or infinite" in verdict.reason
+
+
+@pytest.mark.parametrize(("reach", "kinds"), [(np.fmax, {"ramp"}), (np.fmin, {"needle"})])
+def test_a_read_past_the_end_shows_where_nan_loses(
+    pool: InputPool, reach: Callable[..., object], kinds: set[str]
+) -> None:
+    """A maximum passes over NaN: it is the same beside NaN, another one beside large numbers."""
+
+    def after(memory: Memory) -> None:
+        out, beyond = memory["out"], memory["v"][-1]
+        out[5] += np.float32(reach(out[5], beyond) != out[5])
+
+    found = {k: examine(pool, SHORT, kernel(SHORT, exact, after), k) for k in ("needle", "ramp")}
+    for kind, verdict in found.items():
+        if kind in kinds:
+            assert verdict.kind is OutcomeKind.OUT_OF_BOUNDS, verdict
+            assert "1 elements of out change with what lies outside all tensors" in verdict.reason
+        else:
+            assert verdict.passed, verdict
+
+
+def test_damage_beside_other_guards_is_found(pool: InputPool) -> None:
+    """Writing to a guard band in the second launch only, where another word lies."""
+    launches: list[int] = []
+
+    def after(memory: Memory) -> None:
+        launches.append(1)
+        if len(launches) == 2:
+            memory["v"][-1] = memory["v"][-1] * 0.5
+
+    verdict = examine(pool, SHORT, kernel(SHORT, exact, after))
+    assert verdict.kind is OutcomeKind.OUT_OF_BOUNDS
+    assert "wrote outside v in its second launch" in verdict.reason
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -172,6 +172,46 @@ def test_small_weights_count_beside_one_that_is_far_above_them() -> None:
             assert found["ramp"] > 5, (way, exponent)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", Attention.dtypes)
+def test_parts_of_split_keys_in_half_precision_exceed_them(dtype: str, interleaved: bool) -> None:
+    problem = Attention(dtype)
+    shape = {"batch": 1, "heads": 2, "seq_len_q": 16, "seq_len_k": 1024, "head_dim": 64}
+    case = problem.case(shape, {"causal": False})
+    for count in (2, 4, 8):
+        way = functools.partial(emulations.narrow_parts, count, interleaved)
+        found = [shares(way, problem, case, seed)["ramp"] for seed in range(3)]
+        assert max(found) > 1.5, (count, found)
+
+
+@pytest.mark.parametrize("keys", [1100, 4100])
+@pytest.mark.parametrize("dtype", Attention.dtypes)
+def test_right_ways_are_within_the_limits_for_many_keys(dtype: str, keys: int) -> None:
+    problem = Attention(dtype)
+    shape = {"batch": 1, "heads": 1, "seq_len_q": 40, "seq_len_k": keys, "head_dim": 16}
+    case = problem.case(shape, {"causal": False})
+    for name in ("library", "backwards", "logsumexp", "exp2_folded", "whole_maximum", "split"):
+        found = shares(emulations.HONEST[name], problem, case, 2)
+        assert max(found.values()) <= 0.9, (name, found)
+
+
+@pytest.mark.parametrize("below", [9.0, 16.0 * math.log(2.0)])
+def test_a_sink_that_is_left_out_exceeds_them(below: float) -> None:
+    """Where it lies 9 below the highest score, or 16 powers of two. Half precision hides that."""
+    problem, pool = Attention("float32"), pool_of("float32")
+    shape = {"batch": 1, "heads": 2, "seq_len": 64, "head_dim": 64}
+    case = problem.case(shape, {"causal": True, "sinks": True})
+    for least, right in ((below, False), (math.inf, True)):
+        inputs = pool.get(case, "needle", 0)
+        p = emulations.problem_of(case, inputs.inputs)
+        sink = inputs.inputs["sinks"].view(1, -1, 1, 1)
+        top = torch.maximum(p.scores.amax(-1, keepdim=True), sink)
+        weight = torch.where(sink < top - least, 0.0, torch.exp(sink - top))
+        weights = torch.exp(p.scores - top)
+        out = weights @ p.v / (weights.sum(-1, keepdim=True) + weight)
+        assert LIMITS.hold(errors_against(out, inputs.expected["out"])) == right
+
+
 def test_rows_and_columns_of_any_size_hide_no_others() -> None:
     reference = torch.tensor([[1e4, 1.0], [1e-4, 3.0]], dtype=torch.float64)
     tolerance = rounding_of(reference, torch.float32)
