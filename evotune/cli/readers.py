@@ -207,7 +207,7 @@ def _facts(summary: RunSummary, width: int) -> Iterator[tuple[str, str]]:
     worked_on = "" if summary.holder is None else f", by process {summary.holder}"
     yield "state", wording.state_text(summary.state) + worked_on
     yield "space", summary.space
-    yield "device", summary.device
+    yield "device", summary.device_text
     if summary.beside:
         lines = paragraph(wording.beside_text(summary.beside), width - _FACT_COLUMNS, indent=0)
         for at, line in enumerate(plain(lines).splitlines()):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.beside import others_at_work
+from evotune.backends.beside import in_part, others_at_work
 from evotune.counted import counted
 from evotune.engine import confirming
 from evotune.engine._calibration import calibrate
@@ -147,7 +147,10 @@ class KernelRun:
         return earlier
 
     def _name_other_work(self) -> None:
-        """Names the other work on this machine; the record has it by the trials stored before."""
+        """Names the other work on this machine; the record has it by the trials stored before. Says
+        how many threads are measured, where that is less than the machine has."""
+        if self._cluster is None and (said := in_part(self.setup.profile)):
+            self._observer.phase(said)
         found = others_at_work(self.setup.devices)
         if found:
             self._observer.phase(f"{OTHER_WORK}: {'; '.join(found)}")

@@ -130,6 +130,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
         setup = load_setup(
             path,
             request.device,
+            left_free=True,
             gpus=request.gpus,
             elsewhere=cluster,
             secret=secret,

@@ -172,6 +172,14 @@ class RunData:
         return found if isinstance(found, dict) else {}
 
     @property
+    def threads(self) -> int | None:
+        """The number of threads of both candidate and baseline; None on other devices than
+        CPUs."""
+        attributes = self.device.get("attributes")
+        found = attributes.get("threads") if isinstance(attributes, dict) else None
+        return found if isinstance(found, int) else None
+
+    @property
     def calibrations(self) -> tuple[Mapping[str, Json], ...]:
         """Calibration of each device, if the run had several: see `evotune.measure.agreement`."""
         return tuple(self.meta.get("devices") or ())
