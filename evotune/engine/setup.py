@@ -201,10 +201,9 @@ def load_setup(
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
-    `elsewhere`. With `left_free` it is the part of the device that other work leaves free
-    (`Backend.left_free`). `cases` take the place of those of the space. Every mistake in the file is a
-    SpaceError with its position; UsageError when the space does not fit the device or the other
-    arguments.
+    `elsewhere`. With `left_free` it is the part that other work leaves free (`Backend.left_free`).
+    `cases` take the place of those of the space. Every mistake in the file is a SpaceError with its
+    position; UsageError when the space does not fit the device or the other arguments.
     """
     root = None if run is None else run.sources
     document = None if is_recording(path) else load_space(path, root=root)
