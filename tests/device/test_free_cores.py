@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,11 @@ CPU = registry.named("cpu")
 
 
 @pytest.fixture(autouse=True)
-def no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_wish(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cpu_profile.profile.cache_clear()
+    yield
+    cpu_profile.profile.cache_clear()
 
 
 @pytest.mark.parametrize(
