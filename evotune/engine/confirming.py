@@ -149,10 +149,12 @@ def _cut_short(outcome: Outcome, leader: Outcome | None, least_width: float) -> 
 
 
 def _in_words(time: ConfirmingTime, passed: int, count: int) -> str:
-    found = f"{passed} of {count}" if passed else "none"
+    found = f"{passed} of {count} confirmed"
+    if not passed:
+        found = "none confirmed, since the machine is too noisy or too slow"
     return (
-        f"confirming ended after {time.limit_s:.0f} s, which is as long as it may take: {found} "
-        "confirmed; `resume --champions` confirms the rest, however long it takes"
+        f"confirming ended after {time.limit_s:.0f} s, which is as long as it may take: {found}; "
+        "`resume --champions` goes on, however long it takes"
     )
 
 

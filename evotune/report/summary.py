@@ -62,6 +62,8 @@ class RunSummary:
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """See `RunData.beside`."""
     threads: int | None = None
+    unconfirmed: str = ""
+    """See `RunData.unconfirmed`."""
 
     @property
     def device_text(self) -> str:
@@ -111,6 +113,7 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         devices=data.calibrations,
         beside=data.beside,
         threads=data.threads,
+        unconfirmed=data.unconfirmed,
     )
 
 
