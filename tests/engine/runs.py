@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from evotune.engine import _planning, ablation, confirming, confirming_time
+from evotune.engine import _planning, ablation, confirming
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
 from evotune.engine.starting import RunRequest, start_run
@@ -55,11 +55,10 @@ def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
 @contextlib.contextmanager
 def brief_confirmations(processes: int = 1) -> Iterator[None]:
     """Times champions in so few processes, instead of three to six, and after ten random tests
-    instead of a hundred: these take most of a short run. It may take as long as it does."""
+    instead of a hundred: these take most of a short run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_planning, "_RANDOM_TESTS", 10)
         patch.setattr(confirming, "MOST", processes)
-        patch.setattr(confirming_time, "LEAST_EACH_S", 3600.0)  # on a machine however busy
         patch.setattr(ablation, "MOST", processes)
         yield
 
