@@ -118,6 +118,9 @@ class OutcomeKind(enum.StrEnum):
     DEVICE_LOST = "device_lost"
 
 
+CUT_SHORT = "cut_short"
+"""Flag of a confirmation that had no time for all checks or processes. Skipped checks say which,
+and the domain holds what was executed."""
 QUARANTINED = "quarantined"
 """Flag of an outcome: the configuration ended two workers, and was alone in the second one."""
 

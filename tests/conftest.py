@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import evotune
+from evotune.engine import confirming_time
 from evotune.user_code import trust
 
 # PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a
@@ -50,6 +51,14 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVOTUNE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         patch.setattr(trust, "ask", lambda paths: True)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _confirming_takes_as_long_as_it_does() -> Iterator[None]:
+    """Else a champion could stay unconfirmed because the machine is busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confirming_time, "LEAST_EACH_S", 3600.0)
         yield
 
 

@@ -182,6 +182,11 @@ class Backend(ABC):
         """The request for the device that an earlier run used, or for one like it."""
         return self.requests[0]
 
+    def left_free(self, request: str) -> str:
+        """The request for that part of the device which other work leaves free now: of a CPU the
+        free cores. A new run asks for it; `same_device` asks for the same part again."""
+        return request
+
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
         """Holds the device for one run. RunLocked when another run measures on it and would disturb
         this one."""

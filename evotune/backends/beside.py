@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evotune.backends.registry import named
+from evotune.counted import counted
+from evotune.device.busy_cores import busy_shares
+from evotune.device.physical_cores import core_of
 from evotune.device.profile import DeviceProfile
 
 _LOOK_S = 0.2
 _BUSY_CORES = 0.3  # less is what a desktop does anyway
-_IDLE_FIELDS = (3, 4)  # of a line of /proc/stat: idle, and waiting for a disk
-_GUEST_FIELDS = 8  # the fields from here on (guest time) are part of earlier ones
 _WORKER = b"evotune.execute.device_worker"
 
 
@@ -27,21 +27,23 @@ def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
     return found
 
 
+def in_part(profile: DeviceProfile) -> str:
+    """How a run uses the device, where it uses a part of it only: a CPU with fewer threads than
+    this process has physical cores. "" else."""
+    threads = profile.attributes.get("threads")
+    cores = len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
+    if not isinstance(threads, int) or threads >= cores:
+        return ""
+    return (
+        f"candidates and baselines run on {threads} of {counted(cores, 'core')}, with as many "
+        "threads, throughout this run"
+    )
+
+
 def _busy_cores() -> Iterator[str]:
-    cores = os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        before, own_s, started_s = _busy_ticks(), time.process_time(), time.monotonic()
-        time.sleep(_LOOK_S)
-        spent_s = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
-        spent_s -= time.process_time() - own_s
-        busy = spent_s / (time.monotonic() - started_s)
-        if busy > _BUSY_CORES:
-            yield f"other processes keep {busy:.1f} of {cores} cores busy"
-
-
-def _busy_ticks() -> int:
-    fields = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    return sum(fields[:_GUEST_FIELDS]) - sum(fields[i] for i in _IDLE_FIELDS)
+    busy = sum(busy_shares(_LOOK_S).values())
+    if busy > _BUSY_CORES:
+        yield f"other processes keep {busy:.1f} of {os.cpu_count() or 1} cores busy"
 
 
 def _other_runs() -> Iterator[str]:

@@ -142,7 +142,7 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
         "--device",
         default="auto",
         show_default=True,
-        metavar="auto|cpu|cuda:N|NAME",
+        metavar="auto|cpu[:N]|cuda:N|NAME",
         callback=lambda context, option, value: value.lower(),
         shell_complete=_complete_device,
         help=help_text,
@@ -150,8 +150,8 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
 
 
 device_option = _device_option(
-    "Where to run: auto takes the GPU if there is one; a NAME (l4, a100, h100, rtx4090, …) "
-    "demands that model."
+    "Where to run: auto takes the GPU if there is one; cpu:N measures with N threads; a NAME (l4, "
+    "a100, h100, rtx4090, …) demands that model."
 )
 compile_device_option = _device_option(
     "The device to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."

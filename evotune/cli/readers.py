@@ -207,11 +207,12 @@ def _facts(summary: RunSummary, width: int) -> Iterator[tuple[str, str]]:
     worked_on = "" if summary.holder is None else f", by process {summary.holder}"
     yield "state", wording.state_text(summary.state) + worked_on
     yield "space", summary.space
-    yield "device", summary.device
-    if summary.beside:
-        lines = paragraph(wording.beside_text(summary.beside), width - _FACT_COLUMNS, indent=0)
+    yield "device", summary.device_text
+    remarks = {"beside": wording.beside_text(summary.beside), "missing": summary.unconfirmed}
+    for name, text in remarks.items():
+        lines = paragraph(text, width - _FACT_COLUMNS, indent=0) if text else ()
         for at, line in enumerate(plain(lines).splitlines()):
-            yield "" if at else "beside", line
+            yield "" if at else name, line
     yield "search", f"{summary.strategy}, seed {summary.seed}"
     minutes = "" if summary.minutes is None else f", at most {summary.minutes:g} minutes"
     yield "trials", f"{summary.done} of {summary.trials or '?'}{minutes}"

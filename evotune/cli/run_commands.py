@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
+_TOO_NOISY = 6
 _INTERRUPTED = 130
 
 
@@ -210,12 +211,14 @@ def _conclude(
 
     interrupted = result.reason == "interrupted"
     failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
-    terminal.verdict = _INTERRUPTED if interrupted else failed
     data = RunData.load(result.run, _SHOWN_ROWS)
+    if not failed and data.unconfirmed and not any(o.ok for o in data.confirmations.values()):
+        failed = _TOO_NOISY
+    terminal.verdict = _INTERRUPTED if interrupted else failed
     print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
     more = more_budget(result.reason, data.settings)
-    if failed and more:
+    if failed == _NO_VALID_CANDIDATE and more:
         terminal.note("next: correct the file and start a new run; this one has its own copy")
     elif more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)

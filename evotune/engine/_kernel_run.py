@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.beside import others_at_work
+from evotune.backends.beside import in_part, others_at_work
 from evotune.counted import counted
 from evotune.engine import confirming
 from evotune.engine._calibration import calibrate
 from evotune.engine.baseline_choice import chosen_baseline
+from evotune.engine.confirming_time import ConfirmingTime
 from evotune.engine.folder import RunFolder
 from evotune.engine.kernel_executor import open_kernel_executor
 from evotune.engine.observer import OTHER_WORK, WARNING, Observer
@@ -32,7 +33,7 @@ from evotune.measure.agreement import agreement
 from evotune.problems import Case
 from evotune.problems.libraries.library_catalog import LIBRARIES, asked
 from evotune.run_options import RunOptions
-from evotune.store import RunStore
+from evotune.store import UNCONFIRMED, RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
 
 if TYPE_CHECKING:
@@ -55,13 +56,16 @@ class KernelRun:
         options: RunOptions,
         observer: Observer,
         cluster: Cluster | None,
+        patient: bool = False,
     ) -> None:
+        """`patient`: champions are confirmed however long it takes."""
         self.setup = setup
         self._run = run
         self._store = store
         self._options = options
         self._observer = observer
         self._cluster = cluster
+        self._patient = patient
 
     @property
     def confirms(self) -> bool:
@@ -105,6 +109,11 @@ class KernelRun:
         # Champions of one model meet on one device.
         models = [device.name for device in self.setup.devices]
         own = str(self._store.meta("device")["name"])
+        wanted = self._options.champions * len(set(models))
+        time = ConfirmingTime.after(self._store.searched_s(), wanted)
+        if self._patient:
+            time = ConfirmingTime()
+        self._store.set_meta(UNCONFIRMED, "")
         for model in dict.fromkeys(models):
 
             def of_model(trial: Trial, model: str = model) -> bool:
@@ -129,8 +138,14 @@ class KernelRun:
                 leader=before.leader(),
                 least_width=registry.named(self.setup.profile.backend).least_half_width,
                 no_time=no_time,
+                time=time,
                 tell=self._observer.step,
+                give_up=self._give_up,
             )
+
+    def _give_up(self, why: str) -> None:
+        self._store.set_meta(UNCONFIRMED, why)
+        self._observer.phase(why)
 
     def _confirmed_earlier(self, known: Mapping[int, Outcome]) -> confirming.Earlier:
         """The confirmations from when the run had fewer trials. They are kept by the number of
@@ -147,7 +162,10 @@ class KernelRun:
         return earlier
 
     def _name_other_work(self) -> None:
-        """Names the other work on this machine; the record has it by the trials stored before."""
+        """Names the other work on this machine; the record has it by the trials stored before. Says
+        how many threads are measured, where that is less than the machine has."""
+        if self._cluster is None and (said := in_part(self.setup.profile)):
+            self._observer.phase(said)
         found = others_at_work(self.setup.devices)
         if found:
             self._observer.phase(f"{OTHER_WORK}: {'; '.join(found)}")

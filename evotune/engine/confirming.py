@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
+import msgspec
+
+from evotune.engine.confirming_time import ConfirmingTime
 from evotune.execute.executor import TIMED, Executor, Proposal
 from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
 from evotune.store import RunStore
-from evotune.trial import Outcome, Trial
+from evotune.trial import CUT_SHORT, Outcome, Trial
 
 # --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
 
@@ -70,7 +73,9 @@ def confirm(
     leader: Outcome | None = None,
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
+    time: ConfirmingTime | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    give_up: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
 
@@ -78,23 +83,36 @@ def confirm(
     first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
     candidates. Ends early when `stop` says so, or when there is a leader and `no_time` for another.
     `tell` gets the step that is at work, twice a second.
+
+    Ends when `time` is over, whatever is at work then, and `give_up` gets the reason in words. The
+    first champion may take all of it, later ones share what is left. A champion that was timed in
+    two processes by then is confirmed, as is one in a single process if the leader's spread between
+    processes is known; such an interval is wide.
     """
+    time = time or ConfirmingTime()
     passed = 0
     for trial in islice(candidates, 3 * count):
         if passed == count or (leader is not None and no_time()):
             return
         outcome = known.get(trial.number)
         if outcome is None:
+            if time.is_over:
+                give_up(_in_words(time, passed, count))
+                return
             executor.set_contender(_bound(leader))
-            proposal = propose(trial)
+            sharing = 1 if leader is None else count - passed
+            proposal = dataclasses.replace(
+                propose(trial), until_s=time.checks_until_s(champions=sharing)
+            )
             which = f"confirming {passed + 1} of {count} (trial {trial.number})"
             run = functools.partial(
-                outcome_unless, executor, stop=stop, tell=functools.partial(_tell, tell, which)
+                outcome_unless,
+                executor,
+                stop=lambda: stop() or time.is_over,
+                tell=functools.partial(_tell, tell, which),
             )
             first = run(proposal)
-            if first is None:
-                return
-            outcome = repeated(
+            outcome = first and repeated(
                 run,
                 proposal,
                 first,
@@ -104,10 +122,40 @@ def confirm(
             )
             if stop():
                 return
+            if time.is_over:
+                executor.drop()  # what is at work
+                outcome = outcome and _cut_short(outcome, leader, least_width)
+            if outcome is None:
+                give_up(_in_words(time, passed, count))
+                return
             yield trial, outcome
         passed += outcome.ok
         if outcome.ok and (leader is None or _bound(outcome) > _bound(leader)):
             leader = outcome
+
+
+def _cut_short(outcome: Outcome, leader: Outcome | None, least_width: float) -> Outcome | None:
+    """The outcome as far as its processes support it; None where they say nothing."""
+    processes = len(fitness_by_process(outcome)) if outcome.ok else LEAST
+    if processes >= LEAST:
+        return outcome
+    if processes < 2:
+        spread = fitness_by_process(leader) if leader is not None else []
+        if len(spread) < 2:
+            return None
+        outcome = widened(outcome, spread, least_width)
+    flags = dict.fromkeys((*outcome.flags, CUT_SHORT))
+    return msgspec.structs.replace(outcome, flags=tuple(flags))
+
+
+def _in_words(time: ConfirmingTime, passed: int, count: int) -> str:
+    found = f"{passed} of {count} confirmed"
+    if not passed:
+        found = "none confirmed, since the machine is too noisy or too slow"
+    return (
+        f"confirming ended after {time.limit_s:.0f} s, which is as long as it may take: {found}; "
+        "`resume --champions` goes on, however long it takes"
+    )
 
 
 def _tell(tell: Callable[[str], None], which: str, proposal: Proposal, step: str) -> None:
@@ -172,7 +220,9 @@ def timed_again(proposal: Proposal, process: int = 2) -> Proposal:
     """The same candidate in a fresh `process`, numbered from 2, which checks the timed cases
     alone."""
     cases = tuple(job for job in proposal.cases if job.role == TIMED)
-    return dataclasses.replace(proposal, cases=cases, confirm=False, repeat=process, skipped=())
+    return dataclasses.replace(
+        proposal, cases=cases, confirm=False, repeat=process, skipped=(), until_s=math.inf
+    )
 
 
 def _is_known(found: Outcome, leader: Outcome | None, least_width: float) -> bool:

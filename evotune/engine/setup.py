@@ -192,6 +192,7 @@ def load_setup(
     run: RunFolder | None = None,
     *,
     compile_only: bool = False,
+    left_free: bool = False,
     gpus: GpuRequest | None = None,
     elsewhere: Elsewhere | None = None,
     secret: str = "",
@@ -200,9 +201,9 @@ def load_setup(
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
-    `elsewhere`. `cases` take the place of those of the space. Every mistake in the file is a
-    SpaceError with its position; UsageError when the space does not fit the device or the other
-    arguments.
+    `elsewhere`. With `left_free` it is the part that other work leaves free (`Backend.left_free`).
+    `cases` take the place of those of the space. Every mistake in the file is a SpaceError with its
+    position; UsageError when the space does not fit the device or the other arguments.
     """
     root = None if run is None else run.sources
     document = None if is_recording(path) else load_space(path, root=root)
@@ -226,7 +227,8 @@ def load_setup(
         profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
     elif gpus is None:
         with _offering_to_compile(backend, document, run):
-            profile = backend.profile(device, compile_only=compile_only)
+            wanted = backend.left_free(device) if left_free else device
+            profile = backend.profile(wanted, compile_only=compile_only)
         devices = [profile]
     elif not backend.several:
         raise UsageError(f"{path} holds {backend.name} kernels; --gpus is for CUDA kernels")

@@ -130,6 +130,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
         setup = load_setup(
             path,
             request.device,
+            left_free=True,
             gpus=request.gpus,
             elsewhere=cluster,
             secret=secret,
@@ -302,7 +303,15 @@ def _finish(  # noqa: PLR0917
     if isinstance(setup, RecordedSetup):
         kind = RecordedRun(setup)
     else:
-        kind = KernelRun(run, store, setup, options=options, observer=observer, cluster=cluster)
+        kind = KernelRun(
+            run,
+            store,
+            setup,
+            options=options,
+            observer=observer,
+            cluster=cluster,
+            patient=patient,
+        )
     work = RunWork(
         run, store, kind, options=options, observer=observer, strategy=strategy, patient=patient
     )

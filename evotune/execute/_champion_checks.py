@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from evotune.backends import registry
-from evotune.backends.backend import SanitizedCase
+from evotune.backends.backend import SanitizedCase, not_sanitized
 from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Session
@@ -32,6 +33,7 @@ from evotune.verify.pool import InputPool
 
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0
+NO_TIME = "confirming may take no longer"
 
 
 Rebuilt: TypeAlias = "tuple[str, list[Subject] | str]"
@@ -42,9 +44,10 @@ Rebuilt: TypeAlias = "tuple[str, list[Subject] | str]"
 class Beside:
     """Work on a champion in other processes, which began before its checks."""
 
-    judge: Callable[[Verdict], None]
-    """Waits for the tools and enters their checks. A finding fails the candidate or is a warning,
-    as the backend's `disqualification` says."""
+    judge: Callable[[Verdict, float], bool]
+    """Waits for the tools, at most so many seconds, and enters their checks. A finding fails the
+    candidate or is a warning, as the backend's `disqualification` says. False if the tools did not
+    end: then their checks are skipped."""
     rebuilt: Mapping[CompileJob, Callable[[], Mapping[str, Path | str]]]
     """Waits for a job's builds that disturb themselves; see `Backend.rebuilt`."""
 
@@ -102,24 +105,39 @@ class ChampionChecks:
             }
 
     @contextlib.contextmanager
-    def _sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict], None]]:
+    def _sanitizing(self, cases: Sequence[TrialCase]) -> Iterator[Callable[[Verdict, float], bool]]:
         edges = [item for item in cases if item.role == EDGE]
         launched = [self._sanitized(item) for item in edges]
         noted = [item.mbarriers for item in edges]
         mbarriers = None if None in noted else any(noted)
         self._session.free()  # each tool is a process with a context of its own
-        with self._backend.sanitizing(launched) as tools:
+        # The thread ends with the tools, which end with their block.
+        with ThreadPoolExecutor(1) as waiting, contextlib.ExitStack() as block:
+            tools = block.enter_context(self._backend.sanitizing(launched))
 
-            def judge(verdict: Verdict) -> None:
-                checks = tools()
+            def judge(verdict: Verdict, limit_s: float) -> bool:
+                running = waiting.submit(tools)
+                try:
+                    checks = running.result(None if math.isinf(limit_s) else limit_s)
+                except TimeoutError:
+                    block.close()
+                    verdict.checks += not_sanitized(NO_TIME)
+                    return False
                 verdict.checks += checks
                 for check in checks:
                     kind = self._backend.disqualification(check, mbarriers=mbarriers)
                     if kind is not None and verdict.passed:
                         verdict.kind = kind
                         verdict.reason = f"{check.inputs}, {check.case}: {check.detail}"
+                return True
 
             yield judge
+
+    def leave_undisturbed(self, verdict: Verdict, late: bool) -> bool:
+        """Whether it is too `late` to disturb launches; if so, the verdict says it."""
+        if late and self._session.perturbations() and verdict.passed:
+            verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=NO_TIME))
+        return late
 
     def disturb(
         self,
@@ -169,5 +187,6 @@ class ChampionChecks:
         return [dataclasses.replace(each, kernel=kernel) for each in alike]
 
 
-def _no_tools(verdict: Verdict) -> None:
+def _no_tools(verdict: Verdict, limit_s: float) -> bool:
     """Left out."""
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,13 +17,28 @@ _WORDS = {
     "measure": "timing cases",
 }
 
+_LEAST_S = 2.0  # of a stage, however late it is
+
 
 class Stages:
-    """`tell` gets each step in words. `seconds`: by stage."""
+    """`tell` gets each step in words. `seconds`: by stage. `cut_short`: a stage had no time for all
+    that belongs to it, since the clock has passed `until_s`."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], until_s: float = math.inf) -> None:
         self._tell = tell
+        self._until_s = until_s
         self.seconds: dict[str, float] = {}
+        self.cut_short = False
+
+    def left_s(self) -> float:
+        """The time that the present stage may take, a little in any case."""
+        return max(_LEAST_S, self._until_s - time.monotonic())
+
+    def is_late(self) -> bool:
+        """Whether the time is over: then what comes next is left out."""
+        late = time.monotonic() >= self._until_s
+        self.cut_short |= late
+        return late
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTimi
 from evotune.execute.messages import PrepareRequest, TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings
 from evotune.problems.problem import Case, Problem
-from evotune.trial import Domain, Measurement, Outcome, OutcomeKind
+from evotune.trial import CUT_SHORT, Domain, Measurement, Outcome, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import checked_domain, worth_keeping
 from evotune.verify.pool import InputPool
@@ -132,7 +132,7 @@ class TrialRunner:
     ) -> Outcome:
         """The whole gate, then the timing; a failure is an Outcome. `tell` gets each step."""
         self.doubtful = False
-        stages = Stages(tell)
+        stages = Stages(tell, job.until_s)
         verdict = Verdict(list(job.skipped))
         measurements: list[Measurement] = []
         seed = self._seed(job)
@@ -168,7 +168,8 @@ class TrialRunner:
         outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
         if job.confirm and verdict.passed:
             domain = self._domain(job.cases, random_tests)
-            outcome = msgspec.structs.replace(outcome, domain=domain)
+            flags = (*outcome.flags, *((CUT_SHORT,) if stages.cut_short else ()))
+            outcome = msgspec.structs.replace(outcome, domain=domain, flags=flags)
         return outcome
 
     def _check_champion(
@@ -191,12 +192,13 @@ class TrialRunner:
         timed = [subject for item, subject in subjects if item.role == TIMED]
         disturbs = "perturbation" not in self._without
         rebuilt: list[Rebuilt] = []
+        disturbs = disturbs and not self._champions.leave_undisturbed(verdict, stages.is_late())
         if disturbs and verdict.passed:  # now, while the tools still work
             with stages.timed("perturbation"):
                 rebuilt = self._champions.load_rebuilt(timed, job.cases, beside)
         if verdict.passed:
             with stages.timed("sanitizer"):
-                beside.judge(verdict)
+                stages.cut_short |= not beside.judge(verdict, stages.left_s())
         # Launches that are disturbed on purpose come after the tools, which would slow them down.
         if disturbs and verdict.passed:
             with stages.timed("perturbation"):
@@ -268,9 +270,11 @@ class TrialRunner:
             seed,
             verdict,
             limit_s=_RANDOM_TESTS_S,
+            longest_s=stages.left_s(),
             begins=lambda number: stages.at("random cases", number, len(chosen)),
         )
         self._check_quiet(verdict)
+        stages.cut_short |= len(made) < len(chosen) and stages.is_late()
         return made
 
     def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
@@ -298,7 +302,7 @@ class TrialRunner:
         measured = [each for each in subjects if each[0].role in (TIMED, HELD_OUT)]
         for number, (item, subject) in enumerate(measured, 1):
             role, flops = item.role, item.flops
-            if not verdict.passed:
+            if not verdict.passed or (role == HELD_OUT and stages.is_late()):
                 break
             stages.at("timing case", number, len(measured))
             deciding = thorough and role == TIMED and not repeat

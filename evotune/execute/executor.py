@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +47,7 @@ class Proposal:
     - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
       timed launches are checked. The number of that process, from 2 on; 0 for other proposals.
     - `skipped`: checks that should be made and cannot be.
+    - `until_s`: when a champion's checks are cut short, on this machine's monotonic clock.
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
@@ -60,6 +62,7 @@ class Proposal:
     audit: bool = False
     repeat: int = 0
     skipped: tuple[Check, ...] = ()
+    until_s: float = math.inf
     rival: tuple[CaseJob, ...] = ()
     device: int | None = None
 

@@ -117,6 +117,7 @@ class InFlight:
             audit=proposal.audit,
             repeat=proposal.repeat,
             skipped=proposal.skipped,
+            until_s=proposal.until_s,
             rival=tuple(map(self._compiled, proposal.rival)),
             contender=contender,
             fixed_sampling=fixed_sampling,

@@ -107,7 +107,8 @@ _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial; `confirm`, `audit`, `repeat`, `skipped` and `rival` are as in a Proposal.
+    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s` and `rival` are those of a
+    Proposal.
 
     - `contender`: a candidate whose fitness is surely below it needs no further samples.
     - `fixed_sampling`: it gets them all the same.
@@ -120,6 +121,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     audit: bool = False
     repeat: int = 0
     skipped: tuple[Check, ...] = ()
+    until_s: float = float("inf")
     rival: tuple[TrialCase, ...] = ()
     contender: float = float("-inf")
     fixed_sampling: bool = False

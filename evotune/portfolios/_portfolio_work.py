@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from evotune.backends import registry
 from evotune.command_line import run_command
 from evotune.counted import counted
 from evotune.engine.confirmed_champions import Champion
@@ -80,10 +81,12 @@ class PortfolioWork:
             self._given[case.label], self._cases[case.label] = each, case
         self._drawn = DrawnTrials(matrix, setup, self._plans, self._given, request.seed)
         points = [point_of(problem, c, self._given[c.label].count) for c in self._cases.values()]
+        backend = registry.named(setup.profile.backend)
+        # On a CPU all searches get the threads that the matrix is measured with.
         self._searches = CaseSearches(
             str(matrix.store.meta("id")),
             request.space,
-            request.device,
+            request.device if backend.several else backend.same_device(setup.profile),
             request.runs_dir,
             request.command,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from evotune.store import AROUND_SEARCH, RunStore
+from evotune.store import AROUND_SEARCH, UNCONFIRMED, RunStore
 from evotune.trial import Json, Value
 
 
@@ -85,6 +85,7 @@ _FACTS: Mapping[str, type] = {
     **dict.fromkeys(("device", "problem", "settings", "default"), dict),
     "command": list,
     AROUND_SEARCH: float,
+    UNCONFIRMED: str,
     "beside": dict[int, list[str]],
     "devices": list[_Calibration],
     "baselines": _Baselines,

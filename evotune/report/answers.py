@@ -13,7 +13,7 @@ from evotune.report.data import RunData
 from evotune.report.leaderboard import Row
 from evotune.report.summary import RunSummary, more_budget
 from evotune.report.wording import printable
-from evotune.trial import Json, Measurement
+from evotune.trial import CUT_SHORT, Json, Measurement
 
 _WHY, _NEXT = "Why?", "What next?"
 _MEASURES = "measures what limits its speed and what each of its values is worth"
@@ -128,6 +128,11 @@ def _certainty(data: RunData, leader: Row) -> Iterator[str]:
     else:
         yield _verdict(leader)
     yield _confirmation(leader)
+    if CUT_SHORT in leader.outcome.flags:
+        yield (
+            "The confirmation was cut short: some checks are skipped, and the domain holds only "
+            "what was executed."
+        )
     slower = [m for m in leader.outcome.measurements if m.speedup_high < 1]
     if slower:
         surely = "probably" if noise else "surely"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from evotune.regular_file import read_regular
 from evotune.report._facts import read_facts
 from evotune.report._twins import deciding
-from evotune.store import RunStore, survey
+from evotune.store import UNCONFIRMED, RunStore, survey
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
 
@@ -170,6 +170,19 @@ class RunData:
         """The device profile, as JSON."""
         found = self.meta.get("device")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of both candidate and baseline; None on other devices than
+        CPUs."""
+        attributes = self.device.get("attributes")
+        found = attributes.get("threads") if isinstance(attributes, dict) else None
+        return found if isinstance(found, int) else None
+
+    @property
+    def unconfirmed(self) -> str:
+        """Why champions are missing that were to be confirmed; "" where none is."""
+        return str(self.meta.get(UNCONFIRMED) or "")
 
     @property
     def calibrations(self) -> tuple[Mapping[str, Json], ...]:

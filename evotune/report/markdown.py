@@ -113,7 +113,7 @@ def _facts(data: RunData, summary: RunSummary) -> str:
     packages: Mapping[str, Json] = data.environment.get("packages") or {}
     facts = {
         "state": wording.state_text(summary.state),
-        "device": summary.device,
+        "device": summary.device_text,
         "beside": wording.beside_text(summary.beside),
         "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
         "search": f"{summary.strategy}, seed {summary.seed}",

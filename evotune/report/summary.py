@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.trial import Json, Outcome
@@ -33,6 +34,7 @@ class RunSummary:
     - `elapsed_s`: see `RunStore.elapsed_s`.
     - `trials_per_minute`: over the time of searching.
     - `outcomes`: counts of the search's outcomes.
+    - `threads`: of both candidate and baseline, on a CPU.
     """
 
     id: str
@@ -59,6 +61,13 @@ class RunSummary:
     """The calibration of each device, in a run with several."""
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """See `RunData.beside`."""
+    threads: int | None = None
+    unconfirmed: str = ""
+    """See `RunData.unconfirmed`."""
+
+    @property
+    def device_text(self) -> str:
+        return wording.device_text(self.device, self.threads)
 
     def to_json(self) -> dict[str, Json]:
         data: dict[str, Json] = {
@@ -103,6 +112,8 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         confirmation_stages=_stages(_by_stage(data.confirmations.values())),
         devices=data.calibrations,
         beside=data.beside,
+        threads=data.threads,
+        unconfirmed=data.unconfirmed,
     )
 
 

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
+from evotune.counted import counted
 from evotune.measure.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
@@ -58,6 +59,11 @@ NONE = "-"
 def configuration_text(configuration: Mapping[str, Value]) -> str:
     """`NAME=value` for every parameter, booleans as YAML writes them."""
     return " ".join(f"{name}={value_text(value)}" for name, value in configuration.items())
+
+
+def device_text(device: str, threads: int | None) -> str:
+    """A device's name; of a CPU also how many threads were measured."""
+    return device if threads is None else f"{device}, {counted(threads, 'thread')}"
 
 
 def value_text(value: Value) -> str:

@@ -16,6 +16,8 @@ from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 AROUND_SEARCH = "around_search_s"
 """The name of the fact that holds the seconds of work outside the search."""
+UNCONFIRMED = "unconfirmed"
+"""The name of the fact that says why champions are missing; "" where none is."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
 _TRIAL = "SELECT number, configuration, outcome FROM outcomes"
 Row: TypeAlias = tuple[int, str, str, float]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,14 +21,15 @@ class _TimeLimit:
     """`limit_s` of this thread's own work, so that other work on the machine takes no test away.
     Then it may last four times as long."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, longest_s: float) -> None:
         self._limit_s = limit_s
+        self._longest_s = min(longest_s, _LONGEST * limit_s)
         self._worked_s, self._started_s = time.thread_time(), time.monotonic()
 
     def is_over(self) -> bool:
         worked_s = time.thread_time() - self._worked_s
         passed_s = time.monotonic() - self._started_s
-        return worked_s >= self._limit_s or passed_s >= _LONGEST * self._limit_s
+        return worked_s >= self._limit_s or passed_s >= self._longest_s
 
 
 def run_random_tests(
@@ -38,19 +40,22 @@ def run_random_tests(
     verdict: Verdict,
     *,
     limit_s: float,
+    longest_s: float = math.inf,
     begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
     """Run the tests and return the cases that passed. Adds one check for all: the nearest to its
     limit. Cases whose tensors find no memory are left out.
 
-    `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work no
-    further test starts, and the check says how many were made. The first failure ends them and
-    goes into the verdict in detail. `begins` is called before each test with its number, from 1 on.
+    `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work, or
+    after `longest_s`, no further test starts, and the check says how many were made. The first
+    failure ends them and goes into the verdict in detail. `begins` is called before each test with
+    its number, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
     name = f"{len(subjects)} random tests"
-    limit = _TimeLimit(limit_s)
+    limit = _TimeLimit(limit_s, longest_s)
+    within = f"within {min(limit_s, longest_s):.2g} s"
     made = Verdict()
     passed: list[Case] = []
     no_room = ""
@@ -70,12 +75,12 @@ def run_random_tests(
             return passed
         passed.append(subject.case)
     if not passed:
-        detail = no_room or f"none began within {limit_s:g} s"
+        detail = no_room or f"none began {within}"
         verdict.checks.append(Check(name, ALL_KINDS, "skipped", detail=detail))
         return []
     detail = ""
     if len(passed) < len(subjects):
-        words = (f"{len(passed)} were made within {limit_s:g} s", no_room)
+        words = (f"{len(passed)} were made {within}", no_room)
         detail = "; ".join(filter(None, words))
     summary = msgspec.structs.replace(
         nearest_limit(made.checks), case=name, inputs=ALL_KINDS, detail=detail

@@ -388,6 +388,19 @@ def test_watching_a_finished_run_shows_it_once(invoke: Invoke, runs: Path) -> No
     assert "ended: finished (trial budget spent)" in result.stderr
 
 
+def test_status_tells_the_threads_and_why_champions_are_missing(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    device = {"name": "A CPU", "backend": "cpu", "arch": "x86_64-avx2"}
+    device |= {"attributes": {"threads": 1, "cores": 8}}  # type: ignore[dict-item]
+    why = "confirming ended after 90 s, which is as long as it may take: 1 of 3 confirmed"
+    make_run(tmp_path / "runs", [ok(1.5)], meta={"device": device, "unconfirmed": why})
+    words = " ".join(invoke("status", "latest").stdout.split())
+    assert "device A CPU, 1 thread " in words
+    assert f"missing {why}" in words
+    assert json.loads(invoke("status", "latest", "--format", "json").stdout)["threads"] == 1
+
+
 def test_status_names_other_work_on_the_machine(invoke: Invoke, tmp_path: Path) -> None:
     work = [f"another evotune run is measuring (process {n})" for n in range(4)]
     make_run(tmp_path / "runs", [ok(1.5)], meta={"beside": {"0": work}})

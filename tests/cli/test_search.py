@@ -7,6 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from report.runs import make_run, ok
+
+from evotune.engine import starting
+from evotune.engine.starting import RunResult
+from evotune.trial import Outcome
 
 from tests.patience import PATIENCE_S
 
@@ -47,6 +52,21 @@ def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
         f"#{place} trial" for place in range(1, 6)
     ]
     assert result.stdout.count("block_x=") >= 1
+
+
+@pytest.mark.parametrize(("confirmations", "code"), [({}, 6), ({0: ok(1.9)}, 0)])
+def test_a_run_that_could_confirm_none_of_its_champions_is_undecided(
+    invoke: Invoke,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    confirmations: dict[int, Outcome],
+    code: int,
+) -> None:
+    why = "confirming ended after 90 s"
+    run = make_run(tmp_path, [ok(2.0)], confirmations=confirmations, meta={"unconfirmed": why})
+    result = RunResult(run, "trials", 1)
+    monkeypatch.setattr(starting, "start_run", lambda request, observer: result)
+    assert invoke("run", RECORDING, "-q").exit_code == code
 
 
 def test_quiet_leaves_only_the_result(invoke: Invoke) -> None:

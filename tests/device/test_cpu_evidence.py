@@ -254,7 +254,7 @@ def test_ceilings_of_this_machine_are_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(_cpu_evidence, "_measure", lambda: CEILINGS)
+    monkeypatch.setattr(_cpu_evidence, "_measure", lambda threads: CEILINGS)
     assert _cpu_evidence.measured(cpu_profile.profile()) == CEILINGS
     monkeypatch.delattr(_cpu_evidence, "_measure")
     assert _cpu_evidence.measured(cpu_profile.profile()) == CEILINGS

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from report.runs import META, failed, make_run, ok
 
+from evotune.engine import confirming_time
 from evotune.engine._kernel_run import KernelRun
 from evotune.engine.confirming import confirm
 from evotune.engine.observer import SilentObserver
 from evotune.execute.executor import Proposal
 from evotune.measure.processes import LEAST, MOST
 from evotune.run_options import RunOptions
-from evotune.store import RunStore
+from evotune.store import UNCONFIRMED, RunStore
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 
@@ -131,7 +132,9 @@ class Again:
         self._store = store
         self._outcomes = outcomes
 
-    def confirmed(self, champions: int, stop_after: int = 99, *, late: bool = False) -> list[int]:
+    def confirmed(
+        self, champions: int, stop_after: int = 99, *, late: bool = False, patient: bool = False
+    ) -> list[int]:
         """What this session confirms."""
         device = types.SimpleNamespace(name=META["device"]["name"], backend="cpu")
         planner = types.SimpleNamespace(proposal=_proposal)
@@ -142,6 +145,7 @@ class Again:
             options=options,
             observer=SilentObserver(),
             cluster=None,
+            patient=patient,
         )
         made: list[int] = []
         self.executor = Confirming(self._outcomes)
@@ -211,6 +215,20 @@ def test_later_sessions_are_held_against_the_champions_of_earlier_ones(tmp_path:
         assert again.confirmed(2, late=True) == [], "no time, and there is a champion"
         assert again.confirmed(2) == [4]
         assert math.log(1.1) < again.executor.held_against[4] < math.log(1.2)
+
+
+def test_a_run_says_that_confirming_had_no_time_and_a_patient_session_makes_up_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirming_time, "LEAST_EACH_S", 0.0)
+    run = make_run(tmp_path, [ok(speedup) for speedup in SEARCHED])
+    with RunStore.open_for_writing(run.store) as store:
+        monkeypatch.setattr(store, "searched_s", lambda: 0.0)
+        again = Again(store, {0: ok(1.1), 1: ok(1.2)})
+        assert again.confirmed(2) == []
+        assert "none confirmed" in store.meta(UNCONFIRMED)
+        assert again.confirmed(2, patient=True) == [0, 1]
+        assert store.meta(UNCONFIRMED) == ""
 
 
 def test_a_run_that_an_older_evotune_confirmed_confirms_what_is_missing(tmp_path: Path) -> None:

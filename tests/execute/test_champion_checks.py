@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from verify.kernels import Memory, exact, kernel
 from evotune.backends import registry
 from evotune.device.launch import CompileJob
 from evotune.device.session import Disturb
-from evotune.execute import _trial_runner
+from evotune.execute import _stages, _trial_runner
+from evotune.execute._champion_checks import NO_TIME
 from evotune.execute._trial_runner import TrialRunner
 from evotune.execute.messages import TrialRequest
-from evotune.trial import Outcome, OutcomeKind
+from evotune.trial import CUT_SHORT, Check, Outcome, OutcomeKind
 
 from .test_graph_sessions import CASES, PROBLEM, PROFILE, GraphSession, job
 
@@ -73,6 +75,46 @@ def test_a_build_that_cannot_be_had_is_skipped(monkeypatch: pytest.MonkeyPatch) 
     assert outcome.kind is OutcomeKind.OK
     skipped = [check for check in outcome.checks if check.inputs == "slowly"]
     assert [(check.status, check.detail) for check in skipped] == [("skipped", "no compiler")]
+
+
+def test_checks_that_have_no_time_are_skipped_and_the_confirmation_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tools do not end; nothing is disturbed; the held-out case is checked and not timed. What
+    was executed is the domain."""
+    stopped = threading.Event()
+
+    @contextlib.contextmanager
+    def sanitizing(_: object, cases: object) -> Iterator[Callable[[], list[Check]]]:
+        def tools() -> list[Check]:
+            stopped.wait()
+            return []
+
+        yield tools
+        stopped.set()
+
+    backend = type(registry.named(PROFILE.backend))
+    monkeypatch.setattr(backend, "sanitizing", sanitizing)
+    monkeypatch.setattr(_stages, "_LEAST_S", 0.1)
+    session = DisturbedSession({case.label: kernel(case, exact) for case in CASES})
+    request = msgspec.structs.replace(job("held_out", confirm=True, audit=True), until_s=0.0)
+    runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)
+    with runner.beside(request) as beside:
+        outcome = runner.run(request, beside)
+    assert outcome.ok, outcome.reason
+    assert CUT_SHORT in outcome.flags
+    skipped = {check.inputs: check.detail for check in outcome.checks if check.status == "skipped"}
+    assert set(skipped.values()) == {NO_TIME}
+    assert {"all", "compute-sanitizer memcheck"} <= skipped.keys()
+    assert {m.case for m in outcome.measurements} == {CASES[0].label}
+    assert outcome.domain is not None
+    assert outcome.domain.regions
+
+
+def test_with_time_enough_no_confirmation_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = checked(monkeypatch, "no compiler", None)
+    assert CUT_SHORT not in outcome.flags
+    assert {m.case for m in outcome.measurements} == {CASES[0].label}
 
 
 def test_it_begins_before_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count, islice
 
 import pytest
@@ -33,13 +34,21 @@ def wrong_for_odd_lengths_above(length: int) -> Compute:
     return compute
 
 
-def verdict_on(compute: Compute, *, limit_s: float) -> Verdict:
+def verdict_on(compute: Compute, *, limit_s: float, longest_s: float = math.inf) -> Verdict:
     bases = [make_case(64, causal=causal) for causal in (False, True)]
     cases = list(islice(PROBLEM.random_cases(bases, 1, ("softmax_scale", "layout")), COUNT))
     subjects = [Subject(case, plan(), kernel(case, compute)) for case in cases]
     gate = Gate(CpuSession(), PROBLEM, InputPool(PROBLEM), deterministic=True)
     verdict = Verdict()
-    made = run_random_tests(gate, subjects, PROBLEM.random_kinds, 7, verdict, limit_s=limit_s)
+    made = run_random_tests(
+        gate,
+        subjects,
+        PROBLEM.random_kinds,
+        7,
+        verdict,
+        limit_s=limit_s,
+        longest_s=longest_s,
+    )
     assert 0 <= len(made) <= COUNT
     assert (len(made) == COUNT) is (verdict.passed and not verdict.checks[-1].detail)
     return verdict
@@ -54,6 +63,12 @@ def test_all_that_pass_make_one_check_with_the_error_nearest_its_limit() -> None
     assert check.max_limit is not None
     assert check.max_error <= check.max_limit
     assert check.detail == ""
+
+
+def test_none_starts_when_their_time_by_the_clock_is_over() -> None:
+    verdict = verdict_on(grouped, limit_s=100.0, longest_s=0.0)
+    (check,) = verdict.checks
+    assert (check.status, check.detail) == ("skipped", "none began within 0 s")
 
 
 def test_the_first_that_fails_is_told_and_ends_them() -> None:

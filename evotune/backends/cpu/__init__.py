@@ -36,7 +36,7 @@ class CpuBackend(Backend):
 
     name = "cpu"
     languages = (_CPP,)
-    requests = ("cpu",)
+    requests = ("cpu",)  # and cpu:N, with N threads
     flagship = "attention-cpu"
     first_look = MappingProxyType({"minutes": 3.0, "lookahead": 4})
     """Two cores take 6 to 10 minutes for the space's 120 trials. As compilers and measurements take
@@ -48,10 +48,29 @@ class CpuBackend(Backend):
     """Programs differed by 0.7% to 3.6% in six figures of `benchmarks/carries_over.py` on quiet
     machines."""
 
+    def understands(self, request: str) -> bool:
+        return request in self.requests or _threads_in(request) > 0
+
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
         from evotune.backends.cpu.cpu_profile import profile
 
-        return profile()
+        return profile(_threads_in(request))
+
+    def left_free(self, request: str) -> str:
+        from evotune.backends.cpu.cpu_profile import wished_threads
+        from evotune.backends.cpu.free_cores import free_cores
+
+        if _threads_in(request) or wished_threads():
+            return request
+        return f"{self.name}:{free_cores()}"
+
+    def same_device(self, profile: DeviceProfile) -> str:
+        threads = profile.attributes.get("threads")
+        return f"{self.name}:{threads}" if threads else self.name
+
+    def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
+        threads = profile.attributes.get("threads")
+        return {"OMP_NUM_THREADS": str(threads)} if threads else {}
 
     def offered(self) -> DeviceProfile:
         from evotune.backends.cpu.cpp_compiler import find_compiler
@@ -92,6 +111,12 @@ class CpuBackend(Backend):
         from evotune.backends.cpu import _cpu_doctor
 
         return [], _cpu_doctor.examine()
+
+
+def _threads_in(request: str) -> int:
+    """N of the request `cpu:N`; 0 of others."""
+    name, _, count = request.partition(":")
+    return int(count) if name == CpuBackend.name and count.isdigit() else 0
 
 
 ROOM = CpuBackend()

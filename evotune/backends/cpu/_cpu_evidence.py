@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import msgspec
@@ -66,7 +67,7 @@ def _gathered(
 ) -> Evidence:
     """The evidence with ceilings and, where there is a `job`, counters; `missing` gets the reasons
     of those that cannot be had."""
-    here = cpu_profile.profile()
+    here = cpu_profile.profile(launch.threads)
     ceilings = modelled(profile)
     if (profile.name, profile.arch) != (here.name, here.arch):
         missing["ceilings"] = missing["counters"] = f"this machine has no {profile.name}"
@@ -77,7 +78,7 @@ def _gathered(
             missing["ceilings"] = str(error)
         if job:
             try:
-                counters = _perf_counters.counters(kind, job, ceilings)
+                counters = _perf_counters.counters(kind, job, ceilings, launch.threads)
                 launch = msgspec.structs.replace(launch, counters=counters)
             except _perf_counters.NotCounted as error:
                 missing["counters"] = str(error)
@@ -102,12 +103,12 @@ def measured(profile: DeviceProfile) -> Ceilings:
     facts = (_REVISION, profile.name, profile.arch, threads, compiler)
     found = kept_ceilings.kept(facts)
     if found is None:
-        found = _measure()
+        found = _measure(threads)
         kept_ceilings.keep(facts, found)
     return found
 
 
-def _measure() -> Ceilings:
+def _measure(threads: int) -> Ceilings:
     try:
         done = subprocess.run(
             module_command("evotune.backends.cpu.cpu_ceiling_run"),
@@ -116,6 +117,7 @@ def _measure() -> Ceilings:
             text=True,
             timeout=LIMIT_S,
             check=False,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )
     except subprocess.TimeoutExpired as error:
         raise _NotMeasured(f"the ceilings were not measured within {LIMIT_S:g} s") from error

@@ -56,9 +56,10 @@ def perf_version(path: str) -> str:
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
 
 
-def counters(kind: str, job: bytes, ceilings: Ceilings) -> Counters:
-    """The counters of one call of a kernel or a baseline; see `counted_run` for both arguments.
-    NotCounted where there are none."""
+def counters(kind: str, job: bytes, ceilings: Ceilings, threads: int = 0) -> Counters:
+    """The counters of one call of a kernel or a baseline, in so many `threads` (0: as many as
+    `cpu_profile.threads`); see `counted_run` for the first two arguments. NotCounted where there
+    are none."""
     path = find_perf()
     if not path:
         raise NotCounted(NOT_INSTALLED)
@@ -68,9 +69,9 @@ def counters(kind: str, job: bytes, ceilings: Ceilings) -> Counters:
         (folder / "job").write_bytes(job)
         done = None
         if intel:
-            done = _counted(path, (*_EVENTS, *_FLOPS), kind, folder)
+            done = _counted(path, (*_EVENTS, *_FLOPS), kind, folder, threads)
         if done is None or "event syntax error" in done.stderr:
-            done = _counted(path, _EVENTS, kind, folder)
+            done = _counted(path, _EVENTS, kind, folder, threads)
         table = folder / "table"
         text = table.read_text() if table.exists() else ""
     told = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -93,7 +94,7 @@ def permission() -> tuple[str, str]:
 
 
 def _counted(
-    path: str, events: Sequence[str], kind: str, folder: Path
+    path: str, events: Sequence[str], kind: str, folder: Path, threads: int
 ) -> subprocess.CompletedProcess[str]:
     control, acknowledge = folder / "control", folder / "acknowledge"
     for pipe in (control, acknowledge):
@@ -104,11 +105,12 @@ def _counted(
     )
     options = ["--delay=-1", "--control", f"fifo:{control},{acknowledge}"]
     options += ["-o", str(folder / "table")]
-    return _perf([path, "stat", "-x,", "-e", ",".join(events), *options, "--", *program])
+    return _perf([path, "stat", "-x,", "-e", ",".join(events), *options, "--", *program], threads)
 
 
-def _perf(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return _TOOL.run(command, {**os.environ, "LC_ALL": "C"})
+def _perf(command: Sequence[str], threads: int = 0) -> subprocess.CompletedProcess[str]:
+    wished = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    return _TOOL.run(command, {**os.environ, **wished, "LC_ALL": "C"})
 
 
 def read_counts(table: str) -> dict[str, float]:

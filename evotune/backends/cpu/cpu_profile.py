@@ -7,6 +7,7 @@ import os
 import platform
 from pathlib import Path
 
+from evotune.backends.cpu.free_cores import least_busy
 from evotune.device.physical_cores import core_of
 from evotune.device.profile import DeviceProfile
 from evotune.trial import Value
@@ -15,12 +16,13 @@ _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of
 
 
 @functools.cache
-def profile() -> DeviceProfile:
-    """This machine's CPU."""
+def profile(count: int = 0) -> DeviceProfile:
+    """This machine's CPU, used with `count` threads, or with as many as `threads` says."""
+    used = min(count, len(os.sched_getaffinity(0))) or threads()
     flags = cpu_flags()
     simd_bytes = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
     attributes: dict[str, Value] = {
-        "threads": threads(),
+        "threads": used,
         "cores": len(os.sched_getaffinity(0)),
         "simd_bytes": simd_bytes,
         "vector_registers": 32 if "avx512f" in flags or platform.machine() == "aarch64" else 16,
@@ -35,7 +37,7 @@ def profile() -> DeviceProfile:
         backend="cpu",
         arch=f"{platform.machine()}-{level}",
         attributes=attributes,
-        peak_gflops=threads() * _HIGHEST_CLOCK_GHZ * _flops_per_cycle(flags, simd_bytes),
+        peak_gflops=used * _HIGHEST_CLOCK_GHZ * _flops_per_cycle(flags, simd_bytes),
     )
 
 
@@ -98,19 +100,26 @@ def _cache_bytes(level: int, fallback: int) -> int:
 
 
 def threads() -> int:
-    """The number of threads of both candidate and baseline: OMP_NUM_THREADS, or PyTorch's default,
-    which is the number of physical cores that this process may run on."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
+    """The number of threads of both candidate and baseline in this process: OMP_NUM_THREADS, or
+    PyTorch's default, which is the number of physical cores that this process may run on."""
     logical = os.sched_getaffinity(0)
-    if limit.isdigit() and int(limit) > 0:
-        return min(int(limit), len(logical))
+    if wished := wished_threads():
+        return min(wished, len(logical))
     return len({core_of(cpu) for cpu in logical})
 
 
+def wished_threads() -> int:
+    """OMP_NUM_THREADS; 0 where that is not set to a number."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return int(limit) if limit.isdigit() else 0
+
+
 def cpus_of_cores(count: int) -> set[int]:
-    """The logical CPUs of `count` of the physical cores that this process may run on. All of them
-    when it has fewer cores than `count`."""
+    """The logical CPUs of `count` of the physical cores that this process may run on: of those
+    that other work uses least. All of them when it has no more cores than `count`."""
     logical = os.sched_getaffinity(0)
-    cores = list(dict.fromkeys(core_of(cpu) for cpu in sorted(logical)))[:count]
-    chosen = {cpu for cpu in logical if core_of(cpu) in cores}
-    return chosen if count <= len(cores) else logical
+    cores = list(dict.fromkeys(core_of(cpu) for cpu in sorted(logical)))
+    if count >= len(cores):
+        return logical
+    chosen = least_busy(cores, count)
+    return {cpu for cpu in logical if core_of(cpu) in chosen}

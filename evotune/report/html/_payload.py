@@ -133,7 +133,7 @@ def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
     pace = summary.trials_per_minute
     facts = {
         "state": wording.state_text(summary.state),
-        "device": summary.device,
+        "device": summary.device_text,
         "beside": wording.beside_text(summary.beside),
         "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
         "cases": ", ".join(data.cases),
