@@ -116,7 +116,11 @@ class OutcomeKind(enum.StrEnum):
     TOO_FAST = "too_fast"
     WORKER_LOST = "worker_lost"
     DEVICE_LOST = "device_lost"
+    UNDECIDED = "undecided"  # the machine was too busy to judge a time: neither right nor wrong
 
+
+TOO_NOISY = "the machine is too noisy"
+"""So the reason of an undecided outcome begins, after the case."""
 
 QUARANTINED = "quarantined"
 """Flag of an outcome: the configuration ended two workers, and was alone in the second one."""
@@ -264,6 +268,11 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def ok(self) -> bool:
         return self.kind is OutcomeKind.OK
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the machine was too noisy to judge the kernel, which was not measured then."""
+        return self.kind is OutcomeKind.UNDECIDED
 
     @property
     def device_model(self) -> str:

@@ -25,6 +25,7 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.command_line import python_command, run_command
+from evotune.trial import TOO_NOISY
 
 if TYPE_CHECKING:
     from evotune.engine.starting import RunResult
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
+_UNDECIDED = 6
 _INTERRUPTED = 130
 
 
@@ -210,12 +212,18 @@ def _conclude(
 
     interrupted = result.reason == "interrupted"
     failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
+    if result.undecided and not interrupted:
+        failed = _UNDECIDED
     terminal.verdict = _INTERRUPTED if interrupted else failed
     data = RunData.load(result.run, _SHOWN_ROWS)
     print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
     more = more_budget(result.reason, data.settings)
-    if failed and more:
+    if failed == _UNDECIDED:
+        again = run_command("resume", result.run.path, *(more or ()))
+        why = f"undecided: no kernel was confirmed, since {TOO_NOISY}"
+        terminal.note(f"{why}; on a quiet one: {again}")
+    elif failed and more:
         terminal.note("next: correct the file and start a new run; this one has its own copy")
     elif more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)

@@ -216,7 +216,8 @@ def _notes(
 
 def _disqualified(board: Leaderboard, width: int) -> Iterator[Line]:
     for item in board.disqualified:
-        text = f"trial {item.trial.number} is out: {item.outcome.kind} {item.reason}"
+        stands = "undecided" if item.outcome.undecided else f"out: {item.outcome.kind}"
+        text = f"trial {item.trial.number} is {stands} {item.reason}"
         yield from paragraph(text, width, role=Role.BAD)
 
 
