@@ -51,6 +51,8 @@ class FakeWorker:
 
     unreadable = ""
 
+    pid = 0
+
     def __init__(self, answers: list[TrialDone]) -> None:
         self._answers = answers
         self._messages: list[FromDeviceWorker] = []
