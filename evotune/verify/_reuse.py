@@ -22,11 +22,10 @@ from evotune.verify.buffers import bits
 _RATIO = 1.15
 """Allowed ratio of the times of calls on changing inputs to calls on constant inputs."""
 _LEAST_ROUNDS = 3
-# On a machine so busy that every run is interrupted, one of two equal runs takes 1.3 times as long
-# as the other in two rounds of five. So the share of slow rounds must exceed chance: nearly all of
-# a few rounds, more than half of many.
-_SOON = (30, 0.8)
-_AT_LAST = (100, 0.6)
+_LOOKS = ((10, 0.9), (30, 0.8), (100, 0.6))
+"""After how many rounds of a bout which share of slow ones is more than chance: nearly all of a few
+rounds, more than half of many. On a machine so busy that every run is interrupted, one of two equal
+runs takes 1.3 times as long as the other in two rounds of five."""
 _REST_S = 0.002
 _PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 """The waits before the bouts of rounds: a burst of other work must not last through all of them."""
@@ -184,7 +183,7 @@ def _bout(
     familiar_us: list[float] = []
     rounds = [(fresh, fresh_us), (familiar, familiar_us)]
     found = _Found.UNCLEAR
-    while found is _Found.UNCLEAR and len(familiar_us) < _AT_LAST[0]:
+    while found is _Found.UNCLEAR and len(familiar_us) < _LOOKS[-1][0]:
         rng.shuffle(rounds)
         for take, times_us in rounds:
             if len(times_us) >= _LEAST_ROUNDS:
@@ -202,7 +201,7 @@ def _shown(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> _Found:
     longer = min(fresh_us) > _RATIO * min(familiar_us)
     if not longer and share <= 0.5 and len(fresh_us) >= _LEAST_ROUNDS:
         return _Found.EQUAL
-    enough = [least for rounds, least in (_SOON, _AT_LAST) if len(fresh_us) == rounds]
+    enough = [least for rounds, least in _LOOKS if len(fresh_us) == rounds]
     return _Found.SLOWER if longer and enough and share >= enough[0] else _Found.UNCLEAR
 
 

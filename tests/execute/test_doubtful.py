@@ -50,7 +50,6 @@ class FakeWorker:
     """A worker that answers each trial with the next of the answers that all workers share."""
 
     unreadable = ""
-
     pid = 0
 
     def __init__(self, answers: list[TrialDone]) -> None:
