@@ -116,11 +116,14 @@ class OutcomeKind(enum.StrEnum):
     TOO_FAST = "too_fast"
     WORKER_LOST = "worker_lost"
     DEVICE_LOST = "device_lost"
+    UNDECIDED = "undecided"  # the machine was too busy to judge a time: neither right nor wrong
 
 
 CUT_SHORT = "cut_short"
 """Flag of a confirmation that had no time for all checks or processes. Skipped checks say which,
 and the domain holds what was executed."""
+TOO_NOISY = "the machine is too noisy"
+"""So the reason of an undecided outcome begins, after the case."""
 QUARANTINED = "quarantined"
 """Flag of an outcome: the configuration ended two workers, and was alone in the second one."""
 
@@ -267,6 +270,11 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def ok(self) -> bool:
         return self.kind is OutcomeKind.OK
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the machine was too noisy to judge the kernel, which was not measured then."""
+        return self.kind is OutcomeKind.UNDECIDED
 
     @property
     def device_model(self) -> str:

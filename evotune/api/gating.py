@@ -41,6 +41,12 @@ class Verdict:
         return self.outcome.ok
 
     @property
+    def undecided(self) -> bool:
+        """Whether the machine was too noisy to judge the kernel: it did not pass, and it was not
+        refused."""
+        return self.outcome.undecided
+
+    @property
     def reason(self) -> str:
         """Why the kernel did not pass, in one line; "" when it did."""
         return self.outcome.reason

@@ -190,4 +190,6 @@ def confirmation(trial: Trial, outcome: Outcome) -> str:
     if outcome.ok:
         noise = wording.noise_text(outcome)
         return f"confirmed trial {trial.number}: {result(outcome)}{noise and f', {noise}'}"
+    if outcome.undecided:
+        return f"trial {trial.number} is undecided and was not confirmed: {outcome.reason}"
     return f"trial {trial.number} failed its confirmation: {outcome.kind} {outcome.reason}"

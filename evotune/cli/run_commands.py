@@ -25,6 +25,7 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.command_line import python_command, run_command
+from evotune.trial import TOO_NOISY
 
 if TYPE_CHECKING:
     from evotune.engine.starting import RunResult
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
-_TOO_NOISY = 6
+_UNDECIDED = 6
 _INTERRUPTED = 130
 
 
@@ -212,13 +213,18 @@ def _conclude(
     interrupted = result.reason == "interrupted"
     failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
     data = RunData.load(result.run, _SHOWN_ROWS)
-    if not failed and data.unconfirmed and not any(o.ok for o in data.confirmations.values()):
-        failed = _TOO_NOISY
+    cut = data.unconfirmed and not any(each.ok for each in data.confirmations.values())
+    if not interrupted and (result.undecided or (not failed and cut)):
+        failed = _UNDECIDED
     terminal.verdict = _INTERRUPTED if interrupted else failed
     print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
     more = more_budget(result.reason, data.settings)
-    if failed == _NO_VALID_CANDIDATE and more:
+    if failed == _UNDECIDED:
+        again = run_command("resume", result.run.path, *(more or ()))
+        why = "" if cut else f"undecided: no kernel was confirmed, since {TOO_NOISY}; "
+        terminal.note(f"{why}on a quiet machine: {again}")
+    elif failed and more:
         terminal.note("next: correct the file and start a new run; this one has its own copy")
     elif more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)

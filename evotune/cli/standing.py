@@ -117,8 +117,10 @@ class Standing:
             f"{self.figure(-slowness) if at else result(outcome)} (trial {number})"
             for at, (slowness, number, outcome) in enumerate(sound)
         ]
-        failed = (number for number, outcome in self.confirmed.items() if not outcome.ok)
-        return ", ".join((*parts, *(f"trial {number} failed" for number in failed)))
+        for number, outcome in self.confirmed.items():
+            if not outcome.ok:
+                parts.append(f"trial {number} {'undecided' if outcome.undecided else 'failed'}")
+        return ", ".join(parts)
 
     def best_in_full(self) -> str:
         configuration = self.best_configuration()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _FAILED = 1
+_UNDECIDED = 6
 
 
 @click.command(cls=Command, example="evotune verify latest --top 3")
@@ -67,7 +68,8 @@ def verify(
     it is installed, compute-sanitizer. The run is left as it is.
     Times are taken because the last checks replay the timed launches; they are not shown.
     A configuration that passes has a domain: the checked cases, from the least to the most of each
-    quantity. Exit code 1 when a check fails; a skipped check is shown as skipped.
+    quantity. Exit code 1 when a check fails, 6 when the machine is too
+    noisy to decide; a skipped check is shown as skipped.
     """
     from evotune.engine.folder import find_run
     from evotune.engine.reopening import verify_run
@@ -81,7 +83,10 @@ def verify(
     for item in verify_run(folder, wanted):
         found.append(item)
         terminal.note(f"{len(found)} of {len(wanted)}: {'passed' if item.passed else 'failed'}")
-    terminal.verdict = 0 if all(item.passed for item in found) else _FAILED
+    failed = [item.outcome for item in found if not item.passed]
+    terminal.verdict = _FAILED if failed else 0
+    if failed and all(outcome.undecided for outcome in failed):
+        terminal.verdict = _UNDECIDED
     _write(terminal, found, style, output)
     return terminal.verdict
 

@@ -88,11 +88,11 @@ class WatchableSampler(Sampler, Protocol):
     def count(self) -> int:
         """The number of calls in one run."""
 
-    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
         """Makes all calls as `time_us` does, with interventions that a call can notice only by the
         memory they write. They are sorted by their calls, which do not overlap; a call takes about
-        `call_us`. Returns for each intervention whether one of its calls surely began after the
-        writes."""
+        `call_us`. Returns for each intervention the time in µs that a call must take at least so
+        that one of its calls surely began after the writes: 0 where that is sure in any event."""
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
         """As `time_us`, while `renewals` are made in turn, over and over, about as many as there

@@ -102,9 +102,9 @@ class KernelRun:
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
     ) -> Iterator[tuple[Trial, Outcome]]:
-        """Confirms the finalists that were not confirmed before. An interruption loses only the one
-        at work."""
-        known = self._store.confirmations()
+        """Confirms the finalists that were not confirmed before, or whose confirmation ended
+        undecided. An interruption loses only the one at work."""
+        known = {n: o for n, o in self._store.confirmations().items() if not o.undecided}
         earlier = self._confirmed_earlier(known)
         # Champions of one model meet on one device.
         models = [device.name for device in self.setup.devices]
@@ -157,7 +157,8 @@ class KernelRun:
                 fact = {"trials": trials, "before": 0, "earlier": []}
             elif fact["trials"] != trials:
                 fact = {"trials": trials, "before": fact["trials"], "earlier": sorted(known)}
-            earlier = confirming.Earlier(fact["before"], {n: known[n] for n in fact["earlier"]})
+            of_before = {n: known[n] for n in fact["earlier"] if n in known}
+            earlier = confirming.Earlier(fact["before"], of_before)
         self._store.set_meta("confirming", fact)
         return earlier
 

@@ -44,7 +44,7 @@ from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
-from evotune.trial import Configuration, Json
+from evotune.trial import Configuration, Json, OutcomeKind
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker
@@ -115,11 +115,13 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`reason`: as `SearchLoop.run` has it."""
+    """`reason`: as `SearchLoop.run` has it. `undecided`: nothing was confirmed, and of some
+    candidate the machine was too noisy to say whether it is right."""
 
     run: RunFolder
     reason: str
     ok_trials: int
+    undecided: bool = False
 
 
 def start_run(request: RunRequest, observer: Observer) -> RunResult:
@@ -316,4 +318,12 @@ def _finish(  # noqa: PLR0917
         run, store, kind, options=options, observer=observer, strategy=strategy, patient=patient
     )
     reason = work.run_to_end()
-    return RunResult(run, reason, store.count_ok())
+    return RunResult(run, reason, store.count_ok(), _is_undecided(store))
+
+
+def _is_undecided(store: RunStore) -> bool:
+    confirmed = store.confirmations().values()
+    if any(outcome.ok for outcome in confirmed):
+        return False
+    in_search = not store.count_ok() and store.kinds().get(OutcomeKind.UNDECIDED, 0) > 0
+    return in_search or any(outcome.undecided for outcome in confirmed)

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import TypeAlias
 
+from evotune.device.held_up import HeldUp, allowance_s
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child, wait_readable
@@ -26,7 +27,7 @@ from evotune.execute.messages import (
     ToCompileWorker,
 )
 from evotune.python_process import describe_status
-from evotune.trial import OutcomeKind
+from evotune.trial import TOO_NOISY, OutcomeKind
 
 Worker: TypeAlias = Child[ToCompileWorker, FromCompileWorker]
 Compiled: TypeAlias = Binary | CompileFailure | MachineProblem
@@ -34,6 +35,7 @@ Compiled: TypeAlias = Binary | CompileFailure | MachineProblem
 _MOST_PROCESSES = 256  # each has two file descriptors, and 1024 is a usual limit
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
+_CUT_SHORT = (OutcomeKind.COMPILE_TIMEOUT, OutcomeKind.UNDECIDED)
 _GRACE_S = 5.0  # the child enforces the time-out itself; past this it hangs as well
 
 
@@ -52,7 +54,7 @@ class CompilePool:
         self._limit = min(processes or len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         self._language = ""
         self._idle: list[Worker] = []
-        self._busy: dict[Worker, tuple[CompileJob, float]] = {}
+        self._busy: dict[Worker, tuple[CompileJob, float, HeldUp]] = {}
         self._queue: deque[CompileJob] = deque()
         self._known: set[str] = set()
         self._exceptions = 0
@@ -87,7 +89,8 @@ class CompilePool:
             child = self._free_child()
             job = self._queue.popleft()
             child.send(Compile(job, str(self._cache), str(self._scratch), self._timeout_s))
-            self._busy[child] = (job, time.monotonic() + self._timeout_s + _GRACE_S)
+            deadline = time.monotonic() + self._timeout_s + _GRACE_S
+            self._busy[child] = (job, deadline, HeldUp(child.pid))
 
     def _free_child(self) -> Worker:
         """An idle child that is alive, else a new one."""
@@ -111,7 +114,7 @@ class CompilePool:
 
         EnvironmentProblem when the machine is at fault, so that no other job could succeed.
         """
-        job, _ = self._busy[child]
+        job, _, _ = self._busy[child]
         messages = self._messages(child)
         if messages is None:
             del self._busy[child]
@@ -125,7 +128,7 @@ class CompilePool:
         result = messages[0]
         if isinstance(result, MachineProblem):
             raise EnvironmentProblem(result.problem)
-        if isinstance(result, CompileFailure) and result.kind is OutcomeKind.COMPILE_TIMEOUT:
+        if isinstance(result, CompileFailure) and result.kind in _CUT_SHORT:
             self._idle.remove(child)  # parts of the compiler may still run
             child.kill()
         return [(job, result)]
@@ -160,19 +163,27 @@ class CompilePool:
             raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Kills children past their deadline. One that has answered meanwhile is not late: this
-        process may have waited for something else, or was stopped (Ctrl-Z)."""
+        """Kills children past their deadline, which waits for a core put off. One that has answered
+        meanwhile is not late: this process may have waited for something else, or was stopped
+        (Ctrl-Z)."""
         now = time.monotonic()
-        late = [child for child, (_, deadline) in self._busy.items() if now > deadline]
+        late = {}
+        for child, (_, deadline, held) in self._busy.items():
+            more_s, is_longest = allowance_s(held, self._timeout_s)
+            if now > deadline + more_s:
+                late[child] = is_longest
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
-        for child in late:
+        for child, is_longest in late.items():
             results += self.handle(child)
             if child not in self._busy:
                 continue
-            job, _ = self._busy.pop(child)
+            job, _, _ = self._busy.pop(child)
             child.kill()
+            kind = OutcomeKind.UNDECIDED if is_longest else OutcomeKind.COMPILE_TIMEOUT
             reason = f"the compiler ran longer than {self._timeout_s:g} s and was killed"
-            results.append((job, self._lost(job, OutcomeKind.COMPILE_TIMEOUT, reason, child)))
+            if is_longest:
+                reason = f"{TOO_NOISY}: the compiler had no core for most of its time"
+            results.append((job, self._lost(job, kind, reason, child)))
         return results
 
     def _lost(

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from evotune.backends import registry
+from evotune.device.held_up import HeldUp, allowance_s
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute._spare_workers import SpareWorkers, Worker
@@ -41,7 +42,7 @@ from evotune.execute.messages import (
 )
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.python_process import describe_status
-from evotune.trial import QUARANTINED, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
 from evotune.user_code import trust
 
 _WHOLE_GATE = GateSettings()
@@ -76,7 +77,8 @@ class DeviceSlot:
     - Opening a worker takes seconds and blocks nobody: a request waits here until it is open.
     - Where the backend has spare workers, the next worker has imported its libraries and waits
       until it replaces the present one.
-    - A trial's time limit counts from when the worker has its inputs and references ready.
+    - A trial's time limit counts from when the worker has its inputs and references ready; the time
+      for which the worker waits for a core does not count.
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
     - A trial whose worker died, or lost the device, runs once more in a fresh one: somebody else
       may have killed the worker, or an earlier candidate may have broken it. A trial whose second
@@ -121,6 +123,7 @@ class DeviceSlot:
         self._spawned = 0
         self._deadline = 0.0
         self._limit_s = 0.0
+        self._held: HeldUp | None = None
         self._sent = 0.0
         self._token = ""  # of the last message
         self._request: Request | None = None
@@ -264,11 +267,18 @@ class DeviceSlot:
         assert self._child is not None
         log = self._child.log_tail()
         self.renew()
+        if self._allowance()[1]:
+            reason = f"{TOO_NOISY}: the worker had no core for most of its time"
+            return Outcome(OutcomeKind.UNDECIDED, reason=reason, log=log)
         reason = f"no answer within {self._limit_s:g} s; killed"
         return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
 
     def _late(self) -> bool:
-        return self.child is not None and time.monotonic() > self._deadline
+        over_s = time.monotonic() - self._deadline
+        return self.child is not None and over_s > 0.0 and over_s > self._allowance()[0]
+
+    def _allowance(self) -> tuple[float, bool]:
+        return (0.0, False) if self._held is None else allowance_s(self._held, self._limit_s)
 
     def _run_again(self) -> None:
         """Sends the present request to a fresh worker."""
@@ -295,6 +305,7 @@ class DeviceSlot:
         self._limit_s = limit_s
         self._sent = time.monotonic()
         self._deadline = self._sent + limit_s
+        self._held = HeldUp(self._child.pid) if self._child is not None else None
 
     def _open(self) -> None:
         spare = self._spares.take()

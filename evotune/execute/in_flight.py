@@ -50,7 +50,9 @@ class Twins:
 
 
 _encode = json.JSONEncoder(check_circular=False).encode
-_NOT_ITS_FAULT = frozenset({OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST})
+_NOT_ITS_FAULT = frozenset(
+    {OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST, OutcomeKind.UNDECIDED}
+)
 
 
 def speaks_for_its_code(outcome: Outcome) -> bool:

@@ -36,7 +36,7 @@ def hopeless_values(table: TrialTable, space: BoundSpace | None) -> tuple[Hopele
 def _hopeless(
     table: TrialTable, space: BoundSpace | None, name: str, value: Value, with_it: Sequence[Trial]
 ) -> Hopeless | None:
-    if any(trial.outcome.ok for trial in with_it):
+    if any(trial.outcome.ok or trial.outcome.undecided for trial in with_it):
         return None
     if with_it:
         text = _outcomes_text(with_it)

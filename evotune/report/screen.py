@@ -18,7 +18,7 @@ from evotune.report.layout import Column, Line, Role, Span, grid, grid_width, pa
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.reasons import alike_reasons
 from evotune.report.wording import printable
-from evotune.trial import Outcome, OutcomeKind
+from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
 
 # --- The leaderboard's columns for a given width --------------------------------------------------
 # If they fit, each case has a column, with its label over two lines. Else the cases are numbered,
@@ -155,8 +155,11 @@ def _heading(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
     total = f"{counts} of {trials}" if counts else "no trials yet"
     confirmed = sum(row.confirmed for row in board.rows)
     parts = [total, *([f"{confirmed} confirmed"] if confirmed else [])]
-    if board.disqualified:
-        parts.append(f"{len(board.disqualified)} failed confirmation")
+    undecided = sum(item.outcome.undecided for item in board.disqualified)
+    if failed := len(board.disqualified) - undecided:
+        parts.append(f"{failed} failed confirmation")
+    if undecided:
+        parts.append(f"{undecided} undecided in confirmation")
     device = str(data.device.get("name", ""))
     where = f"{data.space} on {device}" if device else data.space
     yield from paragraph(f"{where}: {'; '.join(parts)}", width, role=Role.TITLE)
@@ -216,7 +219,8 @@ def _notes(
 
 def _disqualified(board: Leaderboard, width: int) -> Iterator[Line]:
     for item in board.disqualified:
-        text = f"trial {item.trial.number} is out: {item.outcome.kind} {item.reason}"
+        stands = "undecided" if item.outcome.undecided else f"out: {item.outcome.kind}"
+        text = f"trial {item.trial.number} is {stands} {item.reason}"
         yield from paragraph(text, width, role=Role.BAD)
 
 
@@ -272,7 +276,9 @@ def _same_code(row: Row) -> str:
 
 
 def _without_rows(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
-    yield from paragraph("no valid candidate", width, role=Role.BAD)
+    noisy = any(item.outcome.undecided for item in board.disqualified)
+    nothing = f"no confirmed candidate: {TOO_NOISY}" if noisy else "no valid candidate"
+    yield from paragraph(nothing, width, role=Role.BAD)
     failed = [trial.outcome for trial in data.trials if not trial.outcome.ok]
     for reason in alike_reasons((outcome.kind.value, outcome.reason) for outcome in failed)[:1]:
         like = f"{reason.trials} ended in {reason.kind}: {reason.example}"

@@ -104,6 +104,10 @@ class Evolution(FoldedStrategy):
     def _learn(self, trial: Trial, individual: Individual | None) -> None:
         self._guide.learn(trial.configuration, trial.outcome.fitness)
 
+    def _pass_over(self, trial: Trial) -> None:
+        self._guide.learn(trial.configuration, None)
+        self._guide.drop(trial.configuration)  # the model of failures must not see it
+
     def _forget(self, configuration: Configuration) -> None:
         self._guide.drop(configuration)
 

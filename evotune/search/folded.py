@@ -31,6 +31,7 @@ class FoldedStrategy:
         self._names = tuple(parameter.name for parameter in space.parameters)
         self._seen = SeenConfigurations()
         self._unseen = UnseenConfigurations(space, self._seen)
+        self._unmeasured = SeenConfigurations()  # whose first outcome was undecided
         # A memo: the neighbours of the elites are needed again and again.
         self._neighbours = lru_cache(maxsize=64)(space.neighbours)
         self._elites = Elites(settings.elites)
@@ -59,6 +60,11 @@ class FoldedStrategy:
 
     def tell(self, trial: Trial) -> None:
         configuration = trial.configuration
+        if trial.outcome.undecided and configuration not in self._unmeasured:
+            self._unmeasured.add(configuration)  # it stays free to be asked once more
+            self._told += 1
+            self._pass_over(trial)
+            return
         if configuration in self._seen:
             # Measured again: with two results of one configuration, the luckier one would lead the
             # search (Helion #3518).
@@ -70,13 +76,17 @@ class FoldedStrategy:
         if trial.outcome.fitness is not None:
             individual = Individual(Elite(trial.number, configuration, trial.outcome.fitness))
             self._elites.add(individual)
-        self._learn(trial, individual)
+        if trial.outcome.undecided:
+            self._pass_over(trial)
+        else:
+            self._learn(trial, individual)
 
     def snapshot(self) -> Json:
         return {
             **self._identity(),
             "told": self._told,
             "seen": self._seen.snapshot(),
+            "unmeasured": self._unmeasured.snapshot(),
             "chronicle": self._elites.snapshot(),
             "learnt": self._snapshot_learnt(),
         }
@@ -86,6 +96,7 @@ class FoldedStrategy:
             self._require_own(snapshot)
             self._told = int(snapshot["told"])
             self._seen.restore(snapshot["seen"])
+            self._unmeasured.restore(snapshot.get("unmeasured", ""))
             self._unseen.forget()
             self._elites.restore(snapshot["chronicle"], self._names)
             self._restore_learnt(snapshot["learnt"])
@@ -122,6 +133,9 @@ class FoldedStrategy:
 
     def _learn(self, trial: Trial, individual: Individual | None) -> None:
         """Hook: learn a trial. `individual` is None for a failed one."""
+
+    def _pass_over(self, trial: Trial) -> None:
+        """Hook: learn that a trial was not measured, which is no failure."""
 
     def _forget(self, configuration: Configuration) -> None:
         """Hook: forget a configuration's earlier outcome, since it was measured again."""

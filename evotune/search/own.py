@@ -48,7 +48,8 @@ class AskTell(Protocol):
 
     def tell(self, trial: Trial) -> None:
         """Learns a trial; trials come in the order of their numbers. `trial.outcome.fitness` is
-        None for a failed one, else the higher the better."""
+        None for a failed one, else the higher the better. A configuration whose outcome is
+        `undecided` was not measured, and may be asked for once more."""
 
 
 StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
@@ -98,6 +99,9 @@ class OwnStrategy(FoldedStrategy):
         return configuration
 
     def _learn(self, trial: Trial, individual: Individual | None) -> None:
+        self._own.tell(trial)
+
+    def _pass_over(self, trial: Trial) -> None:
         self._own.tell(trial)
 
     def snapshot(self) -> Json:

@@ -293,8 +293,9 @@ class Gate:
         if not (watched and verdict.passed):
             return
         for each, found in zip(watched, read([each.evidence for each in watched]), strict=True):
-            for inputs, row in zip(each.inputs, found, strict=True):
-                self._judge(case, "watched", row, inputs, verdict)
+            for inputs, row, counts in zip(each.inputs, found, each.counts, strict=True):
+                if counts:
+                    self._judge(case, "watched", row, inputs, verdict)
 
     def _bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
         return self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from evotune.problems.problem import Case
-from evotune.trial import Check, OutcomeKind
+from evotune.trial import TOO_NOISY, Check, OutcomeKind
+from evotune.verify._reuse import Answer
 from evotune.verify.gate import Gate, Verdict
 from evotune.verify.watch import Watch
 
@@ -41,8 +42,11 @@ def audit(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
 
 def reuse(case: Case, watch: Watch, verdict: Verdict) -> None:
     """Check whether launches take longer while their inputs change. Needed only for times that
-    matter."""
-    reused = watch.reuse() if verdict.passed else ""
-    if reused:
-        check = Check(case.label, "changing", "failed", detail=f"a launch {reused}")
+    matter. On a machine that is too noisy to tell, the verdict is undecided."""
+    words, sure = watch.reuse() if verdict.passed else Answer()
+    if words and sure:
+        check = Check(case.label, "changing", "failed", detail=f"a launch {words}")
         verdict.fail(OutcomeKind.TOO_FAST, check)
+    elif words:
+        detail = f"{TOO_NOISY}: a launch {words}, but not each time it was asked"
+        verdict.fail(OutcomeKind.UNDECIDED, Check(case.label, "changing", "skipped", detail=detail))

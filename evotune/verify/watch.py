@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from evotune.device.session import Intervention, Renewal, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
 from evotune.verify._launch_evidence import Evidence, gather
-from evotune.verify._reuse import Asked, Replaced, slower_on_new_inputs, slower_than_timed
+from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.buffers import SPOT_BYTES, BufferSets, bits
 from evotune.verify.pool import Alteration, InputPool, InputSet, elements_of
 
@@ -39,14 +39,24 @@ _LEAST_REPLACED = 1 << 16  # elements; calls on fewer are too short to be timed 
 _REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
 _ASKED_AT_FIRST, _ASKED_LATER = 60, 0.5  # rounds of timed rows, then the share of them
+_FIRST_SAMPLES = 3
+"""On a device that writes while a call works: other work on it must not have slowed all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Evidence of watched runs, and the input set that each of its rows is compared with."""
+    """Evidence of watched runs, and the input set that each of its rows is compared with. A row
+    counts only if no call takes less than its `needed_us`: else its writes may have come too late.
+    """
 
     evidence: Evidence
     inputs: Sequence[InputSet]
+    needed_us: Sequence[float]
+    shortest_us: float = math.inf
+
+    @property
+    def counts(self) -> list[bool]:
+        return [needed_us <= self.shortest_us for needed_us in self.needed_us]
 
 
 class Watch:
@@ -169,7 +179,7 @@ class Watch:
         call_us = self._shortest_us()
         self.change()
         ends = _ends(sampler.count, in_a_row)
-        states = [self._now] * len(ends)
+        states, needed_us = [self._now] * len(ends), [0.0] * len(ends)
         interventions: list[Intervention] = []
         changed: list[int] = []
         reachable = self._reachable if self._now in self._reachable else [self._now]
@@ -179,13 +189,12 @@ class Watch:
             made, states[place] = self._intervention(place, first, last, reachable)
             interventions.append(made)
             changed.append(place)
-        settled = sampler.watch(interventions, call_us)
+        for place, least_us in zip(changed, sampler.watch(interventions, call_us), strict=True):
+            needed_us[place] = least_us
         self._session.settle()
         # Where the writes may have come too late, the right result is unknown.
-        doubtful = {
-            place for place, is_settled in zip(changed, settled, strict=True) if not is_settled
-        }
-        self._keep([(place, states[place]) for place in range(len(ends)) if place not in doubtful])
+        rows = zip(range(len(ends)), states, needed_us, strict=True)
+        self._keep([row for row in rows if row[2] <= self._call_us])
         self.settle()
 
     def _draw(self) -> WatchableSampler:
@@ -201,7 +210,7 @@ class Watch:
         return [call for call in self._launches for _ in range(in_a_row)]
 
     def _shortest_us(self) -> float:
-        if not self._call_us:
+        while len(self._timed_us) < (_FIRST_SAMPLES if self._session.in_order else 1):
             self.took(self._samplers[0].time_us())
         return self._call_us
 
@@ -245,12 +254,13 @@ class Watch:
         step = self._session.step_bytes
         return sum(target[0].nbytes + 2 * step for _, target in self._differing(number))
 
-    def _keep(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Keep copies of the outputs of these places, with the set that each is compared with."""
+    def _keep(self, rows: Sequence[tuple[int, int, float]]) -> None:
+        """Keep copies of the outputs of these places, each with the number of the set that it is
+        compared with and with its `needed_us`."""
         if not rows:
             return
-        places = [place for place, _ in rows]
-        inputs = [self._sets[number] for _, number in rows]
+        places = [place for place, _, _ in rows]
+        inputs = [self._sets[number] for _, number, _ in rows]
         outputs: Tensors = {name: value[places] for name, value in self._buffers.outputs().items()}
         wanted = {
             name: torch.stack([each.expected[name] for each in inputs])
@@ -258,7 +268,8 @@ class Watch:
             else inputs[0].expected[name][None]
             for name in outputs
         }
-        self._pending.append(Watched(gather(None, outputs, wanted), inputs))
+        needed_us = [needed for _, _, needed in rows]
+        self._pending.append(Watched(gather(None, outputs, wanted), inputs, needed_us))
         self._pending_bytes += sum(value.nbytes for value in outputs.values())
 
     @property
@@ -267,31 +278,43 @@ class Watch:
         return self._pending_bytes > _PENDING_BYTES
 
     def take(self) -> list[Watched]:
-        """All evidence kept since the last call."""
+        """All evidence kept since the last call. The shortest time of a call is known better than
+        when the runs were made."""
         taken, self._pending, self._pending_bytes = self._pending, [], 0
-        return taken
+        return [replace(each, shortest_us=self._call_us) for each in taken]
 
     # --- the time of calls whose inputs change -----------------------------------------------
 
     def ask(self) -> None:
         """Between timed rows, time one whose inputs change before each call. The checks of `reuse`
         follow the timing: a kernel could keep results until they begin. Not on a GPU. After the
-        first rows only some rounds ask, at random: it costs the time of a row."""
+        first rows only some rounds ask, at random: it costs the time of a row. Half of these rows
+        follow one in which no input changes."""
         if not self._renewed or self._session.in_order:
             return
         if len(self._asked) < _ASKED_AT_FIRST or self._rng.random() < _ASKED_LATER:
             self.settle()
-            fresh, _, restore = self._renewing()
-            self._asked.append(Asked(len(self._timed_us), fresh()))
+            fresh, equal, restore = self._renewing()
+            equal_us = equal() if self._rng.random() < 0.5 else None
+            self._asked.append(Asked(len(self._timed_us), fresh(), equal_us))
             restore()
 
-    def reuse(self) -> str:
-        """A phrase that follows "a launch" if calls take longer while their inputs change, else "".
-        After `run_long` the calls are those of a long row."""
-        asked = slower_than_timed(self._asked, self._timed_us)
-        return asked or self._slower_when_renewed() or self._slower_when_replaced()
+    def reuse(self) -> Answer:
+        """Whether calls take longer while their inputs change. After `run_long` the calls are those
+        of a long row. A sure answer counts more than one that is not."""
+        unsure = Answer()
+        checks = (self._slower_while_timed, self._slower_when_renewed, self._slower_when_replaced)
+        for check in checks:
+            found = check()
+            if found.words and found.sure:
+                return found
+            unsure = unsure if unsure.words else found
+        return unsure
 
-    def _slower_when_renewed(self) -> str:
+    def _slower_while_timed(self) -> Answer:
+        return slower_than_timed(self._asked, self._timed_us)
+
+    def _slower_when_renewed(self) -> Answer:
         """Asks this of calls as close to each other as timed ones."""
         fresh, familiar, restore = self._renewing()
         found = slower_on_new_inputs(self._rng, fresh, familiar)
@@ -329,7 +352,7 @@ class Watch:
 
         return timed(targets), timed([torch.empty_like(target) for target in targets]), restore
 
-    def _slower_when_replaced(self) -> str:
+    def _slower_when_replaced(self) -> Answer:
         """Asks this of single calls before which all elements of the inputs are written: new ones
         or, for comparison, the same. So it finds calls that keep the results of parts. On a GPU
         single calls have no time of their own.
@@ -338,10 +361,11 @@ class Watch:
         longer on new ones. What is slower is therefore asked again after it forgot them."""
         elements = sum(self._sets[0].inputs[name].numel() for name in self._renewed)
         if self._session.in_order or elements < _LEAST_REPLACED:
-            return ""
-        return self._asked_replaced(forgetting=False) and self._asked_replaced(forgetting=True)
+            return Answer()
+        found = self._asked_replaced(forgetting=False)
+        return self._asked_replaced(forgetting=True) if found.words else found
 
-    def _asked_replaced(self, *, forgetting: bool) -> str:
+    def _asked_replaced(self, *, forgetting: bool) -> Answer:
         views = {name: bits(self._buffers.inputs()[name][:1]) for name in self._renewed}
         replaced = Replaced(
             self._session.sampler(self._launches[:1]),

@@ -12,7 +12,6 @@ from report.runs import make_run, ok
 from evotune.engine import starting
 from evotune.engine.starting import RunResult
 from evotune.trial import Outcome
-
 from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start

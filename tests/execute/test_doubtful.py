@@ -50,6 +50,7 @@ class FakeWorker:
     """A worker that answers each trial with the next of the answers that all workers share."""
 
     unreadable = ""
+    pid = 0
 
     def __init__(self, answers: list[TrialDone]) -> None:
         self._answers = answers

@@ -59,8 +59,9 @@ class Pipeline:
         device: str = "cpu",
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """All `spaces` have the same problem; they share one worker. `without`: checks to leave
-        out, to find the kernels that one check alone catches."""
+        """All `spaces` have the same problem; they share one worker. A shipped space is given by
+        its path. `without`: checks to leave out, to find the kernels that one check alone catches.
+        """
         self._planners: dict[str, tuple[Planner, str, list[str]]] = {}
         baselines: dict[str, str] = {}
         for space in spaces:
@@ -69,7 +70,9 @@ class Pipeline:
             assert setup.document is not None
             assert setup.document.problem is not None
             problem, root = setup.document.problem, setup.document.root.absolute()
-            self._planners[space] = setup.planner, *_choices(setup)
+            one_gene = len(setup.document.kernels) > 1 or len(setup.document.parameters) == 1
+            self._planners[space] = setup.planner, *(_choices(setup) if one_gene else ("", []))
+            self._starts = setup.space.starts()
             baseline = _BASELINES.get(problem.name, _USERS)
             if setup.document.baseline == "unfused":
                 baseline = "unfused"
@@ -113,6 +116,16 @@ class Pipeline:
         if not searched.ok:
             return SEARCH, searched
         return CONFIRMATION, self._outcome(self._proposal(choice, space, number, confirm=True))
+
+    def judge_start(self, index: int, *, number: int, confirm: bool) -> tuple[str, Outcome]:
+        """As `judge`, of a configuration with which a search of the last space starts. It is
+        confirmed only with `confirm`."""
+        planner = next(reversed(self._planners.values()))[0]
+        stage, outcome = SEARCH, self._outcome(planner.proposal(number, self._starts[index]))
+        if outcome.ok and confirm:
+            proposal = planner.proposal(number, self._starts[index], confirm=True)
+            stage, outcome = CONFIRMATION, self._outcome(proposal)
+        return stage, outcome
 
     def _proposal(self, choice: str, space: str, number: int | None, *, confirm: bool) -> Proposal:
         planner, gene, _ = self._planners[space or self._space_of(choice)]

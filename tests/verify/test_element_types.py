@@ -275,7 +275,8 @@ def test_integers_stay_in_their_range_at_each_call(
 ) -> None:
     """A kernel may read memory where they point."""
     monkeypatch.setattr("evotune.verify._reuse._REST_S", 0.0)
-    monkeypatch.setattr("evotune.verify._reuse._SOON", (4, 0.0))
+    monkeypatch.setattr("evotune.verify._reuse._LOOKS", ((4, 0.0),))
+    monkeypatch.setattr("evotune.verify._reuse._PAUSES_S", (0.0,) * 3)
     problem = Ranged("float32")
     pool, case = InputPool(problem), problem.case({"rows": 1 << 14}, {})
     gate = Gate(session, problem, pool, deterministic=True)

@@ -21,7 +21,7 @@ from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module
 from evotune.verify import watch as watch_module
-from evotune.verify._reuse import Asked, Replaced, slower_on_new_inputs, slower_than_timed
+from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
@@ -84,7 +84,7 @@ def test_a_right_kernel_passes_and_leaves_everything_as_it_was(
 ) -> None:
     timed = Timed(pool, kernel(CASE, exact), places=places)
     assert timed.rounds().passed, timed.verdict.reason
-    assert timed.watch.reuse() == ""
+    assert timed.watch.reuse().words == ""
     inspection = timed.buffers.inspect()
     assert [inspection.damage(place) for place in range(places)] == [""] * places
 
@@ -183,7 +183,10 @@ def test_one_that_rests_after_more_calls_than_a_sample_has_is_found(
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("_rows_of_300")
-def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(pool: InputPool) -> None:
+def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(
+    pool: InputPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reuse_module, "_LOOKS", ((5, 0.8), (100, 0.6)))
     seen: list[bytes] = []
     honest = kernel(CASE, exact)
 
@@ -198,9 +201,11 @@ def test_one_that_remembers_after_more_calls_than_a_sample_has_is_found(pool: In
 
     timed = Timed(pool, launch)
     answer = [pool.get(CASE, "normal", 0).expected["out"].float().contiguous()]
-    assert timed.watch.reuse() == ""
+    assert timed.watch.reuse().words == ""
     watch_long_rows(timed.gate, CASE, timed.watch, timed.verdict)
-    assert "on those of the launch before" in timed.watch.reuse()
+    found = timed.watch.reuse()
+    assert "on those of the launch before" in found.words
+    assert found.sure
 
 
 def test_long_rows_find_nothing_in_a_right_kernel(pool: InputPool) -> None:
@@ -217,7 +222,8 @@ def test_results_that_are_kept_by_one_input_are_too_fast(
     pool: InputPool, watched: int, patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is always right, but the kernel works longer when q, k or v is new."""
-    monkeypatch.setattr(reuse_module, "_SOON", (5, 0.8))
+    monkeypatch.setattr(reuse_module, "_LOOKS", ((5, 0.8), (100, 0.6)))
+    monkeypatch.setattr(reuse_module, "_PAUSES_S", (0.0,) * 3)
     seen: list[bytes] = []
 
     def watching(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -247,6 +253,11 @@ def test_the_deepest_audit_finds_a_kernel_that_rests_seldom(pool: InputPool) -> 
     assert "watched inputs" in seldom.verdict.reason
 
 
+def changes_inputs(renewals: Sequence[Sequence[Renewal]]) -> bool:
+    """A target with a small storage is memory that no call reads: the inputs stay the same."""
+    return renewals[0][0].target.untyped_storage().nbytes() > 1 << 10
+
+
 class BusySampler(CpuSampler):
     """Gives times of a machine on which every run is interrupted for a different time."""
 
@@ -256,9 +267,8 @@ class BusySampler(CpuSampler):
         self._fresh_us = fresh_us
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        # A target with a small storage is memory that no call reads: the inputs stay the same.
-        fresh = renewals[0][0].target.untyped_storage().nbytes() > 1 << 10
-        return (self._fresh_us if fresh else 1.0) * self._noise.lognormvariate(0.0, 1.0)
+        usual_us = self._fresh_us if changes_inputs(renewals) else 1.0
+        return usual_us * self._noise.lognormvariate(0.0, 1.0)
 
 
 @pytest.mark.parametrize(("fresh_us", "most", "least"), [(1.0, 1, 0), (8.0, 100, 90)])
@@ -266,13 +276,15 @@ def test_interrupted_runs_neither_accuse_nor_clear_a_candidate(
     pool: InputPool, fresh_us: float, most: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reuse_module, "_REST_S", 0.0)
+    monkeypatch.setattr(reuse_module, "_PAUSES_S", (0.0,) * 5)
     monkeypatch.setattr(reuse_module, "_LEAST_ROUNDS", 200)  # no lucky run decides
-    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
+    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: Answer())
     timed = Timed(pool, kernel(CASE, exact))
     accused = 0
     for seed in range(100):
         timed.watch._samplers = [BusySampler(seed, fresh_us)]
-        accused += bool(timed.watch.reuse())
+        words, sure = timed.watch.reuse()
+        accused += bool(words) and sure
     assert least <= accused <= most
 
 
@@ -287,7 +299,7 @@ class Knowing(CpuSampler):
         return 1.8 if self.timing else 8.0
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        return 8.0
+        return 8.0 if changes_inputs(renewals) else self.time_us()
 
 
 @pytest.mark.parametrize("asking", [False, True])
@@ -295,7 +307,7 @@ def test_a_kernel_that_keeps_results_only_while_it_is_timed_is_asked_then(
     pool: InputPool, asking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reuse_module, "_REST_S", 0.0)
-    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
+    monkeypatch.setattr(Watch, "_slower_when_replaced", lambda watch: Answer())
     monkeypatch.setattr(Watch, "run", lambda watch: None)
     timed, knowing = Timed(pool, kernel(CASE, exact)), Knowing()
     timed.watch._samplers = [knowing]
@@ -305,14 +317,15 @@ def test_a_kernel_that_keeps_results_only_while_it_is_timed_is_asked_then(
         sampler.time_us()
     knowing.timing = False
     found = timed.watch.reuse()
-    assert found == ("takes 8.0 us on new inputs but 1.8 us while it is timed" if asking else "")
+    words = "takes 8.0 us on new inputs but 1.8 us while it is timed" if asking else ""
+    assert found == Answer(words)
 
 
-def sampled(pool: InputPool, of: CpuSampler, rounds: int, patch: pytest.MonkeyPatch) -> str:
+def sampled(pool: InputPool, of: CpuSampler, rounds: int, patch: pytest.MonkeyPatch) -> Answer:
     """The answer of a watch that asks while the sampler is timed; the questions that follow the
     timing are left out. `of.round` is the number of the present round."""
-    patch.setattr(Watch, "_slower_when_renewed", lambda watch: "")
-    patch.setattr(Watch, "_slower_when_replaced", lambda watch: "")
+    patch.setattr(Watch, "_slower_when_renewed", lambda watch: Answer())
+    patch.setattr(Watch, "_slower_when_replaced", lambda watch: Answer())
     patch.setattr(Watch, "run", lambda watch: None)
     timed = Timed(pool, kernel(CASE, exact))
     timed.watch._samplers = [of]
@@ -342,7 +355,7 @@ def test_a_kernel_that_keeps_results_only_late_is_asked_then(
 ) -> None:
     """In more than half of the rounds, so that its median time is the short one."""
     found = sampled(pool, Late(first), rounds, monkeypatch)
-    assert found == "takes 8.0 us on new inputs but 1.8 us while it is timed"
+    assert found == Answer("takes 8.0 us on new inputs but 1.8 us while it is timed")
 
 
 class Interrupted(CpuSampler):
@@ -363,7 +376,7 @@ class Interrupted(CpuSampler):
 def test_a_processor_that_changes_its_speed_accuses_nobody(
     pool: InputPool, slow: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sampled(pool, Interrupted(slow), 100, monkeypatch) == ""
+    assert sampled(pool, Interrupted(slow), 100, monkeypatch) == Answer()
 
 
 def test_rows_that_ask_neither_accuse_nor_clear_a_candidate_by_chance() -> None:
@@ -373,15 +386,135 @@ def test_rows_that_ask_neither_accuse_nor_clear_a_candidate_by_chance() -> None:
         def rows(usual_us: float) -> list[float]:  # on a busy machine
             return [usual_us * rng.choice((1.0, 1.0, 1.0, 1.3, 2.0, 5.0)) for _ in range(20)]
 
-        asked = [Asked(place, time_us) for place, time_us in enumerate(rows(asked_us))]
-        return bool(slower_than_timed(asked, rows(8.0)))
+        equal = [time_us if rng.random() < 0.5 else None for time_us in rows(8.0)]
+        taken = zip(rows(asked_us), equal, strict=True)
+        asked = [Asked(place, *times) for place, times in enumerate(taken)]
+        words, sure = slower_than_timed(asked, rows(8.0))
+        return bool(words) and sure
 
     assert not any(accused(seed, 8.0) for seed in range(200))
     assert not any(accused(seed, 9.2) for seed in range(200))
-    assert sum(accused(seed, 24.0) for seed in range(200)) > 190
-    asked = [Asked(2 * number, 24.0) for number in range(13)]
-    assert not slower_than_timed(asked[1:], [8.0] * 40)
-    assert slower_than_timed(asked, [8.0] * 40)
+    assert sum(accused(seed, 24.0) for seed in range(200)) > 180
+    asked = [Asked(2 * number, 24.0, 8.0 if number % 2 else None) for number in range(13)]
+    assert slower_than_timed(asked[1:], [8.0] * 40) == Answer()
+    words, sure = slower_than_timed(asked, [8.0] * 40)
+    assert words
+    assert sure
+
+
+@pytest.mark.parametrize("equal_us", [24.0, None])
+def test_rows_that_ask_prove_nothing_where_rows_on_constant_inputs_are_slow_or_missing(
+    equal_us: float | None,
+) -> None:
+    """Other work on the machine makes both slow."""
+    asked = [Asked(2 * number, 24.0, equal_us) for number in range(13)]
+    words, sure = slower_than_timed(asked, [8.0] * 40)
+    assert words
+    assert not sure
+
+
+class Moments:
+    """A clock, and times of rows on a machine whose noise depends on the moment."""
+
+    def __init__(self, fresh_us: float, noise: Callable[[float, random.Random], float]) -> None:
+        self.now_s, self._fresh_us, self._noise = 0.0, fresh_us, noise
+        self._rng = random.Random(0)
+
+    def rest(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def answer(self) -> Answer:
+        return slower_on_new_inputs(
+            random.Random(1),
+            lambda: self._row(self._fresh_us, 1),
+            lambda: self._row(10.0, 0),
+            rest=self.rest,
+            now=lambda: self.now_s,
+        )
+
+    def _row(self, usual_us: float, side: int) -> float:
+        self.now_s += 0.001
+        return usual_us * self._noise(self.now_s if side else -self.now_s, self._rng)
+
+
+def _quiet(now_s: float, rng: random.Random) -> float:
+    return rng.uniform(1.0, 1.02)
+
+
+def _busy(now_s: float, rng: random.Random) -> float:
+    """Every row is interrupted, for a different time."""
+    return 1.0 + rng.expovariate(0.5)
+
+
+def _unlucky_at_first(now_s: float, rng: random.Random) -> float:
+    """For a while other work hits only the rows on new inputs."""
+    return 3.0 if 0.0 < now_s < 0.7 else 1.0
+
+
+@pytest.mark.parametrize("noise", [_quiet, _busy, _unlucky_at_first])
+def test_an_honest_kernel_is_cleared_by_a_later_moment(
+    noise: Callable[[float, random.Random], float],
+) -> None:
+    assert Moments(10.0, noise).answer() == Answer()
+
+
+@pytest.mark.parametrize("noise", [_quiet, _busy])
+def test_a_kernel_that_keeps_results_is_slower_at_each_moment(
+    noise: Callable[[float, random.Random], float],
+) -> None:
+    moments = Moments(60.0, noise)
+    words, sure = moments.answer()
+    assert "us on those of the launch before" in words
+    assert sure
+    assert moments.now_s >= 0.6, "it was asked at three moments"
+
+
+def test_where_noise_hides_the_difference_the_answer_is_not_sure() -> None:
+    """Familiar rows never take less than new ones, but often as long: neither is shown."""
+    noise = iter([1.0, 1.0, *[2.0, 1.0] * 10**6])
+    moments = Moments(13.0, lambda now_s, rng: next(noise) if now_s < 0.0 else 1.0)
+    words, sure = moments.answer()
+    assert words
+    assert not sure
+
+
+def test_no_bout_begins_after_the_limit() -> None:
+    moments = Moments(60.0, _quiet)
+    moments._row = lambda usual_us, side: (moments.rest(4.0), usual_us)[1]  # type: ignore[method-assign]
+    words, sure = moments.answer()
+    assert words
+    assert not sure
+    assert moments.now_s < 2 * 60
+
+
+def test_a_noisy_machine_leaves_a_verdict_undecided(
+    pool: InputPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(pool, kernel(CASE, exact))
+    monkeypatch.setattr(Watch, "reuse", lambda watch: Answer("takes longer", sure=False))
+    reuse(CASE, timed.watch, timed.verdict)
+    assert timed.verdict.kind is OutcomeKind.UNDECIDED
+    assert "the machine is too noisy: a launch takes longer" in timed.verdict.reason
+    assert not timed.verdict.passed
+
+
+def test_rows_on_changing_inputs_leave_out_the_calls_that_timed_rows_leave_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first calls find cold caches: they took most of a short row."""
+    now_ns = 0
+
+    def call(made: list[int] = []) -> None:  # noqa: B006
+        nonlocal now_ns
+        made.append(0)
+        now_ns += 100_000 if len(made) % 10 in (1, 2) else 1_000
+
+    monkeypatch.setattr(_cpu_sampler.time, "perf_counter_ns", lambda: now_ns)
+    sampler = CpuSampler([call] * 10, lambda: None, untimed=2)
+    assert sampler.time_us() == 1.0
+    assert sampler.time_while_renewing([], 0) == 1.0
+    memory = [Renewal(torch.zeros(1), torch.ones(8))]
+    assert sampler.time_while_renewing([memory], 0) == 1.0
 
 
 class Searching(CpuSampler):
@@ -420,8 +553,10 @@ def test_times_on_new_and_on_familiar_inputs_are_of_the_same_values(
         rng=random.Random(0),
         forgetting=forgetting,
     )
-    found = slower_on_new_inputs(random.Random(0), replaced.fresh_us, replaced.familiar_us)
-    assert bool(found) == is_accused
+    words, sure = slower_on_new_inputs(
+        random.Random(0), replaced.fresh_us, replaced.familiar_us, rest=lambda seconds: None
+    )
+    assert (bool(words), sure) == (is_accused, True)
     replaced.restore()
     assert view.view(torch.float32).equal(now)
 
@@ -443,7 +578,7 @@ class Noting(CpuSampler):
         super().__init__(calls, lambda: None)
         self.written: set[int] = set()
 
-    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
         self.written |= {target.data_ptr() for each in interventions for target, _ in each.writes}
         return super().watch(interventions, call_us)
 

@@ -13,11 +13,12 @@ from evotune.backends.cpu._libc import function
 from evotune.device.session import Sampler
 
 _GLANCE_S = 0.0005
-_LONGEST_WAIT_S = 0.05  # a thread that waits for a core goes to sleep as soon as it gets one
+_LONGEST_WAIT_S = 2.0  # a thread that waits for a core goes to sleep as soon as it gets one
 _SPIN_S = 0.001  # on a core: five times as long as a pool spins after its work
 _LOOK_S = 0.003
 _BUSY_SHARE = 0.02  # of a core: a thread at rest uses none
-_REST_S = 0.002  # the longest wait for other threads before a sample of a baseline
+_REST_S = 0.002  # the longest wait for threads at work before a sample of a baseline
+_STARVED_S = 0.02  # the longest wait for threads that have no core
 _DISTURBED = 4  # samples, and at least a tenth of all: other processes may disturb a few
 _CLOCK_OF_THREAD = 6  # Linux: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
 
@@ -44,7 +45,8 @@ def kept_busy() -> str:
     candidate's own may spin for some 200 µs before it sleeps. So the function first waits until no
     thread runs, and a thread that computes for a millisecond meanwhile is busy. After that no
     thread has work left, and one that still computes a little now and then is busy too. Only time
-    on a core counts, so that the load of other processes makes no difference.
+    on a core counts, so that the load of other processes makes no difference: a thread that gets no
+    core for seconds takes none either.
     """
     _openmp.rest()
     began, started_s = cpu_seconds(), time.perf_counter()
@@ -52,8 +54,10 @@ def kept_busy() -> str:
         spent = _spent(began, cpu_seconds())
         busy = [thread for thread in running if spent.get(thread, 0.0) > _SPIN_S]
         waited_s = time.perf_counter() - started_s
-        if busy or waited_s > _LONGEST_WAIT_S:
-            return _in_words(len(busy or running), sum(spent.values()) / waited_s)
+        if busy:
+            return _in_words(len(busy), sum(spent.values()) / waited_s)
+        if waited_s > _LONGEST_WAIT_S:
+            return ""
         time.sleep(_GLANCE_S)
     return _look()
 
@@ -143,17 +147,29 @@ class BesideBaseline:
         self._disturbed = 0
         self._cores = 0.0
         self._pool: frozenset[int] = frozenset()
+        self._starved = False
 
     def let_rest(self) -> None:
         """Waits for a candidate's own pool of threads, which may spin before it sleeps. Threads of
-        PyTorch's pool may spin on: they are the baseline's too."""
+        PyTorch's pool may spin on: they are the baseline's too. On a busy machine a thread that has
+        no core cannot go to sleep: it is waited for longer, and if it never gets one, the sample
+        does not count."""
         if _running_threads() - self._pool:
             self._pool = _openmp.threads()
-        deadline = time.perf_counter() + _REST_S
-        while _running_threads() - self._pool and time.perf_counter() < deadline:
+        began, started_s = cpu_seconds(), time.perf_counter()
+        self._starved = False
+        while running := _running_threads() - self._pool:
+            waited_s = time.perf_counter() - started_s
+            spent = _spent(began, cpu_seconds())
+            self._starved = not any(spent.get(thread, 0.0) > _SPIN_S for thread in running)
+            if waited_s > (_STARVED_S if self._starved else _REST_S):
+                return
             time.sleep(_GLANCE_S / 10)
+        self._starved = False
 
     def count(self, began: Mapping[int, float], elapsed_s: float) -> None:
+        if self._starved:
+            return
         shares = sorted(each / elapsed_s for each in _spent(began, cpu_seconds()).values())
         busy = [share for share in shares if share > _BUSY_SHARE]
         self._samples += 1

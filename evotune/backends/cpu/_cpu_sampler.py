@@ -58,7 +58,7 @@ class CpuSampler:
         _make(timed, write)
         return (time.perf_counter_ns() - started) / 1000 / len(timed)
 
-    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
         """Makes the writes between calls. With enough calls there is one write between two: the
         pause stays as short as between any two calls, and no call can tell that inputs changed."""
         calls, writes = list(self._calls), _Writes(len(self._calls))
@@ -79,11 +79,12 @@ class CpuSampler:
             made = write
         self._before()
         _make(calls, writes.begin())
-        return [True] * len(interventions)
+        return [0.0] * len(interventions)
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """Makes one renewal before each call. Calls that keep results take far longer then, so the
-        row ends after 30 ms."""
+        """Makes one renewal before each call. As in `time_us`, the clock starts after the first
+        `untimed` calls. Calls that keep results take far longer than others, so the row ends after
+        30 ms."""
         calls, writes = list(self._calls), _Writes(len(self._calls))
         each = itertools.cycle([renewal for group in renewals for renewal in group])
         for number in range(len(calls)) if any(renewals) else ():
@@ -99,13 +100,14 @@ class CpuSampler:
                 calls[number] = _after(copies[1:], calls[number])
         self._before()
         write = writes.begin()
-        made = 0
+        _make(calls[: self._untimed], write)
+        timed, made = calls[self._untimed :], 0
         started = now = time.perf_counter_ns()
-        while made < len(calls) and now - started <= _LONGEST_RENEWING_NS:
-            _make(calls[made : made + _A_LOOK], write)
+        while made < len(timed) and now - started <= _LONGEST_RENEWING_NS:
+            _make(timed[made : made + _A_LOOK], write)
             made += _A_LOOK
             now = time.perf_counter_ns()
-        return (now - started) / 1000 / min(made, len(calls))
+        return (now - started) / 1000 / min(made, len(timed))
 
 
 class _Writes:

@@ -15,6 +15,7 @@ from typing import IO
 
 from evotune.backends.cpu.cpu_profile import cpu_flags
 from evotune.device.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
+from evotune.device.held_up import Patience
 from evotune.device.launch import CompileFailure, CompileJob
 from evotune.device.source_checks import (
     check_text,
@@ -27,7 +28,7 @@ from evotune.device.source_checks import (
 from evotune.errors import EnvironmentProblem
 from evotune.python_process import describe_status
 from evotune.regular_file import read_regular
-from evotune.trial import Json, OutcomeKind
+from evotune.trial import TOO_NOISY, Json, OutcomeKind
 
 FLAGS = (
     "-std=c++17",
@@ -67,16 +68,21 @@ class CpuCompiler:
     ) -> Mapping[str, Json] | CompileFailure:
         started = time.monotonic()
         check = check_text(job.entries, job.signature, exact=False)
-        status, log = self._build(job, output, check, started + timeout_s)
+        patience = Patience(timeout_s)
+        status, log = self._build(job, output, check, patience)
         if status and errs_in_check(log):
             if reason := mismatch(log):
                 seconds = time.monotonic() - started
                 return CompileFailure(OutcomeKind.COMPILE_ERROR, reason, log, seconds)
-            status, log = self._build(job, output, "", started + timeout_s)
+            status, log = self._build(job, output, "", patience)
         seconds = time.monotonic() - started
         if status is None:
+            kind = OutcomeKind.COMPILE_TIMEOUT
             reason = f"the compiler ran longer than {timeout_s:g} s"
-            return CompileFailure(OutcomeKind.COMPILE_TIMEOUT, reason, "", seconds)
+            if patience.exhausted:
+                kind = OutcomeKind.UNDECIDED
+                reason = f"{TOO_NOISY}: the compiler had no core for most of {seconds:.0f} s"
+            return CompileFailure(kind, reason, "", seconds)
         if status != 0 or not output.is_file():
             return failure(status, log, seconds)
         if foreign := foreign_file(self._path, job, output.parent):
@@ -86,7 +92,7 @@ class CpuCompiler:
         return {"code_bytes": output.stat().st_size}
 
     def _build(
-        self, job: CompileJob, output: Path, check: str, deadline: float
+        self, job: CompileJob, output: Path, check: str, patience: Patience
     ) -> tuple[int | None, str]:
         """Compiles and links the source followed by `check`. Returns the exit status (None when
         time ran out) and the log."""
@@ -109,8 +115,7 @@ class CpuCompiler:
         # pipe open. They belong to this process's group, which the parent kills after a time-out.
         with words.open("wb") as log_file:
             for step, stdin in ((command, end), (link, "")):
-                rest_s = deadline - time.monotonic()
-                status = _run(step, stdin, log_file, output.parent, timeout_s=rest_s)
+                status = _run(step, stdin, log_file, output.parent, patience)
                 if status != 0 or not built.is_file():
                     break
         return status, read_log(words).replace(job.root + os.sep, "")
@@ -133,7 +138,7 @@ def _text(source: Path) -> str:
 
 
 def _run(
-    command: Sequence[str], text: str, log: IO[bytes], folder: Path, *, timeout_s: float
+    command: Sequence[str], text: str, log: IO[bytes], folder: Path, patience: Patience
 ) -> int | None:
     """Runs a compiler that reads `text`. Its exit status; None when it took too long."""
     with tempfile.TemporaryFile(dir=folder) as stdin:
@@ -147,12 +152,7 @@ def _run(
             cwd=folder,
             env={**os.environ, "LC_ALL": "C", "TMPDIR": "."},
         )
-    try:
-        return process.wait(max(0.0, timeout_s))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None
+    return patience.status(process)
 
 
 def find_compiler() -> str:

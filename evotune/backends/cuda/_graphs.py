@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -116,7 +117,6 @@ _COPY_LEAD_US = 8.0  # from the request of a copy until it begins, about
 # The begin of a call is computed as if all calls took the same time. These margins allow for the
 # error of that.
 _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02
-_HELD_UP, _HELD_UP_US = 1.1, 5.0  # a run that takes longer than this was held up
 
 
 class GraphSampler:
@@ -183,7 +183,7 @@ class GraphSampler:
         self._give_head_start(_HEAD_START_DECAY)
         return run_us / self._count
 
-    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[bool]:
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
         """Makes the writes in another stream, so that nothing comes between the graph's launches.
         Events tell afterwards when the writes were made."""
         pieces = Pieces([pieces_of(each.writes) for each in interventions])
@@ -199,7 +199,7 @@ class GraphSampler:
             each.made.record(self._side)
         self._side.synchronize()
         run_us = self._finish()
-        return [each.is_settled(self._start, run_us, self._count) for each in written]
+        return [each.needed_us(self._start, run_us, self._count) for each in written]
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
         """Makes a group of renewals every few microseconds, the time the processor takes to launch
@@ -241,7 +241,6 @@ class _Writing:
             _Writing._events.pop() if _Writing._events else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         )
         self._last = intervention.last
-        self._call_us = call_us
         calls = intervention.first + intervention.begin * (intervention.last - intervention.first)
         self._begin_us = calls * call_us - _COPY_LEAD_US
 
@@ -251,17 +250,16 @@ class _Writing:
         while time.perf_counter_ns() < until_ns:
             pass
 
-    def is_settled(self, start: torch.cuda.Event, run_us: float, count: int) -> bool:
-        """Whether one of the intervention's calls surely began after the writes. The graph of
-        `count` calls took `run_us` from `start` on.
+    def needed_us(self, start: torch.cuda.Event, run_us: float, count: int) -> float:
+        """The time of a call from which on the intervention's last call surely began after the
+        writes; infinity if it did not. The graph of `count` calls took `run_us` from `start` on.
 
-        A GPU that other processes use too may hold a run up, after its last call as well. So a run
-        that was held up does not mean that its last call began late: the shortest time of a call
-        counts then. Copies alone slow all calls down, by less."""
+        A GPU that other processes use too may hold a run up, after its last call as well. So a long
+        run does not mean that its last call began late: that call began no earlier than calls of
+        the shortest known time put it, and no later than those of this run's mean. Copies slow all
+        calls down a little; the margin of the graph allows for so much."""
         made_us = 1000 * float(start.elapsed_time(self.made))
         _Writing._events.append(self.made)
-        call_us = run_us / count
-        if run_us > _HELD_UP_US + _HELD_UP * self._call_us * count:
-            call_us = self._call_us
-        margin_us = _MARGIN_US + _MARGIN_OF_CALL * call_us + _MARGIN_OF_GRAPH * call_us * count
-        return made_us + margin_us <= (self._last - 1) * call_us
+        calls = self._last - 1 - _MARGIN_OF_CALL - _MARGIN_OF_GRAPH * count
+        least_us = (made_us + _MARGIN_US) / calls if calls > 0 else math.inf
+        return least_us / (1 + _MARGIN_OF_GRAPH) if least_us <= run_us / count else math.inf

@@ -1,0 +1,361 @@
+"""Judges kernels beside other work: no right one may be refused, no cheat confirmed.
+
+    python benchmarks/busy_gate.py --load 4 --judgements 1000 --jobs 8 --minutes 60
+        -o benchmarks/results/busy_gate.json
+    python benchmarks/busy_gate.py --load 16 --cheats --judgements 200 --jobs 8 --minutes 30 -o FILE
+    python benchmarks/busy_gate.py --table FILE
+
+A job has two cores of its own, a pipeline of compilers and a device worker, and `--load` processes
+that spin on the same two cores: 16 of them give the machine a load of 16 on two cores; 0.5 is one
+process that spins half of the time. So a machine of 16 cores judges in 8 jobs at once.
+
+Right kernels are the C++ methods of tests/red_team (the spaces `unusual_cpu*` and the kernels
+without a fault of the others), and the defaults and seeds of the shipped CPU spaces. Cheats are
+those kernels whose time alone gives them away. A judgement is the search, and for `--confirmed` of
+the draws also a champion's confirmation. Undecided is neither passed nor refused: such a cheat is
+not caught, but it is not confirmed either. Results are appended to FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import queue
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import evotune
+from evotune.engine import spaces as shipped
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices
+
+_CORES = 2  # of a job
+_TURN_S = 0.05
+_IN_PROCESS = ("features", "paged", "varlen")
+_RIGHT = ("right", "none", "last_row_first", "copies_rows_first")
+_SHIPPED = (
+    *("attention-cpu", "attention-cpu-bf16", "attention-scalar-cpu"),
+    *("softmax-cpu", "rms-norm-cpu", "matmul-cpu"),
+)
+_CHEATS = {
+    "cheats_cpu.yaml": ("memoises_all_inputs", "memoises_when_hurried"),
+    "cheats_cpu_parts.yaml": ("keeps_each_head", "keeps_every_other_head"),
+    "cheats_cpu_softmax_parts.yaml": ("keeps_each_row", "keeps_half_of_the_rows"),
+    "cheats_cpu_softmax.yaml": ("keeps_all_at_the_pace_of_timing",),
+    "cheats_cpu_histogram.yaml": ("keeps_the_last_input",),
+    "cheats_cpu_phases.yaml": ("keeps_results_until_the_timing_is_over",),
+    "cheats_cpu_patience.yaml": (
+        "keeps_keys_with_patience",
+        "keeps_weights_with_patience",
+        "memo_of_8_input_sets",
+    ),
+}
+PASSED, REFUSED, UNDECIDED = "passed", "refused", "undecided"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a red-team space by name, or `index` of the starts of a shipped space."""
+
+    space: str
+    name: str
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One kernel at one load. `stage` is the last one; `verdict` is that stage's."""
+
+    load: float
+    cheat: bool
+    space: str
+    kernel: str
+    draw: int
+    stage: str
+    verdict: str
+    outcome: str
+    reason: str
+    seconds: float
+    host_load: float
+
+
+def right_kernels() -> list[Kernel]:
+    found = []
+    for path in sorted(SPACES.glob("*_cpu*.yaml")):
+        if path.stem.endswith(_IN_PROCESS):
+            continue
+        unusual = path.name.startswith("unusual")
+        names = choices(path.name)[1]
+        found += [Kernel(path.name, name) for name in names if unusual or name in _RIGHT]
+    return found
+
+
+def shipped_kernels() -> list[Kernel]:
+    from evotune.engine.setup import load_setup
+
+    found = []
+    for space in _SHIPPED:
+        starts = load_setup(shipped.find_space(space), "cpu").space.starts()
+        found += [Kernel(space, f"start {n}", n) for n in range(len(starts))]
+    return found
+
+
+def cheats() -> list[Kernel]:
+    return [Kernel(space, name) for space, names in _CHEATS.items() for name in names]
+
+
+# --- Other work on the cores of a job -------------------------------------------------------------
+
+
+def _spin(share: float, cores: Sequence[int]) -> None:
+    os.sched_setaffinity(0, cores)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        began = time.perf_counter()
+        while time.perf_counter() - began < _TURN_S * share:
+            pass
+        if share < 1:
+            time.sleep(_TURN_S * (1 - share))
+
+
+@contextmanager
+def spinning(load: float, cores: Sequence[int]) -> Iterator[None]:
+    """Keeps `load` processes busy on the cores; a fraction is the share of the time of one."""
+    shares = [1.0] * int(load) + [load % 1] * (load % 1 > 0)
+    context = multiprocessing.get_context("spawn")
+    spinners: list[BaseProcess] = [
+        context.Process(target=_spin, args=(share, cores), daemon=True) for share in shares
+    ]
+    for spinner in spinners:
+        spinner.start()
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.join()
+
+
+# --- A job: judges kernels on two cores until the queue is empty or the time is over --------------
+
+
+def job(
+    number: int,
+    kernels: Any,
+    results: Any,
+    *,
+    cores: Sequence[int],
+    load: float,
+    deadline: float,
+    confirmed: float,
+    cheating: bool,
+) -> None:
+    os.sched_setaffinity(0, cores)
+    rng = random.Random(f"{load} {number}")
+    # A pipeline keeps a worker that spins for nobody: a job has one at a time.
+    with tempfile.TemporaryDirectory() as folder, spinning(load, cores):
+        pipeline, opened = None, ""
+        try:
+            while time.time() < deadline:
+                try:
+                    draw, kernel = kernels.get(timeout=0.5)
+                except queue.Empty:
+                    break
+                began = time.monotonic()
+                if opened != kernel.space:
+                    if pipeline is not None:
+                        pipeline.close()
+                    pipeline, opened = open_pipeline(Path(folder), kernel), kernel.space
+                assert pipeline is not None
+                stage, outcome = judge(pipeline, kernel, draw, rng.random() < confirmed)
+                verdict = PASSED if outcome.ok else UNDECIDED if outcome.undecided else REFUSED
+                results.put(
+                    Judgement(
+                        load,
+                        cheating,
+                        kernel.space,
+                        kernel.name,
+                        draw,
+                        stage,
+                        verdict,
+                        outcome.kind.value,
+                        outcome.reason,
+                        round(time.monotonic() - began, 1),
+                        round(os.getloadavg()[0], 1),
+                    )
+                )
+        finally:
+            if pipeline is not None:
+                pipeline.close()
+    results.put(None)
+
+
+def open_pipeline(folder: Path, kernel: Kernel) -> Pipeline:
+    place = folder / kernel.space.replace("/", "_")
+    if kernel.index < 0:
+        return Pipeline(place, kernel.space)
+    return Pipeline(place, str(shipped.find_space(kernel.space)))
+
+
+def judge(pipeline: Pipeline, kernel: Kernel, draw: int, confirm: bool) -> tuple[str, Any]:
+    if kernel.index >= 0:
+        found = pipeline.judge_start(kernel.index, number=draw, confirm=confirm)
+    elif confirm:
+        found = pipeline.judge(kernel.name, kernel.space, number=draw)
+    else:
+        found = SEARCH, pipeline.run(kernel.name, kernel.space, number=draw)
+    return found
+
+
+# --- The campaign ---------------------------------------------------------------------------------
+
+
+def drawn(kernels: Sequence[Kernel], count: int, seed: int) -> list[tuple[int, Kernel]]:
+    """`count` draws: each kernel once before any is drawn again. Kernels of one space follow each
+    other, so that a job need not open another pipeline for each."""
+    rng, found = random.Random(seed), []
+    while len(found) < count:
+        found += rng.sample(list(kernels), min(len(kernels), count - len(found)))
+    numbered = list(enumerate(found))
+    spaces = sorted({kernel.space for kernel in kernels})
+    rng.shuffle(spaces)
+    return sorted(numbered, key=lambda item: (item[0] // len(kernels), spaces.index(item[1].space)))
+
+
+def campaign(options: argparse.Namespace) -> Iterator[Judgement]:
+    kernels = cheats() if options.cheats else [*right_kernels(), *shipped_kernels()]
+    if options.kernels:
+        kernels = [each for each in kernels if each.name in options.kernels]
+    own = sorted(os.sched_getaffinity(0))
+    pairs = [own[at : at + _CORES] for at in range(0, len(own) - _CORES + 1, _CORES)] or [own]
+    jobs = min(options.jobs, len(pairs))
+    context = multiprocessing.get_context("spawn")
+    waiting, results = context.Queue(), context.Queue()
+    for item in drawn(kernels, options.judgements, options.seed):
+        waiting.put(item)
+    deadline = time.time() + 60 * options.minutes
+    workers = [
+        context.Process(
+            target=job,
+            args=(number, waiting, results),
+            kwargs={
+                "cores": pairs[number],
+                "load": options.load,
+                "deadline": deadline,
+                "confirmed": options.confirmed,
+                "cheating": options.cheats,
+            },
+        )
+        for number in range(jobs)
+    ]
+    for worker in workers:
+        worker.start()
+    open_jobs = jobs
+    while open_jobs and time.time() < deadline:
+        try:
+            found = results.get(timeout=1.0)
+        except queue.Empty:
+            open_jobs = min(open_jobs, sum(worker.is_alive() for worker in workers))
+            continue
+        if found is None:
+            open_jobs -= 1
+        else:
+            yield found
+    waiting.cancel_join_thread()
+    for worker in workers:
+        worker.terminate()  # its own children end with it
+        worker.join()
+
+
+def table(results: Sequence[Judgement]) -> str:
+    lines = [
+        "| load | kernels | judged | confirmed too | passed | refused | undecided |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[bool, float], list[Judgement]] = defaultdict(list)
+    for each in results:
+        groups[each.cheat, each.load].append(each)
+    for (cheat, load), group in sorted(groups.items()):
+        counts = Counter(each.verdict for each in group)
+        confirmed = [each for each in group if each.stage == CONFIRMATION]
+        row = (f"{load:g}", "cheats" if cheat else "right", len(group), len(confirmed))
+        shares = [f"{counts[v]} ({counts[v] / len(group):.1%})" for v in (REFUSED, UNDECIDED)]
+        lines.append("| " + " | ".join(map(str, (*row, counts[PASSED], *shares))) + " |")
+    for each in results:
+        bad = each.verdict == (PASSED if each.cheat else REFUSED)
+        if bad and (each.stage == CONFIRMATION or not each.cheat):
+            lines.append(
+                f"- load {each.load:g} {each.space} {each.kernel} ({each.stage}): "
+                f"{each.outcome} {each.reason}"
+            )
+    return "\n".join(lines)
+
+
+def read(path: Path | None) -> list[Judgement]:
+    if path is None or not path.exists():
+        return []
+    return [Judgement(**entry) for entry in json.loads(path.read_text())["results"]]
+
+
+def write(path: Path, results: Sequence[Judgement]) -> None:
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "evotune": evotune.__version__,
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    lines = ",\n".join(json.dumps(asdict(each)) for each in results)
+    beside = path.with_suffix(".new")
+    beside.write_text(f'{{"about": {json.dumps(about)},\n"results": [\n{lines}\n]}}\n')
+    beside.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--load", type=float, default=4.0, help="spinning processes for each job")
+    parser.add_argument("--judgements", type=int, default=100)
+    parser.add_argument("--confirmed", type=float, default=0.1, help="share that is confirmed too")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--cheats", action="store_true", help="judge the cheats; --confirmed 1 then"
+    )
+    parser.add_argument("--kernels", nargs="+", default=[], help="only those of these names")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path, help="print that file's table, run nothing")
+    options = parser.parse_args()
+    if options.table:
+        print(table(read(options.table)))
+        return
+    if options.cheats:
+        options.confirmed = 1.0
+    results, now = read(options.output), []
+    for each in campaign(options):
+        now.append(each)
+        print(
+            f"{len(now)} {each.space} {each.kernel} {each.stage}: {each.verdict} {each.reason} "
+            f"({each.seconds:g} s)",
+            flush=True,
+        )
+        if options.output:
+            write(options.output, [*results, *now])
+    print(table([*results, *now]))
+
+
+if __name__ == "__main__":
+    main()

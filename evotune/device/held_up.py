@@ -1,0 +1,91 @@
+"""Time limits that leave out the time for which a process waited for a core.
+
+On a machine that has eight runnable threads for each core, a right kernel or a compiler takes eight
+times as long. Linux counts for each thread how long it was ready to run and had no core; such a
+wait is nobody's fault, and it does not count towards a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOST = 10
+"""With its waits a process may take so many times its limit."""
+_LEAST_S = 0.01
+_NS = 1e-9
+
+
+class HeldUp:
+    """How long a process and its children waited for a core since this object was made. Children
+    that have ended count with what was seen of them at the last look. Of threads at work together
+    the one that waited most counts. 0 where the system does not tell."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began = dict(_waits(pid))
+        self._seen: dict[tuple[int, int], float] = {}
+
+    def seconds(self) -> float:
+        self._seen |= dict(_waits(self._pid))
+        longest: dict[int, float] = {}
+        for (pid, thread), waited_s in self._seen.items():
+            since = waited_s - self._began.get((pid, thread), 0.0)
+            longest[pid] = max(longest.get(pid, 0.0), since)
+        return sum(longest.values())
+
+
+class Patience:
+    """A limit on the processes of one job, in seconds, their waits for a core left out."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._deadline = time.monotonic() + limit_s
+        self._room_s = (_MOST - 1) * limit_s
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the waits alone took as long as a job may wait."""
+        return self._room_s <= 0.0
+
+    def status(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Waits for the process. Its exit status; None if it took too long and was killed."""
+        held, counted_s = HeldUp(process.pid), 0.0
+        while True:
+            try:
+                return process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                more_s = min(held.seconds() - counted_s, self._room_s)
+            if more_s < _LEAST_S:
+                process.kill()
+                process.wait()
+                return None
+            counted_s += more_s
+            self._room_s -= more_s
+            self._deadline += more_s
+
+
+def allowance_s(held: HeldUp, limit_s: float) -> tuple[float, bool]:
+    """The seconds by which a limit is longer, and whether it cannot be any longer."""
+    most_s = (_MOST - 1) * limit_s
+    held_s = held.seconds()
+    return min(held_s, most_s), held_s >= most_s
+
+
+def _waits(pid: int) -> Iterator[tuple[tuple[int, int], float]]:
+    """(process, thread) and the seconds that it has waited for a core, of a process and of its
+    children."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            yield (pid, int(task.name)), int((task / "schedstat").read_text().split()[1]) * _NS
+        children = ""
+        with contextlib.suppress(OSError):
+            children = (task / "children").read_text()
+        for child in children.split():
+            yield from _waits(int(child))
