@@ -118,6 +118,7 @@ class InFlight:
             repeat=proposal.repeat,
             skipped=proposal.skipped,
             rival=tuple(map(self._compiled, proposal.rival)),
+            lengths=proposal.lengths,
             contender=contender,
             fixed_sampling=fixed_sampling,
             baselines=baselines,

@@ -16,7 +16,7 @@ from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 _LONGEST = 4  # times the limit, by the wall clock
 
 
-class _TimeLimit:
+class TimeLimit:
     """`limit_s` of this thread's own work, so that other work on the machine takes no test away.
     Then it may last four times as long."""
 
@@ -50,7 +50,7 @@ def run_random_tests(
     if not (subjects and verdict.passed):
         return []
     name = f"{len(subjects)} random tests"
-    limit = _TimeLimit(limit_s)
+    limit = TimeLimit(limit_s)
     made = Verdict()
     passed: list[Case] = []
     no_room = ""

@@ -1,0 +1,253 @@
+"""The short cases of a champion that execute each length which a package could serve.
+
+A package serves the sizes between won cases and a tenth around them. Which cases are won is not
+known yet, so all timed and held-out cases count.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from evotune.engine.launches import Rejected
+from evotune.errors import SpaceError
+from evotune.execute.executor import HELD_OUT, RANDOM, TIMED, CaseJob
+from evotune.problems.executed_sizes import (
+    LengthPlan,
+    band_ends,
+    band_pairs,
+    joined_ranges,
+    missing_pairs,
+    near_ends,
+    near_ranges,
+)
+from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.short_cases import (
+    SMALL,
+    from_one,
+    length_names,
+    pair_case,
+    place_with_ratio,
+    ratios_of,
+    short_case,
+)
+
+EACH = 512
+"""Of a range of so many lengths each is executed; so is each length up to this one."""
+_TILE = 128
+"""Sizes of tiles are divisors of twice or three times this number."""
+_SAMPLE = 64
+_STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
+
+Ranges = list[tuple[int, int]]
+
+
+def served_cases(
+    problem: Problem,
+    known: Sequence[CaseJob],
+    kept: Collection[str],
+    job_of: Callable[[Case], CaseJob],
+) -> tuple[list[CaseJob], tuple[LengthPlan, ...]]:
+    """The cases to execute beside the `known` ones of a confirmation, and the lengths that they
+    show together.
+
+    `kept` are symbols that no case may change. `job_of` raises Rejected, SpaceError or ValueError
+    for a case that the kernel cannot run.
+    """
+    jobs: dict[str, CaseJob] = {}
+    plans: list[LengthPlan] = []
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for each in known:
+        if each.role not in (TIMED, HELD_OUT):
+            continue
+        place = problem.place(each.case)
+        key = repr(sorted(place.fixed.items())), repr(ratios_of(problem, place))
+        groups.setdefault(key, []).append(each.case)
+    for cases in groups.values():
+        own: dict[str, tuple[int, int, CaseJob]] = {}
+        for name in length_names(problem, kept):
+            one = _OneLength(problem, cases[0], name, kept, job_of)
+            values = [int(problem.place(case).ranged[name]) for case in cases]
+            near, sampled = wanted_lengths(
+                values,
+                least_is_one=from_one(problem) or "group" not in problem.place(cases[0]).ranged,
+                rng=random.Random(f"{cases[0].label} {name}"),
+            )
+            for plan, executed in (*_each(one, near), *_sampled(one, sampled)):
+                plans.append(plan)
+                for length, job in executed.items():
+                    rank = _rank(length, values, each=plan.each)
+                    own.setdefault(job.case.label, (rank, len(own), job))
+        met = [problem.place(job.case) for *_, job in own.values()] + [*map(problem.place, cases)]
+        pairs = {job.case.label: job for job in _pairs(problem, cases, met, kept, job_of)}
+        ranked = {job.case.label: job for *_, job in sorted(own.values(), key=lambda o: o[:2])}
+        jobs |= {**pairs, **ranked}  # there may be no time for all
+    labels = {job.case.label for job in known if job.role != RANDOM}
+    return [job for label, job in jobs.items() if label not in labels], tuple(plans)
+
+
+# --- Pairs of bands of sizes ----------------------------------------------------------------------
+
+
+def _pairs(
+    problem: Problem,
+    cases: Sequence[Case],
+    met: list[Place],
+    kept: Collection[str],
+    job_of: Callable[[Case], CaseJob],
+) -> Iterator[CaseJob]:
+    """A case for each pair of bands between and near the measured cases that no other case has."""
+    ranges = near_ranges([place_with_ratio(problem, case) for case in cases])
+    pairs = {names: set(bands) for names, bands in band_pairs(met).items()}
+    for one, other, first, second in missing_pairs(band_pairs(met), ranges):
+        if (first, second) in pairs.get(f"{one} {other}", ()):
+            continue  # a case for an earlier pair has it
+        sizes = {
+            name: _middle(name, number, ranges[name])
+            for name, number in ((one, first), (other, second))
+        }
+        for small in SMALL:
+            try:
+                job = job_of(pair_case(problem, cases[0], sizes, kept, small))
+            except (Rejected, SpaceError, ValueError):
+                continue
+            for names, bands in band_pairs([problem.place(job.case)]).items():
+                pairs.setdefault(names, set()).update(bands)
+            yield job
+            break
+
+
+def _middle(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
+    """A size of the band that lies in the range, an odd one where there is one."""
+    low, high = band_ends(name, number)
+    low, high = max(low, int(ends[0])), min(high, int(ends[1]))
+    return min(high, (low + high) // 2 | 1)
+
+
+# --- Lengths --------------------------------------------------------------------------------------
+
+
+def wanted_lengths(
+    measured: Sequence[int], *, least_is_one: bool, rng: random.Random
+) -> tuple[Ranges, tuple[Ranges, list[int]]]:
+    """The ranges of which each length is executed, nearest to the measured lengths first, and the
+    other ranges with the lengths that stand for all of theirs."""
+    low, high = near_ends(measured)
+    low = 1 if least_is_one else max(1, low)
+    around = [near_ends([each]) for each in sorted(set(measured))]
+    each = [ends for ends in around if ends[1] - ends[0] < EACH]
+    each += [(low, min(high, EACH))] if low <= EACH else []
+    exact = [(max(1, first), last) for first, last in joined_ranges(each)]
+    others = list(_between(exact, low, high))
+    numbers = sorted(_one_of_each_remainder(others, rng)) if others else []
+    return exact, (others, numbers)
+
+
+def _between(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """What is left of low to high without these ranges."""
+    for first, last in ranges:
+        if low < first:
+            yield low, first - 1
+        low = last + 1
+    if low <= high:
+        yield low, high
+
+
+def _one_of_each_remainder(ranges: Ranges, rng: random.Random) -> set[int]:
+    """Lengths of every remainder by 256 and by 384, and so by their divisors, as far as the ranges
+    have them; both ends; one beside each power of two; some more, and no long gap."""
+    found: set[int] = set()
+    inside = [n for low, high in ranges for n in (low, high)]
+    for low, high in ranges:
+        at = low
+        while at < high:
+            found.add(at)
+            at += max(1, at // _STEP)
+        found |= {n for bits in range(2, 32) for n in _beside(1 << bits) if low <= n <= high}
+    total = sum(high - low + 1 for low, high in ranges)
+
+    def at_place(place: int) -> int:
+        for low, high in ranges:
+            if place <= high - low:
+                return low + place
+            place -= high - low + 1
+        raise IndexError(place)
+
+    found |= {*inside, *(at_place(rng.randrange(total)) for _ in range(min(total, _SAMPLE)))}
+    for size in (3 * _TILE, 2 * _TILE):
+        missing = set(range(size)) - {n % size for n in found}
+        for remainder in sorted(missing):
+            steps = [
+                (low + (remainder - low) % size, high)
+                for low, high in ranges
+                if low + (remainder - low) % size <= high
+            ]
+            if steps:
+                first, last = rng.choice(steps)
+                found.add(first + size * rng.randrange((last - first) // size + 1))
+    return found
+
+
+def _beside(power: int) -> tuple[int, ...]:
+    half = power // 2
+    return (power - 1, power, power + 1, power + half - 1, power + half, power + half + 1)
+
+
+class _OneLength:
+    """Makes the jobs of one length of the cases like one."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        like: Case,
+        name: str,
+        kept: Collection[str],
+        job_of: Callable[[Case], CaseJob],
+    ) -> None:
+        place = problem.place(like)
+        self.fixed, self.alike, self.name = place.fixed, ratios_of(problem, place), name
+        self._problem, self._like, self._kept, self._job_of = problem, like, kept, job_of
+        self._small = list(SMALL)
+
+    def job(self, length: int) -> CaseJob | None:
+        """None where the kernel does not take the length."""
+        for small in self._small:
+            try:
+                case = short_case(self._problem, self._like, self.name, length, self._kept, small)
+                made = self._job_of(case)
+            except (Rejected, SpaceError, ValueError):
+                continue
+            self._small.remove(small)
+            self._small.insert(0, small)  # the next lengths will need no other one
+            return made
+        return None
+
+    def jobs(self, numbers: Iterable[int]) -> dict[int, CaseJob]:
+        made = {number: self.job(number) for number in numbers}
+        return {number: job for number, job in made.items() if job is not None}
+
+    def plan(self, low: int, high: int, numbers: Iterable[int], *, each: bool) -> LengthPlan:
+        return LengthPlan(self.fixed, self.alike, self.name, low, high, tuple(numbers), each)
+
+
+def _rank(length: int, measured: Sequence[int], *, each: bool) -> int:
+    """The lengths near measured ones come first, and last those that stand for others."""
+    near = any(low <= length <= high for low, high in (near_ends([m]) for m in measured))
+    return 2 if not each else int(not near)
+
+
+def _each(one: _OneLength, ranges: Ranges) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
+    for low, high in ranges:
+        made = one.jobs(range(low, high + 1))
+        yield one.plan(low, high, made, each=True), made
+
+
+def _sampled(
+    one: _OneLength, sampled: tuple[Ranges, list[int]]
+) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
+    ranges, numbers = sampled
+    if not ranges:
+        return
+    made = one.jobs(numbers)
+    for low, high in ranges:
+        yield one.plan(low, high, made, each=False), made
