@@ -24,19 +24,25 @@ from evotune.problems.executed_sizes import (
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.short_cases import (
     SMALL,
-    from_one,
+    each_upto,
+    is_served_from_one,
     length_names,
     pair_case,
     place_with_ratio,
     ratios_of,
     short_case,
 )
+from evotune.problems.user import UserProblem
 
-EACH = 512
-"""Of a range of so many lengths each is executed; so is each length up to this one."""
+_EACH = 512
+"""Of a range of so many lengths near a measured one each is executed."""
 _TILE = 128
 """Sizes of tiles are divisors of twice or three times this number."""
 _SAMPLE = 64
+_FIRST, _NEAR, _PAIRS, _SAMPLED, _SHORT = range(5)
+"""The order of cases, since there may be no time for all: pairs of sizes of attention, the lengths
+near measured ones, pairs of sizes of users' problems, which take longer, lengths that stand for
+others, short lengths."""
 _STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
 
 Ranges = list[tuple[int, int]]
@@ -70,7 +76,8 @@ def served_cases(
             values = [int(problem.place(case).ranged[name]) for case in cases]
             near, sampled = wanted_lengths(
                 values,
-                least_is_one=from_one(problem) or "group" not in problem.place(cases[0]).ranged,
+                each_upto=each_upto(problem),
+                least_is_one=is_served_from_one(problem),
                 rng=random.Random(f"{cases[0].label} {name}"),
             )
             for plan, executed in (*_each(one, near), *_sampled(one, sampled)):
@@ -79,9 +86,11 @@ def served_cases(
                     rank = _rank(length, values, each=plan.each)
                     own.setdefault(job.case.label, (rank, len(own), job))
         met = [problem.place(job.case) for *_, job in own.values()] + [*map(problem.place, cases)]
-        pairs = {job.case.label: job for job in _pairs(problem, cases, met, kept, job_of)}
-        ranked = {job.case.label: job for *_, job in sorted(own.values(), key=lambda o: o[:2])}
-        jobs |= {**pairs, **ranked}  # there may be no time for all
+        for job in _pairs(problem, cases, met, kept, job_of):
+            rank = _PAIRS if isinstance(problem, UserProblem) else _FIRST
+            own.setdefault(job.case.label, (rank, len(own), job))
+        ranked = sorted(own.values(), key=lambda each: each[:2])  # there may be no time for all
+        jobs |= {job.case.label: job for *_, job in ranked}
     labels = {job.case.label for job in known if job.role != RANDOM}
     return [job for label, job in jobs.items() if label not in labels], tuple(plans)
 
@@ -96,47 +105,48 @@ def _pairs(
     kept: Collection[str],
     job_of: Callable[[Case], CaseJob],
 ) -> Iterator[CaseJob]:
-    """A case for each pair of bands between and near the measured cases that no other case has."""
-    ranges = near_ranges([place_with_ratio(problem, case) for case in cases])
-    pairs = {names: set(bands) for names, bands in band_pairs(met).items()}
-    for one, other, first, second in missing_pairs(band_pairs(met), ranges):
-        if (first, second) in pairs.get(f"{one} {other}", ()):
-            continue  # a case for an earlier pair has it
-        sizes = {
-            name: _middle(name, number, ranges[name])
-            for name, number in ((one, first), (other, second))
-        }
-        for small in SMALL:
-            try:
-                job = job_of(pair_case(problem, cases[0], sizes, kept, small))
-            except (Rejected, SpaceError, ValueError):
-                continue
-            for names, bands in band_pairs([problem.place(job.case)]).items():
-                pairs.setdefault(names, set()).update(bands)
-            yield job
-            break
+    """A case for each pair of bands near the measured cases that no other case has; of attention
+    also between them, where the cases may have few rows."""
+    places = [place_with_ratio(problem, case) for case in cases]
+    alone = isinstance(problem, UserProblem)
+    boxes = [(case, near_ranges([place])) for case, place in zip(cases, places, strict=True)]
+    for like, ranges in boxes if alone else [(cases[0], near_ranges(places))]:
+        for one, other, first, second in missing_pairs(band_pairs(met), ranges):
+            if (first, second) in band_pairs(met).get(f"{one} {other}", ()):
+                continue  # a case for an earlier pair has it
+            sizes = {
+                name: _least(name, number, ranges[name])
+                for name, number in ((one, first), (other, second))
+            }
+            for small in SMALL:
+                try:
+                    job = job_of(pair_case(problem, like, sizes, kept, small))
+                except (Rejected, SpaceError, ValueError):
+                    continue
+                met.append(problem.place(job.case))
+                yield job
+                break
 
 
-def _middle(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
-    """A size of the band that lies in the range, an odd one where there is one."""
+def _least(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
+    """The least size of the band that lies in the range, an odd one where there is one."""
     low, high = band_ends(name, number)
-    low, high = max(low, int(ends[0])), min(high, int(ends[1]))
-    return min(high, (low + high) // 2 | 1)
+    return min(max(low, int(ends[0])) | 1, high, int(ends[1]))
 
 
 # --- Lengths --------------------------------------------------------------------------------------
 
 
 def wanted_lengths(
-    measured: Sequence[int], *, least_is_one: bool, rng: random.Random
+    measured: Sequence[int], *, each_upto: int, least_is_one: bool, rng: random.Random
 ) -> tuple[Ranges, tuple[Ranges, list[int]]]:
-    """The ranges of which each length is executed, nearest to the measured lengths first, and the
+    """The ranges of which each length is executed, those up to `each_upto` among them, and the
     other ranges with the lengths that stand for all of theirs."""
     low, high = near_ends(measured)
     low = 1 if least_is_one else max(1, low)
     around = [near_ends([each]) for each in sorted(set(measured))]
-    each = [ends for ends in around if ends[1] - ends[0] < EACH]
-    each += [(low, min(high, EACH))] if low <= EACH else []
+    each = [ends for ends in around if ends[1] - ends[0] < _EACH]
+    each += [(low, min(high, each_upto))] if low <= each_upto else []
     exact = [(max(1, first), last) for first, last in joined_ranges(each)]
     others = list(_between(exact, low, high))
     numbers = sorted(_one_of_each_remainder(others, rng)) if others else []
@@ -231,9 +241,9 @@ class _OneLength:
 
 
 def _rank(length: int, measured: Sequence[int], *, each: bool) -> int:
-    """The lengths near measured ones come first, and last those that stand for others."""
+    """The rank of a length; see `_NEAR`."""
     near = any(low <= length <= high for low, high in (near_ends([m]) for m in measured))
-    return 2 if not each else int(not near)
+    return _SAMPLED if not each else _NEAR if near else _SHORT
 
 
 def _each(one: _OneLength, ranges: Ranges) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:

@@ -20,6 +20,7 @@ _HALF_LONG = 256
 _LONG = 1200
 _MOST_SCORES = 1 << 22
 _MOST_OPERATIONS, _MOST_BYTES = 1 << 33, 1 << 25
+_MOST_OF_USERS = 1 << 26, 1 << 19  # operations and bytes
 
 
 def length_names(problem: Problem, kept: Collection[str] = ()) -> tuple[str, ...]:
@@ -38,9 +39,15 @@ def length_names(problem: Problem, kept: Collection[str] = ()) -> tuple[str, ...
     return tuple(name for name in found if name not in kept)
 
 
-def from_one(problem: Problem) -> bool:
-    """Whether calls of one case have all lengths up to the case's own: those of sequences."""
-    return isinstance(problem, RaggedAttention)
+def is_served_from_one(problem: Problem) -> bool:
+    """Whether a package serves all lengths up to a measured one: those of sequences, and those of
+    users' problems, which have nothing else to serve them."""
+    return isinstance(problem, RaggedAttention | UserProblem)
+
+
+def each_upto(problem: Problem) -> int:
+    """Up to this length each one is executed. The tolerances of users' problems take longer."""
+    return 128 if isinstance(problem, UserProblem) else 512
 
 
 def ratios_of(problem: Problem, place: Place) -> dict[str, int]:
@@ -105,14 +112,14 @@ def pair_case(
         whole = {each: short.symbols[each] for each in (*problem.sizes, *problem.ranges)}
         flags = {flag: short.symbols[flag] for flag in problem.flags}
         case = problem.case({**whole, **dict(others)}, flags)
-        cost = problem.flops(case), problem.bytes_moved(case)
+        most_operations = max(_MOST_OF_USERS[0], problem.flops(like))
+        most_bytes = max(_MOST_OF_USERS[1], problem.bytes_moved(like))
     else:
         assert isinstance(problem, Attention)
         shape = _pair_shape(like, sizes)
         case = problem.case(shape, {"causal": like.symbols["causal"]})
-        cost = problem.flops(case), problem.bytes_moved(case)
-    least = problem.flops(like) // 2
-    if cost[0] > max(_MOST_OPERATIONS, least) or cost[1] > _MOST_BYTES:
+        most_operations, most_bytes = max(_MOST_OPERATIONS, problem.flops(like) // 2), _MOST_BYTES
+    if problem.flops(case) > most_operations or problem.bytes_moved(case) > most_bytes:
         raise ValueError("the case would take long")
     return case
 

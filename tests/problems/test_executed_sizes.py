@@ -103,7 +103,9 @@ def test_the_range_around_a_case_is_that_of_its_own_ratio() -> None:
 def test_each_length_near_a_case_is_wanted_and_every_remainder_elsewhere(
     measured: tuple[int, ...],
 ) -> None:
-    each, (sampled, numbers) = wanted_lengths(measured, least_is_one=False, rng=random.Random(0))
+    each, (sampled, numbers) = wanted_lengths(
+        measured, each_upto=512, least_is_one=False, rng=random.Random(0)
+    )
     low, high = near_ends(measured)
     covered = sorted([*each, *sampled])
     assert (covered[0][0], covered[-1][1]) == (max(1, low), high)
