@@ -36,6 +36,7 @@ from evotune.verify.served_launches import launch_served
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0
 _SERVED_S = 8.0  # of work at sizes that a package could serve
+_TOGETHER = 16  # launches; a GPU computes while the next one is prepared
 
 
 Rebuilt: TypeAlias = "tuple[str, list[Subject] | str]"
@@ -87,6 +88,7 @@ class ChampionChecks:
         return launch_served(
             *(self._gate, self._problem, chosen, seed, verdict),
             limit_s=_SERVED_S,
+            together=_TOGETHER if self._session.in_order else 1,
             without=without,
             begins=lambda number: stages.at("served sizes", number, len(chosen)),
         )

@@ -13,9 +13,6 @@ from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 from evotune.verify.random_tests import TimeLimit
 
-_TOGETHER = 16
-"""Launches whose evidence is read at once. Their inputs and outputs are small."""
-
 
 def launch_served(
     gate: Gate,
@@ -25,14 +22,16 @@ def launch_served(
     verdict: Verdict,
     *,
     limit_s: float,
+    together: int = 1,
     without: Collection[str] = (),
     begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
     """Launches each case once, and returns those that passed. Adds one check for all: the nearest
     to its limit.
 
-    After `limit_s` of work no further launch starts, and the check says how many were made. The
-    first failure ends them and goes into the verdict. `begins` is called with the number of the
+    The evidence of `together` launches is read at once. After `limit_s` of work no further launch
+    starts, and the check says how many were made. The first failure ends them and goes into the
+    verdict. `begins` is called with the number of the
     next launch, from 1 on.
     """
     if not (subjects and verdict.passed):
@@ -41,11 +40,11 @@ def launch_served(
     limit = TimeLimit(limit_s)
     made = Verdict()
     passed: list[Case] = []
-    for start in range(0, len(subjects), _TOGETHER):
+    for start in range(0, len(subjects), together):
         if limit.is_over():
             break
         begins(start + 1)
-        some = subjects[start : start + _TOGETHER]
+        some = subjects[start : start + together]
         kinds = [short_kinds(problem, each.case, start + n) for n, each in enumerate(some)]
         for kind in dict.fromkeys(kind for each in kinds for kind in each if kind not in without):
             alike = [each for each, own in zip(some, kinds, strict=True) if kind in own]
