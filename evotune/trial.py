@@ -201,19 +201,35 @@ class Check(msgspec.Struct, frozen=True):
         return msgspec.convert(data, cls)
 
 
-class Region(msgspec.Struct, frozen=True):
+class ExecutedLengths(msgspec.Struct, frozen=True):
+    """The lengths `name` that were executed one by one, with these ratios of sizes (`alike`). At
+    large lengths one of every remainder by the sizes of tiles stands for the others."""
+
+    name: str
+    alike: Mapping[str, int]
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Region(msgspec.Struct, frozen=True, omit_defaults=True):
     """The cases of one binary on which a champion was right.
 
     - fixed: the values that they all share (dtype, mask, a size that is compiled in).
     - ranges: the least and the greatest value of everything else.
     - cases: the number of cases.
+    - pairs: for each two sizes the bands that were executed together; see
+      `evotune.problems.executed_sizes`. Empty in an older store.
+    - executed: the lengths that were executed one by one; None in an older store, and where none
+      were to be.
 
-    A case is inside if it has the fixed values and none of its other values is out of range.
+    A case is inside if it has the fixed values, none of its other values is out of range, and the
+    bands of each two of its sizes were executed together.
     """
 
     fixed: Mapping[str, Value]
     ranges: Mapping[str, tuple[int | float, int | float]]
     cases: int
+    pairs: Mapping[str, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)
+    executed: tuple[ExecutedLengths, ...] | None = None
 
 
 class Domain(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from itertools import islice
 from evotune.errors import SpaceError
 from evotune.problems.problem import Case, HasLayouts, Problem
 from evotune.space.bound import BoundSpace
+from evotune.space.case_scope import CaseEvaluator
 from evotune.space.specs import KernelSpec
 from evotune.trial import Value
 
@@ -28,6 +29,7 @@ class CompiledIn:
     ) -> None:
         """SpaceError for a compiled-in `let` that is no whole number on a measured case."""
         self._bound = bound
+        self._evaluator = CaseEvaluator(bound.case_scope({}, {}))
         self._kernel = kernel
         self._problem = problem
         self._measured = [case for case in measured if kernel.unsupported(case.symbols) is None]
@@ -133,8 +135,7 @@ class CompiledIn:
                 )
 
     def _values(self, names: Iterable[str], symbols: Mapping[str, Value]) -> tuple[Value, ...]:
-        let = self._bound.document.let
+        let, evaluator = self._bound.document.let, self._evaluator.at(symbols)
         return tuple(
-            self._bound.evaluate(let[name], {}, symbols) if name in let else symbols[name]
-            for name in names
+            evaluator.evaluate(let[name], {}) if name in let else symbols[name] for name in names
         )

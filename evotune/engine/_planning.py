@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +23,15 @@ from evotune.engine._champion_cases import (
 )
 from evotune.engine._compile_jobs import CompileJobs
 from evotune.engine._compiled_in import CompiledIn
-from evotune.engine.launches import CasePlanner, Rejected
+from evotune.engine._served_cases import served_cases
+from evotune.engine.launches import CasePlanner, Rejected, refuse_unknown_arguments
 from evotune.errors import SpaceError
 from evotune.execute.build_review import BuildRules
-from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal
+from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, SERVED, TIMED, CaseJob, Proposal
 from evotune.problems.problem import Case, Problem
 from evotune.space.bound import BoundSpace
+from evotune.space.case_scope import CaseEvaluator
 from evotune.space.document import SpaceDocument
-from evotune.space.language.expression import parse_expression
 from evotune.space.language.scalar import Environment
 from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration, Value
@@ -93,7 +95,7 @@ class Planner:
         kinds = len({repr(problem.place(case).fixed) for case in cases[TIMED]})
         self._random_tests = min(_RANDOM_TESTS * kinds, _MOST_RANDOM_TESTS)
         self._limits = registry.named(profile.backend).limits()
-        self._refuse_unknown_arguments()
+        refuse_unknown_arguments(document, bound, problem, cases[TIMED])
 
     @property
     def rules(self) -> BuildRules | None:
@@ -131,7 +133,24 @@ class Planner:
             scalars = self._scalars(self._cases[TIMED])
             skipped += scalars_skipped(self._document, kernel, scalars)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
-        return Proposal(number, configuration, cases, confirm=confirm, skipped=tuple(skipped))
+        made = Proposal(number, configuration, cases, confirm=confirm, skipped=tuple(skipped))
+        return self._with_lengths(kernel, made, compile_jobs) if confirm else made
+
+    def _with_lengths(
+        self, kernel: KernelSpec, made: Proposal, compile_jobs: _CompileJobs
+    ) -> Proposal:
+        """The proposal with the short cases that execute what a package could serve."""
+        evaluator = CaseEvaluator(self.bound.case_scope(made.configuration, {}))
+        compiled_in = self._compiled_in[kernel.name]
+
+        def job_of(case: Case) -> CaseJob:
+            if kernel.unsupported(case.symbols) or not compiled_in.is_known(case, compile_jobs):
+                raise Rejected("the kernel or its binaries do not take the case")
+            plan = self._case_plan(kernel, case, SERVED, evaluator.at(case.symbols))
+            return self._planned_job(kernel, made.configuration, {}, plan, compile_jobs)
+
+        jobs, lengths = served_cases(self.problem, made.cases, self._kept[kernel.name], job_of)
+        return dataclasses.replace(made, cases=(*made.cases, *jobs), lengths=lengths)
 
     def _scalars(self, cases: Iterable[Case]) -> tuple[str, ...]:
         """The scalars of any of these cases."""
@@ -213,13 +232,14 @@ class Planner:
         edges = self._edge_cases({*kept, *compiled_in.specialised_kept(timed)})
         return compiled_in.same_binaries(timed, edges)
 
-    def _case_plan(self, kernel: KernelSpec, case: Case, role: str) -> _CasePlan:
+    def _case_plan(
+        self, kernel: KernelSpec, case: Case, role: str, evaluator: CaseEvaluator | None = None
+    ) -> _CasePlan:
         arch = int(self._profile.attributes.get("arch", 0))
-        evaluator = self.bound.evaluator(case.symbols)
         launches = CasePlanner(
             kernel,
             case,
-            evaluator,
+            evaluator or self.bound.evaluator(case.symbols),
             self.problem.tensors(case),
             arch,
             optional=self.problem.optional,
@@ -372,23 +392,6 @@ class Planner:
         """The distinct compiler runs of the timed cases."""
         jobs = {job.compile.key: job.compile for job in self.proposal(0, configuration).cases}
         return list(jobs.values())
-
-    def _refuse_unknown_arguments(self) -> None:
-        buffers = {
-            spec.name for case in self._cases[TIMED] for spec in self.problem.tensors(case)
-        } | set(self.problem.optional)
-        for kernel in self._document.kernels:
-            for workspace in kernel.workspace:
-                if workspace.name in buffers:
-                    what = f"workspace {workspace.name} has the name of a tensor"
-                    raise workspace.size_bytes.error(what)
-            known = buffers | {workspace.name for workspace in kernel.workspace}
-            for argument in kernel.arguments:
-                if argument.tensor_map is not None:
-                    continue
-                if argument.name is not None and argument.name not in known:
-                    expression = parse_expression(argument.name, argument.position)
-                    self.bound.check(expression, beside=known)
 
     def kernel_of(self, configuration: Configuration) -> KernelSpec:
         name = configuration.get("KERNEL")

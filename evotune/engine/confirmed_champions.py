@@ -12,8 +12,9 @@ from evotune.device.profile import DeviceProfile
 from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError
 from evotune.problems import UserProblem
-from evotune.problems.attention import Attention
+from evotune.problems.executed_sizes import holds
 from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.short_cases import place_with_ratio
 from evotune.store import RunStore
 from evotune.trial import Configuration, Domain, Measurement, Outcome
 
@@ -52,17 +53,8 @@ class Champion:
 
     def holds(self, case: Case) -> bool:
         """Whether the case lies in a region of the champion's domain."""
-        place = self.place(case)
-        return any(place.is_in(region.fixed, region.ranges) for region in self.domain.regions)
-
-
-def place_with_ratio(problem: Problem, case: Case) -> Place:
-    """The case's place. For attention it also has `length_ratio`, keys / queries."""
-    place = problem.place(case)
-    if not isinstance(problem, Attention):
-        return place
-    ratio = int(case.symbols["seq_len_k"]) / int(case.symbols["seq_len_q"])
-    return Place(place.fixed, {**place.ranged, "length_ratio": ratio}, place.layout)
+        place = self.problem.place(case)
+        return any(holds(region, place) for region in self.domain.regions)
 
 
 def has_own_check(problem: Problem) -> bool:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
 from evotune.device.tensor_map import FIRST_ARCH, TensorMap
 from evotune.languages import language
-from evotune.problems.problem import Case, TensorSpec
-from evotune.space.bound import Evaluator
+from evotune.problems.problem import Case, Problem, TensorSpec
+from evotune.space.bound import BoundSpace, Evaluator
+from evotune.space.case_scope import CaseEvaluator
+from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.scalar import Environment
 from evotune.space.specs import ArgumentSpec, KernelSpec, TensorMapSpec
@@ -35,7 +37,7 @@ class CasePlanner:
         self,
         kernel: KernelSpec,
         case: Case,
-        evaluator: Evaluator,
+        evaluator: Evaluator | CaseEvaluator,
         tensors: Sequence[TensorSpec],
         arch: int,
         *,
@@ -171,3 +173,24 @@ def _as_number(value: Value) -> int | float:
         return int(value)
     assert not isinstance(value, str)
     return value
+
+
+def refuse_unknown_arguments(
+    document: SpaceDocument, bound: BoundSpace, problem: Problem, cases: Sequence[Case]
+) -> None:
+    """SpaceError for an argument that is neither a tensor, nor a workspace, nor an expression."""
+    buffers = {spec.name for case in cases for spec in problem.tensors(case)} | set(
+        problem.optional
+    )
+    for kernel in document.kernels:
+        for workspace in kernel.workspace:
+            if workspace.name in buffers:
+                what = f"workspace {workspace.name} has the name of a tensor"
+                raise workspace.size_bytes.error(what)
+        known = buffers | {workspace.name for workspace in kernel.workspace}
+        for argument in kernel.arguments:
+            if argument.tensor_map is not None:
+                continue
+            if argument.name is not None and argument.name not in known:
+                expression = parse_expression(argument.name, argument.position)
+                bound.check(expression, beside=known)

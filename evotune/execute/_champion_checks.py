@@ -1,4 +1,5 @@
-"""A champion's checks beyond the gate: disturbed launches, and NVIDIA's compute-sanitizer tools.
+"""A champion's checks beyond the gate: launches at sizes that a package could serve, disturbed
+launches, and NVIDIA's compute-sanitizer tools.
 
 The tools and the compilers of builds that disturb themselves are processes of their own. They need
 seconds, so they start first and work beside the other checks.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +21,24 @@ from evotune.backends.backend import SanitizedCase, not_sanitized
 from evotune.device.launch import CompileJob
 from evotune.device.profile import DeviceProfile
 from evotune.device.session import Session
-from evotune.execute.executor import EDGE, TIMED
-from evotune.execute.messages import TrialCase
+from evotune.execute._stages import Stages
+from evotune.execute.executor import EDGE, SERVED, TIMED, WHEN_THERE_IS_TIME
+from evotune.execute.messages import TrialCase, TrialRequest
 from evotune.problems.index_inputs import index_bytes
-from evotune.problems.problem import Problem
+from evotune.problems.problem import Case, Problem
 from evotune.scratch import scratch_folder
-from evotune.trial import Check
+from evotune.trial import Check, Domain
 from evotune.verify.disturbed import CASE, PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.kept_checks import ALL_KINDS
+from evotune.verify.kept_checks import ALL_KINDS, checked_domain
 from evotune.verify.pool import InputPool
+from evotune.verify.served_launches import launch_served
 
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0
 NO_TIME = "confirming may take no longer"
+_SERVED_S = 8.0  # of work at sizes that a package could serve
+_TOGETHER = 16  # launches; a GPU computes while the next one is prepared
 
 
 Rebuilt: TypeAlias = "tuple[str, list[Subject] | str]"
@@ -67,10 +72,44 @@ class ChampionChecks:
     ) -> None:
         self._session = session
         self._backend = registry.named(profile.backend)
+        self._profile = profile
         self._problem = problem
         self._gate = gate
         self._pool = pool
         self._deterministic = deterministic
+
+    def launch_served(
+        self,
+        subjects: Sequence[tuple[TrialCase, Subject]],
+        seed: int,
+        verdict: Verdict,
+        stages: Stages,
+        without: Collection[str],
+    ) -> list[Case]:
+        """Launches at the sizes that a package could serve; returns the cases that passed."""
+        chosen = [subject for item, subject in subjects if item.role == SERVED]
+        made = launch_served(
+            *(self._gate, self._problem, chosen, seed, verdict),
+            limit_s=_SERVED_S,
+            longest_s=stages.left_s(),
+            together=_TOGETHER if self._session.in_order else 1,
+            without=without,
+            begins=lambda number: stages.at("served sizes", number, len(chosen)),
+        )
+        stages.cut_short |= len(made) < len(chosen) and stages.is_late()
+        return made
+
+    def domain(self, job: TrialRequest, tested: Sequence[Case]) -> Domain:
+        """The domain of a champion that passed. Cases for which there may be no time count if they
+        are among the `tested` ones."""
+        labels = {case.label for case in tested}
+        checked = [
+            (item.binary, item.case)
+            for item in job.cases
+            if item.role not in WHEN_THERE_IS_TIME or item.case.label in labels
+        ]
+        by_length = {each.binary for each in job.cases if each.role == SERVED}
+        return checked_domain(self._problem, checked, self._profile, job.lengths, by_length)
 
     @contextlib.contextmanager
     def beside(

@@ -12,6 +12,7 @@ _WORDS = {
     "start": "checking the first launches",
     "verify": "checking cases",
     "random_tests": "random cases",
+    "served_sizes": "launching at served sizes",
     "perturbation": "checking disturbed launches",
     "sanitizer": "waiting for the sanitizer",
     "measure": "timing cases",

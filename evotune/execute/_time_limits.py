@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evotune.execute.executor import RANDOM
+from evotune.execute.executor import WHEN_THERE_IS_TIME
 from evotune.execute.messages import Request, TrialRequest
 from evotune.trial import Outcome
 
@@ -50,7 +50,7 @@ class TimeLimits:
         """The limit on a trial once it is prepared. In the search it is wide at first; later it is
         10 times the longest that this run's passing trials took, within bounds."""
         if request.thorough or request.rival:
-            cases = sum(case.role != RANDOM for case in request.cases)
+            cases = sum(case.role not in WHEN_THERE_IS_TIME for case in request.cases)
             return self._longest_trial_s + _THOROUGH_CASE_S * cases + self._sanitizer_s
         if self._answers < _KNOWN_AFTER or not self._slowest_s:
             return self._longest_trial_s

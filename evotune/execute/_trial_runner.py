@@ -28,13 +28,20 @@ from evotune.execute._scoring import (
 )
 from evotune.execute._stages import Stages
 from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
-from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, TIMED, BaselineTiming
+from evotune.execute.executor import (
+    EDGE,
+    HELD_OUT,
+    RANDOM,
+    TIMED,
+    WHEN_THERE_IS_TIME,
+    BaselineTiming,
+)
 from evotune.execute.messages import PrepareRequest, TrialCase, TrialRequest
 from evotune.measure.paired import TimingSettings
 from evotune.problems.problem import Case, Problem
-from evotune.trial import CUT_SHORT, Domain, Measurement, Outcome, OutcomeKind
+from evotune.trial import CUT_SHORT, Measurement, Outcome, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
-from evotune.verify.kept_checks import checked_domain, worth_keeping
+from evotune.verify.kept_checks import worth_keeping
 from evotune.verify.pool import InputPool
 from evotune.verify.random_tests import run_random_tests
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
@@ -116,7 +123,7 @@ class TrialRunner:
 
     def _make(self, cases: Sequence[tuple[Case, str]], kinds: Sequence[str], seed: int) -> None:
         for case, role in cases:
-            if role == RANDOM:
+            if role in WHEN_THERE_IS_TIME:
                 continue
             for kind in kinds:
                 self._pool.get(case, kind, seed)
@@ -167,7 +174,7 @@ class TrialRunner:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
         if job.confirm and verdict.passed:
-            domain = self._domain(job.cases, random_tests)
+            domain = self._champions.domain(job, random_tests)
             flags = (*outcome.flags, *((CUT_SHORT,) if stages.cut_short else ()))
             outcome = msgspec.structs.replace(outcome, domain=domain, flags=flags)
         return outcome
@@ -189,6 +196,10 @@ class TrialRunner:
         if "random" not in self._without:
             with stages.timed("random_tests"):
                 random_tests = self._test_randomly(subjects, seed, verdict, stages)
+            with stages.timed("served_sizes"):
+                made = self._champions.launch_served(subjects, seed, verdict, stages, self._without)
+                random_tests += made
+                self._check_quiet(verdict)
         timed = [subject for item, subject in subjects if item.role == TIMED]
         disturbs = "perturbation" not in self._without
         rebuilt: list[Rebuilt] = []
@@ -211,13 +222,6 @@ class TrialRunner:
         with stages.timed("verify"):
             self._verify(subjects, seed, verdict, stages)
             self._check_quiet(verdict)
-
-    def _domain(self, cases: Sequence[TrialCase], random_tests: Sequence[Case]) -> Domain:
-        """The domain of all checked cases. A random case counts if it passed."""
-        tested = {case.label for case in random_tests}
-        items = [item for item in cases if item.role != RANDOM or item.case.label in tested]
-        checked = [(item.binary, item.case) for item in items]
-        return checked_domain(self._problem, checked, self._profile)
 
     def _seed(self, job: TrialRequest) -> int:
         """The seed of the trial's inputs. In the search it is one of a few, at most as many as the

@@ -10,10 +10,14 @@ from typing import Protocol
 import msgspec
 
 from evotune.device.launch import CompileJob, LaunchPlan
+from evotune.problems.executed_sizes import LengthPlan
 from evotune.problems.problem import Case
 from evotune.trial import Check, Configuration, Outcome
 
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
+SERVED = "served"
+WHEN_THERE_IS_TIME = (RANDOM, SERVED)
+"""Roles of cases whose inputs are made when their turn comes, as long as there is time."""
 RIVAL = "rival"
 """Takes the place of a baseline's name when a candidate is timed against another configuration."""
 
@@ -27,6 +31,7 @@ class CaseJob:
     - edge: is only checked.
     - held-out: is checked and timed when a champion is confirmed, and never steers the search.
     - random: is checked when a champion is confirmed, on inputs of one kind.
+    - served: is launched once when a champion is confirmed, since a package could serve its sizes.
     """
 
     case: Case
@@ -50,6 +55,7 @@ class Proposal:
     - `until_s`: when a champion's checks are cut short, on this machine's monotonic clock.
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
+    - `lengths`: what the cases of role `served` show together.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
       if an outcome of the same code is known.
     """
@@ -64,6 +70,7 @@ class Proposal:
     skipped: tuple[Check, ...] = ()
     until_s: float = math.inf
     rival: tuple[CaseJob, ...] = ()
+    lengths: tuple[LengthPlan, ...] = ()
     device: int | None = None
 
     @functools.cached_property

@@ -121,6 +121,7 @@ class InFlight:
             skipped=proposal.skipped,
             until_s=proposal.until_s,
             rival=tuple(map(self._compiled, proposal.rival)),
+            lengths=proposal.lengths,
             contender=contender,
             fixed_sampling=fixed_sampling,
             baselines=baselines,

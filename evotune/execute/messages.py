@@ -17,6 +17,7 @@ from evotune.device.channel import Wire
 from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.executor import BaselineReport, BaselineTiming
+from evotune.problems.executed_sizes import LengthPlan
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
 from evotune.trial import Check, Outcome, Value
@@ -107,8 +108,8 @@ _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s` and `rival` are those of a
-    Proposal.
+    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s`, `rival` and `lengths` are
+    those of a Proposal.
 
     - `contender`: a candidate whose fitness is surely below it needs no further samples.
     - `fixed_sampling`: it gets them all the same.
@@ -123,6 +124,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     skipped: tuple[Check, ...] = ()
     until_s: float = float("inf")
     rival: tuple[TrialCase, ...] = ()
+    lengths: tuple[LengthPlan, ...] = ()
     contender: float = float("-inf")
     fixed_sampling: bool = False
     baselines: Mapping[str, str] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from evotune.backends import registry
 from evotune.device.launch import Binary
 from evotune.engine import environment
@@ -189,7 +191,7 @@ def _by_binary(
         for places, compiled in found.values() if len(found) > 1 else ():
             met = {name: [place.ranged[name] for place in places] for name in region.ranges}
             ranges = {name: (min(values), max(values)) for name, values in met.items()}
-            yield Region(region.fixed, ranges, len(places)), compiled
+            yield msgspec.structs.replace(region, ranges=ranges, cases=len(places)), compiled
 
 
 def _compiled_in(kernel: KernelSpec, job: CaseJob) -> Mapping[str, Value]:

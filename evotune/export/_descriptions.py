@@ -20,11 +20,14 @@ from evotune.export._compute_source import COMPUTE_FILE, compute_source
 from evotune.export._expression_json import to_json
 from evotune.export._feature_regions import completing, score_mods
 from evotune.export._package_readme import readme
+from evotune.export._readme_words import length_words
 from evotune.portfolios.points import BATCH_HEADS
+from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name
+from evotune.problems.executed_sizes import band_ends
 from evotune.problems.problem import CONTIGUOUS
 from evotune.store import RunStore
-from evotune.trial import Json
+from evotune.trial import Json, Region
 from evotune.version import __version__
 
 FORMAT = 1
@@ -122,6 +125,7 @@ def dispatch(
                 "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
                 "layout": layouts[number],
                 **({} if compiled is None else {"compiled": dict(compiled)}),
+                **(_executed(region) if isinstance(problem, UserProblem) else {}),
             }
             for number in ranked
             for region, compiled in kernels[number].regions
@@ -129,6 +133,27 @@ def dispatch(
         **({"timed": [dict(case.symbols) for _, case in chosen.timed]} if chosen.timed else {}),
         **({"score_mods": modified} if modified else {}),
     }
+
+
+def _executed(region: Region) -> dict[str, Json]:
+    """The sizes that were executed in pairs, as ranges, and the lengths that were executed one by
+    one. Kernels of other problems than attention serve their whole domain, so the package holds
+    each call to both; what attention serves is clipped to them beforehand."""
+    found: dict[str, Json] = {}
+    if region.pairs:
+        found["pairs"] = {
+            names: [
+                [
+                    list(band_ends(name, number))
+                    for name, number in zip(names.split(), pair, strict=True)
+                ]
+                for pair in pairs
+            ]
+            for names, pairs in region.pairs.items()
+        }
+    if region.executed is not None:
+        found["lengths"] = {each.name: [list(r) for r in each.ranges] for each in region.executed}
+    return found
 
 
 def _layout(champion: Champion) -> str:
@@ -275,6 +300,7 @@ def _champion(champion: Champion) -> dict[str, Json]:
         ],
         "checks": [check.to_json() for check in outcome.checks],
         "flags": list(outcome.flags),
+        "lengths": length_words(champion.domain),
         "domain": champion.domain.to_json(),
     }
 

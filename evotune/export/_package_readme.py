@@ -145,6 +145,7 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     if "portfolio" in certificate:
         yield from _rule(certificate["portfolio"])
     yield from _tables(dispatch, serves_all=template is _OTHER)
+    yield from _lengths(certificate["champions"])
 
 
 def _tables(dispatch: Mapping[str, Json], *, serves_all: bool) -> Iterator[str]:
@@ -164,8 +165,22 @@ def _tables(dispatch: Mapping[str, Json], *, serves_all: bool) -> Iterator[str]:
         yield "and near such cases.\n"
     yield from _regions(won)
     yield "## Domain\n"
-    yield "A kernel gets no case outside of these. It was right on all of them that were tried.\n"
+    yield "A kernel gets no case outside of these. It was right on all of them that were tried."
+    yield "Where lengths were executed (below), each two sizes of a served case were tried"
+    yield "together, in bands from a power of two to the next.\n"
     yield from _regions(domain)
+
+
+def _lengths(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    """Which lengths each kernel executed."""
+    yield "## Lengths\n"
+    yield "Each of these lengths was executed at least once, in a short launch whose result was"
+    yield "compared with a reference. Of more than 512 lengths, one of each remainder by 256 and by"
+    yield "384 stands for the others. `lengths not executed`: only those of tried cases were.\n"
+    for number, champion in enumerate(champions):
+        for line in champion["lengths"]:
+            yield f"- kernel {number}: {line}"
+    yield ""
 
 
 def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from evotune.trial import Json
+from evotune.trial import Domain, Json
 
 _OF_EVERY_PROBLEM = {
     "dtype": "the type of the tensors",
@@ -82,3 +82,28 @@ def region_words(names: Sequence[str], dispatch: Mapping[str, Json]) -> Iterator
         if name in known and name not in (*sizes, *constants, *flags):
             yield f"- `{name}`: {known[name]}"
     yield ""
+
+
+NOT_EXECUTED = "lengths not executed"
+
+
+def length_words(domain: Domain) -> list[str]:
+    """Which lengths a champion executed one by one, a line for each quantity and each set of fixed
+    values; one line that says so where it executed none."""
+    found: dict[str, None] = {}
+    for region in domain.regions:
+        like = [
+            f"{name} {_value(value)}" for name, value in region.fixed.items() if name != "dtype"
+        ]
+        for each in region.executed or ():
+            ratios = [f"{name} {value}" for name, value in each.alike.items()]
+            spans = " and ".join(
+                str(low) if low == high else f"{low} to {high}" for low, high in each.ranges
+            )
+            if spans:
+                found[f"{each.name} {spans} ({', '.join([*like, *ratios])})"] = None
+    return list(found) or [NOT_EXECUTED]
+
+
+def _value(value: Json) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

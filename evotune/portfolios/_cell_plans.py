@@ -16,6 +16,7 @@ from evotune.errors import SpaceError
 from evotune.execute.executor import CaseJob
 from evotune.portfolios.matrix_store import Cell
 from evotune.portfolios.points import REFUSED, Score
+from evotune.problems.executed_sizes import band_pairs, joined_pairs
 from evotune.problems.problem import Case
 from evotune.trial import Domain, Outcome, Region
 
@@ -53,12 +54,14 @@ class CellPlans:
 
 
 def _planned(champion: Champion, case: Case) -> CaseJob | None:
-    fixed = champion.place(case).fixed
+    place, regions = champion.place(case), champion.domain.regions
     planner = champion.run.planner
     kernel = planner.kernel_of(champion.configuration)
-    if not set(kernel.compiled_in) <= fixed.keys() and not champion.holds(case):
+    # Between its checked cases, whatever sizes were executed together: the gate checks the cell.
+    inside = any(place.is_in(region.fixed, region.ranges) for region in regions)
+    if not set(kernel.compiled_in) <= place.fixed.keys() and not inside:
         return None
-    if all(region.fixed != fixed for region in champion.domain.regions):
+    if all(region.fixed != place.fixed for region in regions):
         return None
     try:
         return planner.case_job(champion.configuration, case)
@@ -67,7 +70,8 @@ def _planned(champion: Champion, case: Case) -> CaseJob | None:
 
 
 def extended_domain(domain: Domain, champion: Champion, passed: Sequence[Case]) -> Domain:
-    """The domain of a champion, which the cases that `passed` in the matrix extend."""
+    """The domain of a champion, which the cases that `passed` in the matrix extend. It says nothing
+    of lengths, since the regions of a rule reach beyond those that were executed one by one."""
     places = [champion.place(case) for case in passed]
     regions = []
     for region in domain.regions:
@@ -79,5 +83,6 @@ def extended_domain(domain: Domain, champion: Champion, passed: Sequence[Case]) 
             )
             for name, (low, high) in region.ranges.items()
         }
-        regions.append(Region(region.fixed, ranges, region.cases + len(alike)))
+        pairs = joined_pairs(region.pairs, band_pairs(alike)) if region.pairs else {}
+        regions.append(Region(region.fixed, ranges, region.cases + len(alike), pairs=pairs))
     return msgspec.structs.replace(domain, regions=tuple(regions))

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.engine.confirmed_champions import place_with_ratio
 from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.short_cases import place_with_ratio
 
 BATCH_HEADS = "batch_heads"
 """batch * heads: the number of attentions that a launch computes side by side."""

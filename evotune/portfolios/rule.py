@@ -9,10 +9,9 @@ import msgspec
 
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios.points import BATCH_HEADS, Point
+from evotune.problems.executed_sizes import NEAR, near_ends
 from evotune.trial import Region, Value
 
-NEAR = 0.1
-"""The share by which a size may lie beyond the measured ones where no border is nearer."""
 _MEASURED = ("group",)
 """Ratios that stay between the measured ones."""
 _LENGTH_RATIO = "length_ratio"
@@ -171,14 +170,14 @@ def _around(
         if name == _KEYS and not has_border and _have_equal_lengths(points):
             continue  # they follow from the queries by the ratio of the lengths
         shown.append(name)
-        low, high = _near([point.features[name] for point in points])
+        low, high = near_ends([point.features[name] for point in points])
         low, high = leaf.above.get(twin, low - 1) + 1, leaf.upto.get(twin, high)
         least, most = domain.ranges.get(name, (low, high))
         ranges[name] = (max(low, least), min(high, most))
     for name in _WINDOWS:
         if name in domain.ranges:
             shown.append(name)
-            low, high = _near([int(point.place.ranged[name]) for point in points])
+            low, high = near_ends([int(point.place.ranged[name]) for point in points])
             least, most = domain.ranges[name]
             ranges[name] = (max(low, least), min(high, most))
     for name in (_LENGTH_RATIO, *_MEASURED):
@@ -190,14 +189,6 @@ def _around(
     low_speedup = min(low for _, low in won)
     labels = tuple(point.label for point in points)
     yield RuleRegion(kernel, domain.fixed, ranges, tuple(shown), low_speedup, labels)
-
-
-def _near(values: Sequence[int]) -> tuple[int, int]:
-    """The ends of the sizes between these, or a tenth beyond them."""
-    return (
-        math.ceil(min(values) * (1 - NEAR) - 1e-9),
-        math.floor(max(values) * (1 + NEAR) + 1e-9),
-    )
 
 
 def _have_equal_lengths(points: Sequence[Point]) -> bool:

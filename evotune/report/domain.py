@@ -7,8 +7,8 @@ from evotune.report.wording import value_text
 from evotune.trial import Domain
 
 MEANING = (
-    "What the champion was checked on: from the least to the most of each quantity. "
-    "What lies outside was not tried."
+    "What the champion was checked on: from the least to the most of each quantity, each two sizes "
+    "in the bands that were tried together. What lies outside was not tried."
 )
 
 

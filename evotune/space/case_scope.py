@@ -117,6 +117,41 @@ class CaseScope:
         return self._interner.name(name)
 
 
+class CaseEvaluator:
+    """Evaluates the expressions of one configuration in one case after another, as
+    `evotune.space.bound.Evaluator` does for one configuration after another in one case."""
+
+    def __init__(self, scope: CaseScope) -> None:
+        self._scope = scope
+        self._nodes: dict[str, Node] = {}
+        self._symbols: Mapping[str, Value] = {}
+        self._environment: Environment = {}
+        self._lets = 0  # so many had been found when the environment was made
+
+    def at(self, symbols: Mapping[str, Value]) -> CaseEvaluator:
+        """The evaluator for the case of these symbols."""
+        self._symbols, self._lets = symbols, -1
+        return self
+
+    @staticmethod
+    def is_constant(expression: Expression) -> bool:
+        """No value is kept for the next case."""
+        return False
+
+    def evaluate(self, expression: Expression, known: Environment) -> Value:
+        """The value in the present case. SpaceError where there is none; `known` is not used."""
+        node = self._nodes.get(expression.text)
+        if node is None:
+            node = self._nodes[expression.text] = self._scope.bind(expression)
+        if self._lets != len(self._scope.lets):
+            self._environment = self._scope.environment(self._symbols)
+            self._lets = len(self._scope.lets)
+        try:
+            return evaluate(node, self._environment)
+        except EvaluationError as error:
+            raise expression.error(f"{error} in `{expression.text}`") from error
+
+
 def evaluate(node: Node, environment: Environment) -> Value:
     """The tree's value with `CaseScope.environment`. EvaluationError when it has none."""
     try:

@@ -85,6 +85,25 @@ class Gate:
             if verdict.passed:
                 self._examine(subject, kinds[start : start + together], seed, verdict)
 
+    def examine_once(
+        self, subjects: Sequence[Subject], kind: str, seed: int, verdict: Verdict
+    ) -> None:
+        """Launch each subject once in fresh memory, on inputs of one kind, and read the evidence of
+        all launches together. The first failure ends it."""
+        launched: list[tuple[Subject, InputSet, Evidence]] = []
+        memory: list[BufferSets] = []  # no two launches share addresses
+        for subject in subjects:
+            inputs = self._pool.once(subject.case, kind, seed)
+            buffers = self.buffers(subject, [inputs])
+            memory.append(buffers)
+            self._launch(self._bind(subject, buffers, 0))
+            evidence = self.look(buffers, buffers.snapshot(), buffers.inspect(), [inputs])
+            launched.append((subject, inputs, dataclasses.replace(evidence, flags={})))
+        found = read([evidence for *_, evidence in launched])
+        for (subject, inputs, _), (findings,) in zip(launched, found, strict=True):
+            if verdict.passed:
+                self._judge(subject.case, kind, findings, inputs, verdict)
+
     def _examine(self, subject: Subject, kinds: Sequence[str], seed: int, verdict: Verdict) -> None:
         case = subject.case
         inputs = [self._pool.get(case, kind, seed) for kind in kinds]

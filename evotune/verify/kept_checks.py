@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 
 from evotune.device.profile import DeviceProfile
+from evotune.problems.executed_sizes import LengthPlan, band_pairs, executed_lengths
 from evotune.problems.problem import CONTIGUOUS, Case, Place, Problem
 from evotune.trial import Check, Domain, Region
 
@@ -50,10 +51,15 @@ def _closeness(check: Check) -> float:
 
 
 def checked_domain(
-    problem: Problem, checked: Iterable[tuple[str, Case]], profile: DeviceProfile
+    problem: Problem,
+    checked: Iterable[tuple[str, Case]],
+    profile: DeviceProfile,
+    lengths: Sequence[LengthPlan] = (),
+    by_length: Collection[str] = (),
 ) -> Domain:
     """The domain of the cases that passed, each with its binary. Two binaries share no region,
-    since no case between them was checked."""
+    since no case between them was checked. `lengths`: what the cases of the binaries `by_length`
+    show together."""
     places: dict[tuple[str, str], list[Place]] = {}
     layouts: set[str] = set()
     for binary, case in checked:
@@ -63,12 +69,22 @@ def checked_domain(
     return Domain(
         device=profile.name,
         multiprocessors=int(profile.attributes.get("multiprocessors", 0)),
-        regions=tuple(map(_region, places.values())),
+        regions=tuple(
+            _region(each, lengths if binary in by_length else ())
+            for (binary, _), each in places.items()
+        ),
         layout=", ".join(sorted(layouts)) or CONTIGUOUS,
     )
 
 
-def _region(places: list[Place]) -> Region:
+def _region(places: list[Place], lengths: Sequence[LengthPlan]) -> Region:
     met = {name: [place.ranged[name] for place in places] for name in places[0].ranged}
     ranges = {name: (min(values), max(values)) for name, values in met.items()}
-    return Region(dict(places[0].fixed), ranges, len(places))
+    own = [plan for plan in lengths if plan.fixed == places[0].fixed]
+    return Region(
+        dict(places[0].fixed),
+        ranges,
+        len(places),
+        pairs=band_pairs(places),
+        executed=executed_lengths(own, places) or None,
+    )

@@ -88,6 +88,11 @@ class InputPool:
             self._sets.popitem(last=False)
         return made
 
+    def once(self, case: Case, kind: str, seed: int) -> InputSet:
+        """A set for a single launch, which is not kept and has no checksum."""
+        inputs = self._inputs(case, kind, seed)
+        return InputSet(inputs, self._wanted(case, inputs))
+
     def set_bytes(self, case: Case) -> int:
         """The bytes of one set: its inputs and the expected outputs."""
         return sum(map(_nbytes, self._problem.tensors(case)))

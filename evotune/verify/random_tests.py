@@ -17,11 +17,11 @@ from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 _LONGEST = 4  # times the limit, by the wall clock
 
 
-class _TimeLimit:
+class TimeLimit:
     """`limit_s` of this thread's own work, so that other work on the machine takes no test away.
-    Then it may last four times as long."""
+    By the clock it may last four times as long, and no longer than `longest_s`."""
 
-    def __init__(self, limit_s: float, longest_s: float) -> None:
+    def __init__(self, limit_s: float, longest_s: float = math.inf) -> None:
         self._limit_s = limit_s
         self._longest_s = min(longest_s, _LONGEST * limit_s)
         self._worked_s, self._started_s = time.thread_time(), time.monotonic()
@@ -54,7 +54,7 @@ def run_random_tests(
     if not (subjects and verdict.passed):
         return []
     name = f"{len(subjects)} random tests"
-    limit = _TimeLimit(limit_s, longest_s)
+    limit = TimeLimit(limit_s, longest_s)
     within = f"within {min(limit_s, longest_s):.2g} s"
     made = Verdict()
     passed: list[Case] = []

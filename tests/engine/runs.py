@@ -56,9 +56,10 @@ def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
 @contextlib.contextmanager
 def brief_confirmations(processes: int = 1) -> Iterator[None]:
     """Times champions in so few processes, instead of three to six, and after ten random tests
-    instead of a hundred: these take most of a short run."""
+    instead of a hundred, without launches at served sizes: these take most of a short run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_planning, "_RANDOM_TESTS", 10)
+        patch.setattr(_planning, "served_cases", lambda *given: ([], ()))
         patch.setattr(confirming, "MOST", processes)
         patch.setattr(ablation, "MOST", processes)
         yield

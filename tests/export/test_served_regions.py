@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import msgspec
 
 from evotune.export._served_regions import (
     MeasuredCase,
@@ -11,8 +14,9 @@ from evotune.export._served_regions import (
     near_regions,
 )
 from evotune.problems.attention import Attention
+from evotune.problems.executed_sizes import band_pairs, joined_pairs
 from evotune.problems.problem import Place
-from evotune.trial import Region
+from evotune.trial import ExecutedLengths, Region
 
 SIZES = frozenset({"batch", "heads", "seq_len_q", "seq_len_k"})
 PROBLEM = Attention("float16")
@@ -92,6 +96,48 @@ def test_regions_stay_inside_the_domain() -> None:
     assert lengths([case(512, 1.2)], small) == [(480, 520)]
     other = Region({**FIXED, "causal": True}, DOMAIN.ranges, 5)
     assert lengths([case(512, 1.2)], other) == []
+
+
+def executed(*ranges: tuple[int, int], **more: Any) -> Region:
+    """The domain with lengths that were executed one by one, and with the pairs of their cases."""
+    lengths = tuple(
+        ExecutedLengths(name, {"group": 1}, ranges) for name in ("seq_len_q", "seq_len_k")
+    )
+    met = [place(end, **more) for low, high in ranges for end in range(low, high + 1)]
+    return msgspec.structs.replace(DOMAIN, executed=lengths, pairs=with_any_lengths(met))
+
+
+def with_any_lengths(met: list[Place]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The pairs of the cases, and any two lengths: these cases tell no ratio of their lengths."""
+    both = {"seq_len_k seq_len_q": [(a, b) for a in range(9, 12) for b in range(9, 12)]}
+    return joined_pairs(band_pairs(met), both)
+
+
+def test_regions_end_at_the_last_length_that_was_executed() -> None:
+    assert lengths([case(512, 1.2)], executed((500, 563))) == [(500, 563)]
+    assert lengths([case(512, 1.2)], executed((461, 504), (506, 530))) == [(506, 530)]
+    assert lengths([case(512, 1.2)], executed((513, 563))) == []
+    assert lengths([case(512, 1.2, kv_heads=4)], executed((461, 563))) == []
+
+
+def test_won_cases_are_joined_only_over_executed_lengths() -> None:
+    won = [case(512, 1.2), case(700, 1.2)]
+    assert lengths(won, executed((461, 770))) == [(461, 770)]
+    assert lengths(won, executed((461, 563), (630, 770))) == [(461, 563), (630, 770)]
+
+
+def test_regions_hold_no_bands_that_never_met() -> None:
+    """Lengths from 1,024 on were executed with two batches alone."""
+    domain = executed((461, 1126), batch=1)
+    met = [place(n) for n in range(461, 1024)] + [place(n, batch=2) for n in range(1024, 1127)]
+    domain = msgspec.structs.replace(domain, pairs=with_any_lengths(met))
+    assert lengths([case(1000, 1.2)], domain) == [(900, 1023)]
+    assert lengths([case(1100, 1.2, batch=2)], domain) == [(1024, 1126)]
+
+
+def test_a_run_of_before_is_served_as_it_was() -> None:
+    assert DOMAIN.executed is None
+    assert lengths([case(512, 1.2)]) == [(461, 563)]
 
 
 def test_a_ratio_of_sizes_changes_by_a_tenth_at_most() -> None:

@@ -15,7 +15,7 @@ from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.device.launch import CompileFailure
 from evotune.engine._planning import Planner
 from evotune.engine.setup import KernelSetup, load_setup
-from evotune.execute.executor import RANDOM, TIMED, CaseJob
+from evotune.execute.executor import RANDOM, TIMED, WHEN_THERE_IS_TIME, CaseJob
 from evotune.problems import create_problem
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
@@ -60,7 +60,7 @@ class InProcess:
         configuration = Configuration({**self._planner.bound.default(), self._gene: choice})
         jobs = self._planner.proposal(0, configuration, confirm=random_tests > 0).cases
         for job in jobs:
-            if job.role == RANDOM or not verdict.passed:
+            if job.role in WHEN_THERE_IS_TIME or not verdict.passed:
                 continue
             subject = self._subject(job)
             self._gate.examine(subject, self._problem.input_kinds, 0, verdict)

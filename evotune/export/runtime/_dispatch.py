@@ -128,11 +128,31 @@ def _takes(region: Mapping[str, Any], layout: str) -> bool:
 
 def _inside(region: Mapping[str, Any], names: Names) -> bool:
     try:
-        return all(_equal(names[name], value) for name, value in region["fixed"].items()) and all(
-            _within(names[name], low, high) for name, (low, high) in region["ranges"].items()
+        return (
+            all(_equal(names[name], value) for name, value in region["fixed"].items())
+            and all(
+                _within(names[name], low, high) for name, (low, high) in region["ranges"].items()
+            )
+            and _was_executed(region, names)
         )
     except NoValue:
         return False
+
+
+def _was_executed(region: Mapping[str, Any], names: Names) -> bool:
+    """Whether each two sizes were executed together, in bands, and each length by itself, where the
+    region says which ones were."""
+    for pair, boxes in region.get("pairs", {}).items():
+        sizes = [names[name] for name in pair.split()]
+        if not any(
+            all(low <= size <= high for size, (low, high) in zip(sizes, box, strict=True))
+            for box in boxes
+        ):
+            return False
+    return all(
+        any(low <= names[name] <= high for low, high in ranges)
+        for name, ranges in region.get("lengths", {}).items()
+    )
 
 
 def _equal(found: Any, wanted: Any) -> bool:

@@ -19,7 +19,7 @@ from ._missed import Misses
 from ._named_calls import NamedCalls, optional_of, options_of
 from ._named_kernels import NamedKernels
 from ._operators import AttentionOperator
-from ._package_facts import Facts, device_facts, version_facts
+from ._package_facts import Facts, device_facts, length_facts, version_facts
 from ._padded_models import PaddedModels
 from ._problem_checking import check_problem
 from ._problem_package import ProblemKernels
@@ -114,6 +114,7 @@ class AttentionPackage:
             **version_facts(self._contents, self._loaded),
             **self._loaded.facts(),
             "active": self.hook.is_active,
+            **length_facts(self._contents),
             "served": self._kernels.dispatch.regions(),
             "score_mods": list(self._kernels.score_mods),
             "calls": self._kernels.calls() + (native.calls() if native else 0),
@@ -175,6 +176,7 @@ class _NamedPackage:
             **device_facts(self._contents, self._loaded),
             **version_facts(self._contents, self._loaded),
             **self._loaded.facts(),
+            **length_facts(self._contents),
             "served": self._kernels.dispatch.regions(),
             "calls": self._kernels.calls,
             "misses": self._misses.by_kind(),

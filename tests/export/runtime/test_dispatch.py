@@ -145,3 +145,23 @@ def test_an_argument_that_has_no_value_is_no_launch(value: Any) -> None:
     }
     found = dispatch(region(**CASE), kernels=[kernel]).choose(SYMBOLS, "contiguous")
     assert kernel_of(found) == "not measured to win"
+
+
+def test_a_domain_holds_only_sizes_that_were_executed() -> None:
+    """A user's kernels serve their whole domain: the sizes that were executed in pairs of bands,
+    and the lengths that were executed one by one."""
+    many = region(kernel=1, **{**CASE, "seq_len_q": [1, 64], "batch": [1, 8]})
+    known = {
+        **many,
+        "pairs": {"batch seq_len_q": [[[1, 1], [32, 63]], [[4, 7], [1, 1]]]},
+        "lengths": {"seq_len_q": [[1, 1], [40, 50]]},
+    }
+    package = dispatch(domain=[known])
+
+    def chosen(batch: int, rows: int) -> int | str:
+        symbols = {**SYMBOLS, "batch": batch, "seq_len_q": rows}
+        return kernel_of(package.choose(symbols, "contiguous", anywhere=True))
+
+    assert chosen(1, 40) == chosen(1, 50) == chosen(5, 1) == 1
+    assert chosen(1, 51) == chosen(5, 40) == chosen(1, 1) == "outside the domain"
+    assert kernel_of(dispatch(domain=[many]).choose(SYMBOLS, "contiguous", anywhere=True)) == 1

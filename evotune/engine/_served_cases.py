@@ -1,0 +1,263 @@
+"""The short cases of a champion that execute each length which a package could serve.
+
+A package serves the sizes between won cases and a tenth around them. Which cases are won is not
+known yet, so all timed and held-out cases count.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from evotune.engine.launches import Rejected
+from evotune.errors import SpaceError
+from evotune.execute.executor import HELD_OUT, RANDOM, TIMED, CaseJob
+from evotune.problems.executed_sizes import (
+    LengthPlan,
+    band_ends,
+    band_pairs,
+    joined_ranges,
+    missing_pairs,
+    near_ends,
+    near_ranges,
+)
+from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.short_cases import (
+    SMALL,
+    each_upto,
+    is_served_from_one,
+    length_names,
+    pair_case,
+    place_with_ratio,
+    ratios_of,
+    short_case,
+)
+from evotune.problems.user import UserProblem
+
+_EACH = 512
+"""Of a range of so many lengths near a measured one each is executed."""
+_TILE = 128
+"""Sizes of tiles are divisors of twice or three times this number."""
+_SAMPLE = 64
+_FIRST, _NEAR, _PAIRS, _SAMPLED, _SHORT = range(5)
+"""The order of cases, since there may be no time for all: pairs of sizes of attention, the lengths
+near measured ones, pairs of sizes of users' problems, which take longer, lengths that stand for
+others, short lengths."""
+_STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
+
+Ranges = list[tuple[int, int]]
+
+
+def served_cases(
+    problem: Problem,
+    known: Sequence[CaseJob],
+    kept: Collection[str],
+    job_of: Callable[[Case], CaseJob],
+) -> tuple[list[CaseJob], tuple[LengthPlan, ...]]:
+    """The cases to execute beside the `known` ones of a confirmation, and the lengths that they
+    show together.
+
+    `kept` are symbols that no case may change. `job_of` raises Rejected, SpaceError or ValueError
+    for a case that the kernel cannot run.
+    """
+    jobs: dict[str, CaseJob] = {}
+    plans: list[LengthPlan] = []
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for each in known:
+        if each.role not in (TIMED, HELD_OUT):
+            continue
+        place = problem.place(each.case)
+        key = repr(sorted(place.fixed.items())), repr(ratios_of(problem, place))
+        groups.setdefault(key, []).append(each.case)
+    for cases in groups.values():
+        own: dict[str, tuple[int, int, CaseJob]] = {}
+        for name in length_names(problem, kept):
+            one = _OneLength(problem, cases[0], name, kept, job_of)
+            values = [int(problem.place(case).ranged[name]) for case in cases]
+            near, sampled = wanted_lengths(
+                values,
+                each_upto=each_upto(problem),
+                least_is_one=is_served_from_one(problem),
+                rng=random.Random(f"{cases[0].label} {name}"),
+            )
+            for plan, executed in (*_each(one, near), *_sampled(one, sampled)):
+                plans.append(plan)
+                for length, job in executed.items():
+                    rank = _rank(length, values, each=plan.each)
+                    own.setdefault(job.case.label, (rank, len(own), job))
+        met = [problem.place(job.case) for *_, job in own.values()] + [*map(problem.place, cases)]
+        for job in _pairs(problem, cases, met, kept, job_of):
+            rank = _PAIRS if isinstance(problem, UserProblem) else _FIRST
+            own.setdefault(job.case.label, (rank, len(own), job))
+        ranked = sorted(own.values(), key=lambda each: each[:2])  # there may be no time for all
+        jobs |= {job.case.label: job for *_, job in ranked}
+    labels = {job.case.label for job in known if job.role != RANDOM}
+    return [job for label, job in jobs.items() if label not in labels], tuple(plans)
+
+
+# --- Pairs of bands of sizes ----------------------------------------------------------------------
+
+
+def _pairs(
+    problem: Problem,
+    cases: Sequence[Case],
+    met: list[Place],
+    kept: Collection[str],
+    job_of: Callable[[Case], CaseJob],
+) -> Iterator[CaseJob]:
+    """A case for each pair of bands near the measured cases that no other case has; of attention
+    also between them, where the cases may have few rows."""
+    places = [place_with_ratio(problem, case) for case in cases]
+    alone = isinstance(problem, UserProblem)
+    boxes = [(case, near_ranges([place])) for case, place in zip(cases, places, strict=True)]
+    for like, ranges in boxes if alone else [(cases[0], near_ranges(places))]:
+        for one, other, first, second in missing_pairs(band_pairs(met), ranges):
+            if (first, second) in band_pairs(met).get(f"{one} {other}", ()):
+                continue  # a case for an earlier pair has it
+            sizes = {
+                name: _least(name, number, ranges[name])
+                for name, number in ((one, first), (other, second))
+            }
+            for small in SMALL:
+                try:
+                    job = job_of(pair_case(problem, like, sizes, kept, small))
+                except (Rejected, SpaceError, ValueError):
+                    continue
+                met.append(problem.place(job.case))
+                yield job
+                break
+
+
+def _least(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
+    """The least size of the band that lies in the range, an odd one where there is one."""
+    low, high = band_ends(name, number)
+    return min(max(low, int(ends[0])) | 1, high, int(ends[1]))
+
+
+# --- Lengths --------------------------------------------------------------------------------------
+
+
+def wanted_lengths(
+    measured: Sequence[int], *, each_upto: int, least_is_one: bool, rng: random.Random
+) -> tuple[Ranges, tuple[Ranges, list[int]]]:
+    """The ranges of which each length is executed, those up to `each_upto` among them, and the
+    other ranges with the lengths that stand for all of theirs."""
+    low, high = near_ends(measured)
+    low = 1 if least_is_one else max(1, low)
+    around = [near_ends([each]) for each in sorted(set(measured))]
+    each = [ends for ends in around if ends[1] - ends[0] < _EACH]
+    each += [(low, min(high, each_upto))] if low <= each_upto else []
+    exact = [(max(1, first), last) for first, last in joined_ranges(each)]
+    others = list(_between(exact, low, high))
+    numbers = sorted(_one_of_each_remainder(others, rng)) if others else []
+    return exact, (others, numbers)
+
+
+def _between(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """What is left of low to high without these ranges."""
+    for first, last in ranges:
+        if low < first:
+            yield low, first - 1
+        low = last + 1
+    if low <= high:
+        yield low, high
+
+
+def _one_of_each_remainder(ranges: Ranges, rng: random.Random) -> set[int]:
+    """Lengths of every remainder by 256 and by 384, and so by their divisors, as far as the ranges
+    have them; both ends; one beside each power of two; some more, and no long gap."""
+    found: set[int] = set()
+    inside = [n for low, high in ranges for n in (low, high)]
+    for low, high in ranges:
+        at = low
+        while at < high:
+            found.add(at)
+            at += max(1, at // _STEP)
+        found |= {n for bits in range(2, 32) for n in _beside(1 << bits) if low <= n <= high}
+    total = sum(high - low + 1 for low, high in ranges)
+
+    def at_place(place: int) -> int:
+        for low, high in ranges:
+            if place <= high - low:
+                return low + place
+            place -= high - low + 1
+        raise IndexError(place)
+
+    found |= {*inside, *(at_place(rng.randrange(total)) for _ in range(min(total, _SAMPLE)))}
+    for size in (3 * _TILE, 2 * _TILE):
+        missing = set(range(size)) - {n % size for n in found}
+        for remainder in sorted(missing):
+            steps = [
+                (low + (remainder - low) % size, high)
+                for low, high in ranges
+                if low + (remainder - low) % size <= high
+            ]
+            if steps:
+                first, last = rng.choice(steps)
+                found.add(first + size * rng.randrange((last - first) // size + 1))
+    return found
+
+
+def _beside(power: int) -> tuple[int, ...]:
+    half = power // 2
+    return (power - 1, power, power + 1, power + half - 1, power + half, power + half + 1)
+
+
+class _OneLength:
+    """Makes the jobs of one length of the cases like one."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        like: Case,
+        name: str,
+        kept: Collection[str],
+        job_of: Callable[[Case], CaseJob],
+    ) -> None:
+        place = problem.place(like)
+        self.fixed, self.alike, self.name = place.fixed, ratios_of(problem, place), name
+        self._problem, self._like, self._kept, self._job_of = problem, like, kept, job_of
+        self._small = list(SMALL)
+
+    def job(self, length: int) -> CaseJob | None:
+        """None where the kernel does not take the length."""
+        for small in self._small:
+            try:
+                case = short_case(self._problem, self._like, self.name, length, self._kept, small)
+                made = self._job_of(case)
+            except (Rejected, SpaceError, ValueError):
+                continue
+            self._small.remove(small)
+            self._small.insert(0, small)  # the next lengths will need no other one
+            return made
+        return None
+
+    def jobs(self, numbers: Iterable[int]) -> dict[int, CaseJob]:
+        made = {number: self.job(number) for number in numbers}
+        return {number: job for number, job in made.items() if job is not None}
+
+    def plan(self, low: int, high: int, numbers: Iterable[int], *, each: bool) -> LengthPlan:
+        return LengthPlan(self.fixed, self.alike, self.name, low, high, tuple(numbers), each)
+
+
+def _rank(length: int, measured: Sequence[int], *, each: bool) -> int:
+    """The rank of a length; see `_NEAR`."""
+    near = any(low <= length <= high for low, high in (near_ends([m]) for m in measured))
+    return _SAMPLED if not each else _NEAR if near else _SHORT
+
+
+def _each(one: _OneLength, ranges: Ranges) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
+    for low, high in ranges:
+        made = one.jobs(range(low, high + 1))
+        yield one.plan(low, high, made, each=True), made
+
+
+def _sampled(
+    one: _OneLength, sampled: tuple[Ranges, list[int]]
+) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
+    ranges, numbers = sampled
+    if not ranges:
+        return
+    made = one.jobs(numbers)
+    for low, high in ranges:
+        yield one.plan(low, high, made, each=False), made

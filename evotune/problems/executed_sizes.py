@@ -1,0 +1,241 @@
+"""Which sizes of a kernel were executed: bands of sizes in pairs, and lengths one by one.
+
+A kernel that is wrong for groups of 8 with more than 600 keys is right on groups of 8, and on 900
+keys. So a domain is not the box around its cases: each two sizes of a case must have been executed
+together, in bands. Within its bands a length may still be the only wrong one, so lengths near timed
+cases are executed one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from evotune.problems.problem import Place
+from evotune.trial import ExecutedLengths, Region, Value
+
+NEAR = 0.1
+"""The share by which a size may differ from a won case's."""
+_EXACT = ("group",)
+"""Quantities whose values are no band but themselves: a kernel divides rows by them."""
+_DERIVED = ("elements",)
+"""Quantities that follow from the others."""
+_MOST_BANDS = 64
+
+Pairs = Mapping[str, Sequence[tuple[int, int]]]
+Ranges = Mapping[str, tuple[int | float, int | float]]
+
+
+def near_ends(values: Iterable[int | float]) -> tuple[int, int]:
+    """The sizes between these values and a tenth around them."""
+    met = list(values)
+    return (
+        math.ceil(min(met) * (1 - NEAR) - 1e-9),
+        math.floor(max(met) * (1 + NEAR) + 1e-9),
+    )
+
+
+def near_ranges(places: Sequence[Place]) -> dict[str, tuple[int | float, int | float]]:
+    """The sizes between those of the cases and a tenth around them, and the ratio of lengths.
+    Ratios of heads stay as they are."""
+    found: dict[str, tuple[int | float, int | float]] = {}
+    for name in places[0].ranged:
+        values = [place.ranged[name] for place in places]
+        if name in _EXACT:
+            found[name] = min(values), max(values)
+        elif name == "length_ratio":
+            found[name] = min(values) * (1 - NEAR), max(values) * (1 + NEAR)
+        elif isinstance(values[0], int) and name not in _DERIVED:
+            found[name] = near_ends(values)
+    return found
+
+
+# --- Pairs of bands -------------------------------------------------------------------------------
+
+
+def band(name: str, value: int) -> int:
+    """The band of a size: 0, 1, 2 to 3, 4 to 7 and so on. A ratio is a band of its own."""
+    return value if name in _EXACT else value.bit_length()
+
+
+def band_pairs(places: Iterable[Place]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The executed pairs of bands by the names of their two quantities, which are integers."""
+    found: dict[str, set[tuple[int, int]]] = {}
+    for place in places:
+        bands = sorted((n, band(n, value)) for n, value in _sizes(place.ranged))
+        for (one, first), (other, second) in itertools.combinations(bands, 2):
+            found.setdefault(f"{one} {other}", set()).add((first, second))
+    return {names: tuple(sorted(pairs)) for names, pairs in sorted(found.items())}
+
+
+def joined_pairs(*all_pairs: Pairs) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The pairs of several regions together."""
+    names = sorted({name for pairs in all_pairs for name in pairs})
+    return {
+        name: tuple(sorted({tuple(each) for pairs in all_pairs for each in pairs.get(name, ())}))  # type: ignore[misc]
+        for name in names
+    }
+
+
+def has_pairs(region: Region, place: Place) -> bool:
+    """Whether each two sizes of the case were executed together. True for a region of an older
+    store, which has no pairs."""
+    if not region.pairs:
+        return True
+    return all(
+        tuple(pair) in {tuple(each) for each in region.pairs.get(names, ())}
+        for names, (pair,) in band_pairs([place]).items()
+    )
+
+
+def holds(region: Region, place: Place) -> bool:
+    """Whether the case is in the domain's region."""
+    return place.is_in(region.fixed, region.ranges) and has_pairs(region, place)
+
+
+def missing_pairs(pairs: Pairs, ranges: Ranges) -> Iterator[tuple[str, str, int, int]]:
+    """The pairs of bands that some case in the ranges has, and that were not executed: two names
+    and their bands. Heads are multiples of their group, and lengths keep their ratio."""
+    sizes = {name: ends for name, ends in ranges.items() if _is_range(name, ends)}
+    for one, other in itertools.combinations(sorted(sizes), 2):
+        executed = {tuple(each) for each in pairs.get(f"{one} {other}", ())}
+        for first, second in itertools.product(_bands(one, ranges), _bands(other, ranges)):
+            if (first, second) in executed:
+                continue
+            if {one, other} != {"seq_len_k", "seq_len_q"} or _may_meet(ranges, first, second):
+                yield one, other, first, second
+
+
+def band_ends(name: str, number: int) -> tuple[int, int]:
+    """The least and the greatest size of a band."""
+    if name in _EXACT or number == 0:
+        return number, number
+    return 1 << (number - 1), (1 << number) - 1
+
+
+def _sizes(ranged: Mapping[str, int | float]) -> Iterator[tuple[str, int]]:
+    for name, value in ranged.items():
+        if isinstance(value, int) and name not in _DERIVED:
+            yield name, value
+
+
+def _is_range(name: str, ends: tuple[int | float, int | float]) -> bool:
+    return name not in _DERIVED and all(isinstance(end, int) for end in ends)
+
+
+def _bands(name: str, ranges: Ranges) -> list[int]:
+    low, high = (int(end) for end in ranges[name])
+    if name in _EXACT:
+        return list(range(low, high + 1))[:_MOST_BANDS]
+    least, most = ranges.get("group", (1, 1)) if name == "heads" else (1, 1)
+    step = int(least) if least == most else 1
+    found = range(low.bit_length(), high.bit_length() + 1)
+    return [each for each in found if _has_multiple(name, each, low, high, step)]
+
+
+def _has_multiple(name: str, number: int, low: int, high: int, step: int) -> bool:
+    least, most = band_ends(name, number)
+    least, most = max(least, low), min(most, high)
+    return most // step * step >= least
+
+
+def _may_meet(ranges: Ranges, keys: int, queries: int) -> bool:
+    """Whether some case in the ranges has lengths of these bands, by the ratio of its lengths."""
+    least, most = ranges.get("length_ratio", (0.0, math.inf))
+    ends = []
+    for name, number in (("seq_len_k", keys), ("seq_len_q", queries)):
+        low, high = band_ends(name, number)
+        ends.append((max(low, ranges[name][0]), min(high, ranges[name][1])))
+    (low_k, high_k), (low_q, high_q) = ends
+    return low_k / high_q <= most and high_k / max(1, low_q) >= least
+
+
+# --- Lengths --------------------------------------------------------------------------------------
+
+
+class LengthPlan(msgspec.Struct, frozen=True):
+    """Lengths to execute, so that all those from `low` to `high` count as executed.
+
+    - `fixed`, `alike`: the fixed values and the ratios of sizes that the cases have.
+    - `name`: the quantity.
+    - `numbers`: the lengths, rising; the kernel takes no other one of the range, or others stand
+      for it: see `each`.
+    - `each`: all lengths are among `numbers` that the kernel takes. Else they are those of each
+      remainder by the sizes of tiles, which count only together.
+    """
+
+    fixed: Mapping[str, Value]
+    alike: Mapping[str, int]
+    name: str
+    low: int
+    high: int
+    numbers: tuple[int, ...]
+    each: bool = True
+
+    def holds(self, place: Place) -> bool:
+        """Whether the case executes a length of the plan."""
+        return place.fixed == self.fixed and all(
+            place.ranged.get(name) == value for name, value in self.alike.items()
+        )
+
+
+def executed_lengths(
+    plans: Sequence[LengthPlan], places: Sequence[Place]
+) -> tuple[ExecutedLengths, ...]:
+    """The lengths that were executed, by the cases that passed. Neighbouring ranges are joined."""
+    found: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
+    for plan in plans:
+        done = {int(place.ranged[plan.name]) for place in places if plan.holds(place)}
+        key = plan.name, tuple(sorted(plan.alike.items()))
+        found.setdefault(key, []).extend(_ranges(plan, done))
+    return tuple(
+        ExecutedLengths(name, dict(alike), tuple(joined_ranges(ranges)))
+        for (name, alike), ranges in found.items()
+    )
+
+
+def _ranges(plan: LengthPlan, done: Collection[int]) -> Iterator[tuple[int, int]]:
+    """The parts of the plan's range that were executed. A length that the kernel does not take
+    belongs to the part of its lower neighbour."""
+    if not plan.each:
+        if plan.numbers and all(number in done for number in plan.numbers):
+            yield plan.low, plan.high
+        return
+    for place, number in enumerate(plan.numbers):
+        if number in done:
+            last = place + 1 == len(plan.numbers)
+            low = plan.low if place == 0 else number
+            yield low, plan.high if last else plan.numbers[place + 1] - 1
+
+
+def joined_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in order; those that touch or overlap are joined."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def executed_around(region: Region, ranged: Mapping[str, int | float], name: str) -> Ranges | None:
+    """Under `name`, the executed lengths without a gap around those of a case. Empty where the
+    region's lengths were not executed one by one, or `name` is no length; None where the case's own
+    length is not among the executed ones."""
+    known = [
+        each
+        for each in region.executed or ()
+        if each.name == name and all(ranged.get(n) == v for n, v in each.alike.items())
+    ]
+    if region.executed is None or not any(each.name == name for each in region.executed):
+        return {}
+    own = ranged[name]
+    for each in known:
+        for low, high in each.ranges:
+            if low <= own <= high:
+                return {name: (low, high)}
+    return None

@@ -1,0 +1,73 @@
+"""Kernels that are wrong at single sizes which a package would serve are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evotune.engine._planning import Planner
+from evotune.engine.setup import load_setup
+from evotune.execute.executor import SERVED, TIMED, Proposal
+from evotune.trial import Configuration, OutcomeKind
+from evotune.verify.gate import Verdict
+from evotune.verify.kept_checks import checked_domain
+from evotune.verify.served_launches import launch_served
+
+from .in_process import InProcess
+from .pipeline import SPACES
+
+SPACE = "cheats_cpu_served_lengths.yaml"
+WRONG = {
+    "wrong_at_2047_keys": "x2047,32)",
+    "wrong_at_multiples_of_384": ",32)",
+    "wrong_at_63_mod_64_with_groups_of_4": ",32)",
+    "wrong_for_batches_of_long_rows": "(2,",
+}
+
+
+class Served(InProcess):
+    """Launches kernels at the sizes of their confirmation that a package could serve."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, SPACE)
+        self._gene = "KERNEL"
+
+    def served(self, kernel: str) -> Verdict:
+        verdict = Verdict()
+        jobs = [job for job in self.proposal(kernel).cases if job.role == SERVED]
+        subjects = [self._subject(job) for job in jobs]
+        self.passed = launch_served(self._gate, self._problem, subjects, 0, verdict, limit_s=600.0)
+        return verdict
+
+    def proposal(self, kernel: str) -> Proposal:
+        configuration = Configuration({**self._planner.bound.default(), "KERNEL": kernel})
+        return self._planner.proposal(0, configuration, confirm=True)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(tmp_path_factory.mktemp("served"))
+
+
+def test_a_right_kernel_passes_and_each_near_length_counts(kernels: Served) -> None:
+    verdict = kernels.served("right")
+    assert verdict.passed, verdict.reason
+    made = kernels.proposal("right")
+    cases = [("binary", case) for case in kernels.passed]
+    cases += [("binary", job.case) for job in made.cases if job.role == TIMED]
+    setup = load_setup(SPACES / SPACE, "cpu")
+    assert isinstance(setup.planner, Planner)
+    domain = checked_domain(setup.planner.problem, cases, setup.profile, made.lengths, ("binary",))
+    (region,) = domain.regions
+    assert region.executed is not None
+    found = {each.name: each.ranges for each in region.executed}
+    assert found == {"seq_len_q": ((1, 1),), "seq_len_k": ((900, 2200),)}
+
+
+@pytest.mark.parametrize("kernel", WRONG)
+def test_a_kernel_that_is_wrong_at_single_sizes_is_refused(kernels: Served, kernel: str) -> None:
+    verdict = kernels.served(kernel)
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    assert WRONG[kernel] in verdict.reason
+    assert verdict.reason.endswith("(a size that a package could serve)")
