@@ -5,8 +5,8 @@
 For each class of wrong kernels, as a condition on a case's sizes, and for each seed: whether one of
 the cases that a confirmation draws fulfils it, among all and among the first half. The classes of
 `HELD_OUT` were not used when the draws were written. No kernel runs. `--root` takes evotune from
-another folder, to compare with an older version; `--tests` says how many tests it makes for one kind
-of timed cases, such as a mask, and in all.
+another folder, to compare with an older version; `--tests` says how many tests it makes for one
+kind of timed cases, such as a mask, and in all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 Sizes = Mapping[str, Any]
@@ -133,24 +133,48 @@ def of_user(names: tuple[str, ...]) -> dict[str, Class]:
 
 
 DENSE = ("head_dim", "causal")
-SUBJECTS: tuple[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Class]], ...] = (
-    *(
-        ("attention", shape, kept, ATTENTION)
-        for shape, kept in (
-            ({"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}, DENSE),
-            ({"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}, (*DENSE, "softmax_scale")),
-            ({"batch": 4, "heads": 16, "seq_len": 4096, "head_dim": 64}, DENSE),
-            ({"batch": 8, "heads": 32, "kv_heads": 8, "seq_len_q": 1, "seq_len_k": 4096, "head_dim": 128}, DENSE),
-        )
-    ),
-    ("attention_paged", {"sequences": 8, "queries": 1, "heads": 8, "kv_heads": 2, "longest": 1024, "page_size": 16, "head_dim": 64}, (*DENSE, "page_size"), PAGED),
-    ("attention_paged", {"sequences": 8, "queries": 1, "heads": 8, "kv_heads": 2, "longest": 1024, "page_size": 16, "head_dim": 64}, DENSE, {**PAGED, **PAGE_SIZES}),
-    ("attention_varlen", {"sequences": 16, "heads": 8, "kv_heads": 2, "tokens_q": 1024, "tokens_k": 1024, "longest_q": 256, "longest_k": 256, "head_dim": 64}, DENSE, PACKED),
-    ("kernels/softmax/problem.py:Softmax", {"rows": 4096, "columns": 1024}, (), of_user(("rows", "columns"))),
-    ("kernels/rms_norm/problem.py:RmsNorm", {"rows": 4096, "columns": 1024}, (), of_user(("rows", "columns"))),
-    ("kernels/rms_norm/problem.py:RmsNorm", {"rows": 4096, "columns": 1024}, ("columns",), of_user(("rows",))),
-    ("kernels/matmul/problem.py:Matmul", {"m": 512, "n": 512, "k": 512}, (), of_user(("m", "n", "k"))),
-)  # fmt: skip
+_PAGED_CASE = {
+    **{"sequences": 8, "queries": 1, "heads": 8, "kv_heads": 2},
+    **{"longest": 1024, "page_size": 16, "head_dim": 64},
+}
+_PACKED_CASE = {
+    **{"sequences": 16, "heads": 8, "kv_heads": 2, "tokens_q": 1024, "tokens_k": 1024},
+    **{"longest_q": 256, "longest_k": 256, "head_dim": 64},
+}
+_DECODE_CASE = {
+    **{"batch": 8, "heads": 32, "kv_heads": 8, "seq_len_q": 1, "seq_len_k": 4096},
+    "head_dim": 128,
+}
+_MISSION_CASE = {"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}
+_SOFTMAX, _RMS_NORM, _MATMUL = (
+    f"kernels/{folder}/problem.py:{name}"
+    for folder, name in (("softmax", "Softmax"), ("rms_norm", "RmsNorm"), ("matmul", "Matmul"))
+)
+_ROWS = {"rows": 4096, "columns": 1024}
+
+
+class Subject(NamedTuple):
+    """A problem, the case that its space times, the sizes that are kept, and the classes."""
+
+    name: str
+    shape: Mapping[str, Any]
+    kept: tuple[str, ...]
+    classes: Mapping[str, Class]
+
+
+SUBJECTS = (
+    Subject("attention", _MISSION_CASE, DENSE, ATTENTION),
+    Subject("attention", _MISSION_CASE, (*DENSE, "softmax_scale"), ATTENTION),
+    Subject("attention", {**_MISSION_CASE, "batch": 4, "seq_len": 4096}, DENSE, ATTENTION),
+    Subject("attention", _DECODE_CASE, DENSE, ATTENTION),
+    Subject("attention_paged", _PAGED_CASE, (*DENSE, "page_size"), PAGED),
+    Subject("attention_paged", _PAGED_CASE, DENSE, {**PAGED, **PAGE_SIZES}),
+    Subject("attention_varlen", _PACKED_CASE, DENSE, PACKED),
+    Subject(_SOFTMAX, _ROWS, (), of_user(("rows", "columns"))),
+    Subject(_RMS_NORM, _ROWS, (), of_user(("rows", "columns"))),
+    Subject(_RMS_NORM, _ROWS, ("columns",), of_user(("rows",))),
+    Subject(_MATMUL, {"m": 512, "n": 512, "k": 512}, (), of_user(("m", "n", "k"))),
+)
 
 
 def sizes_of(problem: Any, case: Any) -> dict[str, Any]:
@@ -166,10 +190,12 @@ def sizes_of(problem: Any, case: Any) -> dict[str, Any]:
     return found
 
 
-def met(name: str, shape: dict[str, Any], kept: tuple[str, ...], classes: Mapping[str, Class],
-        seeds: int, tests: tuple[int, int]) -> Iterator[tuple[str, str, int, int]]:  # fmt: skip
+def met(
+    subject: Subject, seeds: int, tests: tuple[int, int]
+) -> Iterator[tuple[str, str, int, int]]:
     """For each mask and class, in how many seeds one of all cases, and one of the first half, is of
     the class."""
+    name, shape, kept, classes = subject
     from evotune.problems import create_problem
 
     problem = create_problem(name, "float32", ROOT)
@@ -214,19 +240,20 @@ def main() -> None:
     sys.path.insert(0, str(told.root))
     print(f"| problem | class | of {told.seeds} champions | in the first half |\n|---|---|--:|--:|")
     whole = halves = lines = 0
-    for name, shape, kept, classes in SUBJECTS:
+    for subject in SUBJECTS:
+        name = subject.name
         if told.held_out and name != "attention":
             continue
-        classes = HELD_OUT if told.held_out else classes
+        if told.held_out:
+            subject = subject._replace(classes=HELD_OUT)  # noqa: PLW2901
         started = time.process_time()
-        for mask, key, found, half in met(name, shape, kept, classes, told.seeds, told.tests):
-            kind = " ".join(filter(None, (name.rpartition(":")[2], mask, f"kept {','.join(kept)}")))
+        for mask, key, found, half in met(subject, told.seeds, told.tests):
+            kept = f"kept {','.join(subject.kept)}"
+            kind = " ".join(filter(None, (name.rpartition(":")[2], mask, kept)))
             print(f"| {kind} | {key} | {found} | {half} |")
-            lines, whole, halves = (
-                lines + 1,
-                whole + (found == told.seeds),
-                halves + (half == told.seeds),
-            )
+            lines += 1
+            whole += found == told.seeds
+            halves += half == told.seeds
         spent = (time.process_time() - started) / told.seeds
         print(f"{name}: {spent:.2f} s of drawing a champion", file=sys.stderr)
     print(

@@ -336,7 +336,9 @@ class TrialRunner:
                 self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.draw)
             # In the search a slow candidate would gain nothing by reusing results.
             contends = thorough or measurement.speedup_high >= needed
-            suspicious = thorough and self._is_suspicious(measurement, flops, subject.case)
+            tensors = self._problem.tensors(subject.case)
+            near_peak = is_near_peak(measurement, flops, self._profile, tensors)
+            suspicious = thorough and (near_peak or is_suspicious(measurement))
             self._check_timed(candidate, job, verdict, contends=contends, suspicious=suspicious)
             replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
             if "replay" not in self._without:
@@ -382,16 +384,9 @@ class TrialRunner:
         if "quiet" in self._without:
             return
         left = self._session.left_running(run)
-        if left:
-            self.tainted = True
+        self.tainted |= bool(left)
         if left and verdict.passed:
             verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
-
-    def _is_suspicious(self, measurement: Measurement, flops: int, case: Case) -> bool:
-        """Whether a champion is so fast that it must pass the deepest audit as well."""
-        tensors = self._problem.tensors(case)
-        near_peak = is_near_peak(measurement, flops, self._profile, tensors)
-        return near_peak or is_suspicious(measurement)
 
     def _check_roofline(
         self, measurement: Measurement, flops: int, verdict: Verdict, case: Case

@@ -93,7 +93,7 @@ def _dense_sizes(like: Case, name: str, length: int, kept: Collection[str]) -> M
     symbols, mine = like.symbols, Features.of(like)
     shape: dict[str, Value] = {"batch": symbols["batch"] if "batch" in kept else 1}
     shape |= {"value_dim": symbols["value_dim"], "layout": symbols["layout"], **mine.told()}
-    if _hides(like):  # row i sees no key behind its own: many keys take many rows
+    if features.hides_late_keys(like):  # row i sees no key behind its own: many keys take many rows
         return {**shape, "seq_len": length}
     other = {"seq_len_q": "seq_len_k", "seq_len_k": "seq_len_q"}[name]
     return {**shape, name: length, other: _FEW_ROWS if name == "seq_len_k" else _FEW_KEYS}
@@ -141,7 +141,7 @@ def _pair_shape(like: Case, sizes: Mapping[str, int]) -> dict[str, Value]:
     longest = max(sizes.get("seq_len_q", 1), sizes.get("seq_len_k", 1))
     scores = int(shape["batch"]) * heads * longest**2
     if (
-        _hides(like)
+        features.hides_late_keys(like)
         and len({"seq_len_q", "seq_len_k"} & set(sizes)) == 1
         and scores <= _MOST_SCORES
     ):
@@ -164,7 +164,9 @@ def short_kinds(problem: Problem, case: Case, number: int) -> Sequence[str]:
         long = max(problem.sizes_of(case).values(), default=0) > _LONG
         return problem.random_kinds(case, number) if long else problem.input_kinds[:1]
     if isinstance(problem, Attention):
-        if _hides(case):  # of the last key the last row alone knows, and it looks there
+        if features.hides_late_keys(
+            case
+        ):  # of the last key the last row alone knows, and it looks there
             return ("needle",)
         keys = int(case.symbols["seq_len_k"])
     else:
@@ -172,7 +174,3 @@ def short_kinds(problem: Problem, case: Case, number: int) -> Sequence[str]:
     if problem.dtype == "float32" or keys <= _HALF_LONG:
         return ("ramp",)
     return ("ramp", "needle")
-
-
-def _hides(case: Case) -> bool:
-    return features.hides_late_keys(Features.of(case), causal=bool(case.symbols["causal"]))
