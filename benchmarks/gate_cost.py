@@ -51,7 +51,7 @@ def child(space: Path, device: str, count: int, seed: int, stages: Sequence[str]
     """Prints a JSON line for each judgement. Imports evotune from the checkout on PYTHONPATH."""
     from evotune.engine.kernel_executor import open_kernel_executor
     from evotune.engine.setup import load_kernel_setup
-    from evotune.execute.executor import TIMED
+    from evotune.execute.executor import HELD_OUT, TIMED
     from evotune.trial import Configuration
 
     setup = load_kernel_setup(space, device)
@@ -60,8 +60,7 @@ def child(space: Path, device: str, count: int, seed: int, stages: Sequence[str]
     with tempfile.TemporaryDirectory() as folder:
         executor = open_kernel_executor(setup, Path(folder))
         try:
-            timed = [job.case for job in planner.proposal(0, default).cases if job.role == TIMED]
-            report = executor.time_baselines(timed)
+            report = executor.time_baselines([*setup.cases[TIMED], *setup.cases[HELD_OUT]])
             passed = sorted((t for t in report.timings if t.passed), key=lambda t: -t.time_us)
             executor.baselines = {timing.case: timing.name for timing in passed}
             number = seed * 1000
@@ -154,7 +153,8 @@ def judged(
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(path)]
         command += ["--device", options.device, "--configurations", str(options.configurations)]
         command += ["--seed", str(seed), "--stages", *options.stages]
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        path_before = os.environ.get("PYTHONPATH", "")
+        environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{path_before}"}
         done = subprocess.run(
             command, env=environment, cwd=folder, check=True, stdout=subprocess.PIPE, text=True
         )
