@@ -13,7 +13,7 @@ import grimp
 import pytest
 
 _ROOT = Path(__file__).parents[1]
-_MOST_LINES = 400
+_MOST_LINES = 800
 
 
 @functools.cache

@@ -21,8 +21,11 @@ EXCEPTIONS = {
     "problems/user.py": {"cpu"},
     "problems/ragged_attention.py": {"cpu"},
     "problems/examination.py": {"cpu"},
+    "problems/_repeatability.py": {"cpu"},
     "verify/pool.py": {"cpu"},
     "verify/_altered.py": {"cpu"},
+    # A word in Linux's /proc/stat.
+    "device/busy_cores.py": {"cpu"},
     # Each of these API classes is for one language.
     "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # All of these libraries are for CUDA GPUs.
@@ -30,7 +33,7 @@ EXCEPTIONS = {
     # The name of a module that PyTorch needs.
     "package_name.py": {"triton"},
     # Part of a help text.
-    "cli/options.py": {"auto|cpu|cuda:N|NAME"},
+    "cli/options.py": {"auto|cpu[:N]|cuda:N|NAME"},
 }
 """File -> the literals that it may contain."""
 CUDA_ONLY = "cli/kernel_tuner/"

@@ -80,7 +80,8 @@ def test_a_large_message_waits_for_its_reader_and_arrives_whole(
     program(READS_WHEN_TOLD.replace("TOLD", str(told)))
     child = Child(PROBLEM_WORKER, tmp_path / "log", {})
     try:
-        message = TryProblem(ProblemToLoad(LARGE, "float32", ""), Case("case", {}), timed=False)
+        case = Case("case", {})
+        message = TryProblem(ProblemToLoad(LARGE, "float32", ""), case, case, timed=False)
         at_once(lambda: child.send(message))
         told.touch()
         assert child_module.wait_readable([child], PATIENCE_S) == [child]
