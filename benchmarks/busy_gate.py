@@ -13,7 +13,8 @@ Right kernels are the C++ methods of tests/red_team (the spaces `unusual_cpu*` a
 without a fault of the others), and the defaults and seeds of the shipped CPU spaces. Cheats are
 those kernels whose time alone gives them away. A judgement is the search, and for `--confirmed` of
 the draws also a champion's confirmation. Undecided is neither passed nor refused: such a cheat is
-not caught, but it is not confirmed either. Results are appended to FILE.
+not caught, but it is not confirmed either. Results are appended to FILE; draws that it has are not
+judged again, so a campaign can be made in parts.
 """
 
 from __future__ import annotations
@@ -225,18 +226,20 @@ def judge(pipeline: Pipeline, kernel: Kernel, draw: int, confirm: bool) -> tuple
 
 
 def drawn(kernels: Sequence[Kernel], count: int, seed: int) -> list[tuple[int, Kernel]]:
-    """`count` draws: each kernel once before any is drawn again. Kernels of one space follow each
-    other, so that a job need not open another pipeline for each."""
+    """`count` draws: each kernel once before any is drawn again. The draws of a kernel follow each
+    other, and the kernels of a space: a job then opens few pipelines and compiles a kernel once."""
     rng, found = random.Random(seed), []
     while len(found) < count:
         found += rng.sample(list(kernels), min(len(kernels), count - len(found)))
     numbered = list(enumerate(found))
     spaces = sorted({kernel.space for kernel in kernels})
     rng.shuffle(spaces)
-    return sorted(numbered, key=lambda item: (item[0] // len(kernels), spaces.index(item[1].space)))
+    return sorted(numbered, key=lambda item: (spaces.index(item[1].space), item[1].name, item[0]))
 
 
-def campaign(options: argparse.Namespace) -> Iterator[Judgement]:
+def campaign(options: argparse.Namespace, known: Sequence[Judgement]) -> Iterator[Judgement]:
+    """Judges what is not `known`."""
+    done = {(each.space, each.kernel, each.draw) for each in known if each.load == options.load}
     kernels = cheats() if options.cheats else [*right_kernels(), *shipped_kernels()]
     if options.kernels:
         kernels = [each for each in kernels if each.name in options.kernels]
@@ -245,8 +248,9 @@ def campaign(options: argparse.Namespace) -> Iterator[Judgement]:
     jobs = min(options.jobs, len(pairs))
     context = multiprocessing.get_context("spawn")
     waiting, results = context.Queue(), context.Queue()
-    for item in drawn(kernels, options.judgements, options.seed):
-        waiting.put(item)
+    for draw, kernel in drawn(kernels, options.judgements, options.seed):
+        if (kernel.space, kernel.name, draw) not in done:
+            waiting.put((draw, kernel))
     deadline = time.time() + 60 * options.minutes
     workers = [
         context.Process(
@@ -345,7 +349,7 @@ def main() -> None:
     if options.cheats:
         options.confirmed = 1.0
     results, now = read(options.output), []
-    for each in campaign(options):
+    for each in campaign(options, results):
         now.append(each)
         print(
             f"{len(now)} {each.space} {each.kernel} {each.stage}: {each.verdict} {each.reason} "
