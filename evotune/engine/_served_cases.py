@@ -39,8 +39,8 @@ _TILE = 128
 _SAMPLE = 64
 _FIRST, _NEAR, _PAIRS, _SAMPLED, _SHORT = range(5)
 """The order of cases, since there may be no time for all: pairs of sizes of attention, the lengths
-near measured ones, pairs of sizes of users' problems, which take longer, lengths that stand for
-others, short lengths."""
+near measured ones, pairs of sizes of users' problems, which take longer, those of their variants
+that are not timed, lengths that stand for others, short lengths."""
 _STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
 
 Ranges = list[tuple[int, int]]
@@ -60,7 +60,7 @@ def served_cases(
     for a case that the kernel cannot run. `is_specialised`: whether a binary is made for the sizes
     of a measured case: it counts for no other length.
     """
-    jobs: dict[str, CaseJob] = {}
+    ranked: list[tuple[int, CaseJob]] = []
     plans: list[LengthPlan] = []
     groups: dict[tuple[str, str], list[Case]] = {}
     for each in known:
@@ -70,7 +70,7 @@ def served_cases(
         key = repr(sorted(place.fixed.items())), repr(ratios_of(problem, place))
         groups.setdefault(key, []).append(each.case)
     for cases in groups.values():
-        own: dict[str, tuple[int, int, CaseJob]] = {}
+        own: dict[str, tuple[int, CaseJob]] = {}
         for name in length_names(problem, kept):
             one = _OneLength(problem, cases[0], name, kept, job_of, is_specialised)
             values = [int(problem.place(case).ranged[name]) for case in cases]
@@ -84,16 +84,16 @@ def served_cases(
                 plans.append(plan)
                 for length, job in executed.items():
                     rank = _rank(length, values, each=plan.each)
-                    own.setdefault(job.case.label, (rank, len(own), job))
-        launched = [*(job.case for *_, job in own.values()), *cases]
+                    own.setdefault(job.case.label, (rank, job))
+        launched = [*(job.case for _, job in own.values()), *cases]
         met = [*map(problem.place, _of_one_binary(launched, is_specialised))]
         for job in _pairs(problem, cases, met, kept, job_of):
             rank = _PAIRS if isinstance(problem, UserProblem) else _FIRST
-            own.setdefault(job.case.label, (rank, len(own), job))
-        ranked = sorted(own.values(), key=lambda each: each[:2])  # there may be no time for all
-        jobs |= {job.case.label: job for *_, job in ranked}
-    for job in _of_other_variants(problem, known, kept, job_of):
-        jobs.setdefault(job.case.label, job)
+            own.setdefault(job.case.label, (rank, job))
+        ranked += own.values()
+    ranked += [(_PAIRS, job) for job in _of_other_variants(problem, known, kept, job_of)]
+    ranked.sort(key=lambda each: each[0])  # there may be no time for all
+    jobs = {job.case.label: job for _, job in ranked}
     labels = {job.case.label for job in known if job.role != RANDOM}
     return [job for label, job in jobs.items() if label not in labels], tuple(plans)
 
