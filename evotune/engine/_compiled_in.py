@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from evotune.errors import SpaceError
+from evotune.problems.executed_sizes import ranges_between
 from evotune.problems.problem import Case, HasLayouts, Problem
+from evotune.problems.short_cases import pair_cases
+from evotune.problems.user import UserProblem
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import CaseEvaluator
 from evotune.space.specs import KernelSpec
@@ -14,6 +17,7 @@ from evotune.trial import Value
 
 _SPECIALISED_TESTS = 6
 """Random cases for each specialised binary."""
+_MOST_BANDS = 32  # cases for pairs of bands that the random cases of a binary leave out
 _DRAWN = 100  # the most that are drawn for each, to find so many that the kernel supports
 
 
@@ -79,7 +83,7 @@ class CompiledIn:
         """The symbols that an edge case must share with `cases` to need one of their specialised
         binaries. Empty if they need none."""
         found: set[str] = set()
-        for case in filter(self._is_specialised, cases):
+        for case in filter(self.is_specialised, cases):
             found |= {name for name in case.symbols if self._decides(name, case)}
             if isinstance(self._problem, HasLayouts):
                 found |= {"layout", *self._problem.layout_sizes}
@@ -90,18 +94,44 @@ class CompiledIn:
         likes: dict[tuple[Value, ...], Case] = {}
         for case in self._measured:
             others = self._in_other_layouts(case) if "layout" not in kept else ()
-            likes |= {self.of(like): like for like in (case, *others) if self._is_specialised(like)}
+            likes |= {self.of(like): like for like in (case, *others) if self.is_specialised(like)}
         cases = list(likes.values())
         if cases:
             names = {*kept, *self.specialised_kept(cases)}
-            left = dict.fromkeys(likes, _SPECIALISED_TESTS)
+            found: dict[tuple[Value, ...], list[Case]] = {values: [] for values in likes}
             for case in islice(self._problem.random_cases(cases, draw, names), _DRAWN * len(cases)):
                 supported = self._kernel.unsupported(case.symbols) is None
-                if supported and left.get(self.of(case), 0):
-                    left[self.of(case)] -= 1
+                own = found.get(self.of(case))
+                if supported and own is not None and len(own) < _SPECIALISED_TESTS:
+                    own.append(case)
                     yield case
+            for values, like in likes.items():
+                yield from self._in_other_bands([like, *found[values]], names)
 
-    def _is_specialised(self, case: Case) -> bool:
+    def _in_other_bands(self, cases: Sequence[Case], names: Collection[str]) -> list[Case]:
+        """Of a user's problem: cases for the pairs of bands of sizes, up to those of these cases of
+        one binary, that none of them has; cheap ones first. A package serves what was executed by
+        pairs, and few cases leave bands out. `names` are the symbols that stay as they are."""
+        problem = self._problem
+        if not isinstance(problem, UserProblem):
+            return []
+        values = self.of(cases[0])
+
+        def made_of(case: Case) -> Case | None:
+            supported = self._kernel.unsupported(case.symbols) is None
+            return case if supported and self.of(case) == values else None
+
+        met = [problem.place(case) for case in cases]
+        ranges = {
+            name: (low if name in names or name in problem.fixed else 1, high)
+            for name, (low, high) in ranges_between(met).items()
+        }
+        like = max(cases, key=problem.bytes_moved)
+        made = list(islice(pair_cases(problem, like, met, ranges, names, made_of), _MOST_BANDS))
+        return sorted(made, key=problem.bytes_moved)
+
+    def is_specialised(self, case: Case) -> bool:
+        """Whether the case's binary is specialised."""
         return any(self.of(case)[len(self._kernel.define) :])
 
     def _decides(self, name: str, case: Case) -> bool:

@@ -149,7 +149,8 @@ class Planner:
             plan = self._case_plan(kernel, case, SERVED, evaluator.at(case.symbols))
             return self._planned_job(kernel, made.configuration, {}, plan, compile_jobs)
 
-        jobs, lengths = served_cases(self.problem, made.cases, self._kept[kernel.name], job_of)
+        kept, specialised = self._kept[kernel.name], compiled_in.is_specialised
+        jobs, lengths = served_cases(self.problem, made.cases, kept, job_of, specialised)
         return dataclasses.replace(made, cases=(*made.cases, *jobs), lengths=lengths)
 
     def _scalars(self, cases: Iterable[Case]) -> tuple[str, ...]:

@@ -14,12 +14,10 @@ from evotune.errors import SpaceError
 from evotune.execute.executor import HELD_OUT, RANDOM, TIMED, CaseJob
 from evotune.problems.executed_sizes import (
     LengthPlan,
-    band_ends,
-    band_pairs,
     joined_ranges,
-    missing_pairs,
     near_ends,
     near_ranges,
+    ranges_between,
 )
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.short_cases import (
@@ -27,7 +25,7 @@ from evotune.problems.short_cases import (
     each_upto,
     is_served_from_one,
     length_names,
-    pair_case,
+    pair_cases,
     place_with_ratio,
     ratios_of,
     short_case,
@@ -41,8 +39,8 @@ _TILE = 128
 _SAMPLE = 64
 _FIRST, _NEAR, _PAIRS, _SAMPLED, _SHORT = range(5)
 """The order of cases, since there may be no time for all: pairs of sizes of attention, the lengths
-near measured ones, pairs of sizes of users' problems, which take longer, lengths that stand for
-others, short lengths."""
+near measured ones, pairs of sizes of users' problems, which take longer, those of their variants
+that are not timed, lengths that stand for others, short lengths."""
 _STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
 
 Ranges = list[tuple[int, int]]
@@ -53,14 +51,16 @@ def served_cases(
     known: Sequence[CaseJob],
     kept: Collection[str],
     job_of: Callable[[Case], CaseJob],
+    is_specialised: Callable[[Case], bool],
 ) -> tuple[list[CaseJob], tuple[LengthPlan, ...]]:
     """The cases to execute beside the `known` ones of a confirmation, and the lengths that they
     show together.
 
     `kept` are symbols that no case may change. `job_of` raises Rejected, SpaceError or ValueError
-    for a case that the kernel cannot run.
+    for a case that the kernel cannot run. `is_specialised`: whether a binary is made for the sizes
+    of a measured case: it counts for no other length.
     """
-    jobs: dict[str, CaseJob] = {}
+    ranked: list[tuple[int, CaseJob]] = []
     plans: list[LengthPlan] = []
     groups: dict[tuple[str, str], list[Case]] = {}
     for each in known:
@@ -70,9 +70,9 @@ def served_cases(
         key = repr(sorted(place.fixed.items())), repr(ratios_of(problem, place))
         groups.setdefault(key, []).append(each.case)
     for cases in groups.values():
-        own: dict[str, tuple[int, int, CaseJob]] = {}
+        own: dict[str, tuple[int, CaseJob]] = {}
         for name in length_names(problem, kept):
-            one = _OneLength(problem, cases[0], name, kept, job_of)
+            one = _OneLength(problem, cases[0], name, kept, job_of, is_specialised)
             values = [int(problem.place(case).ranged[name]) for case in cases]
             near, sampled = wanted_lengths(
                 values,
@@ -84,13 +84,16 @@ def served_cases(
                 plans.append(plan)
                 for length, job in executed.items():
                     rank = _rank(length, values, each=plan.each)
-                    own.setdefault(job.case.label, (rank, len(own), job))
-        met = [problem.place(job.case) for *_, job in own.values()] + [*map(problem.place, cases)]
+                    own.setdefault(job.case.label, (rank, job))
+        launched = [*(job.case for _, job in own.values()), *cases]
+        met = [*map(problem.place, _of_one_binary(launched, is_specialised))]
         for job in _pairs(problem, cases, met, kept, job_of):
             rank = _PAIRS if isinstance(problem, UserProblem) else _FIRST
-            own.setdefault(job.case.label, (rank, len(own), job))
-        ranked = sorted(own.values(), key=lambda each: each[:2])  # there may be no time for all
-        jobs |= {job.case.label: job for *_, job in ranked}
+            own.setdefault(job.case.label, (rank, job))
+        ranked += own.values()
+    ranked += [(_PAIRS, job) for job in _of_other_variants(problem, known, kept, job_of)]
+    ranked.sort(key=lambda each: each[0])  # there may be no time for all
+    jobs = {job.case.label: job for _, job in ranked}
     labels = {job.case.label for job in known if job.role != RANDOM}
     return [job for label, job in jobs.items() if label not in labels], tuple(plans)
 
@@ -111,27 +114,48 @@ def _pairs(
     alone = isinstance(problem, UserProblem)
     boxes = [(case, near_ranges([place])) for case, place in zip(cases, places, strict=True)]
     for like, ranges in boxes if alone else [(cases[0], near_ranges(places))]:
-        for one, other, first, second in missing_pairs(band_pairs(met), ranges):
-            if (first, second) in band_pairs(met).get(f"{one} {other}", ()):
-                continue  # a case for an earlier pair has it
-            sizes = {
-                name: _least(name, number, ranges[name])
-                for name, number in ((one, first), (other, second))
-            }
-            for small in SMALL:
-                try:
-                    job = job_of(pair_case(problem, like, sizes, kept, small))
-                except (Rejected, SpaceError, ValueError):
-                    continue
-                met.append(problem.place(job.case))
-                yield job
-                break
+        yield from pair_cases(problem, like, met, ranges, kept, _or_none(job_of))
 
 
-def _least(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
-    """The least size of the band that lies in the range, an odd one where there is one."""
-    low, high = band_ends(name, number)
-    return min(max(low, int(ends[0])) | 1, high, int(ends[1]))
+def _of_other_variants(
+    problem: Problem,
+    known: Sequence[CaseJob],
+    kept: Collection[str],
+    job_of: Callable[[Case], CaseJob],
+) -> Iterator[CaseJob]:
+    """Of a user's problem: cases of the variants that are not timed, for each pair of bands between
+    their edge cases. They have no random cases, and a package serves them."""
+    if not isinstance(problem, UserProblem):
+        return
+    timed = [problem.place(job.case).fixed for job in known if job.role in (TIMED, HELD_OUT)]
+    groups: dict[str, list[Case]] = {}
+    for job in known:
+        fixed = problem.place(job.case).fixed
+        if fixed not in timed:
+            groups.setdefault(repr(sorted(fixed.items())), []).append(job.case)
+    for cases in groups.values():
+        met = [problem.place(case) for case in cases]
+        ranges = ranges_between(met)
+        like = max(cases, key=problem.bytes_moved)
+        yield from pair_cases(problem, like, met, ranges, kept, _or_none(job_of))
+
+
+def _or_none(job_of: Callable[[Case], CaseJob]) -> Callable[[Case], CaseJob | None]:
+    """The same, with None for a case that the kernel cannot run."""
+
+    def made(case: Case) -> CaseJob | None:
+        try:
+            return job_of(case)
+        except (Rejected, SpaceError, ValueError):
+            return None
+
+    return made
+
+
+def _of_one_binary(cases: Iterable[Case], is_specialised: Callable[[Case], bool]) -> list[Case]:
+    """The cases without those of specialised binaries, unless all have such a one."""
+    all_cases = list(cases)
+    return [case for case in all_cases if not is_specialised(case)] or all_cases
 
 
 # --- Lengths --------------------------------------------------------------------------------------
@@ -206,18 +230,20 @@ def _beside(power: int) -> tuple[int, ...]:
 class _OneLength:
     """Makes the jobs of one length of the cases like one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         problem: Problem,
         like: Case,
         name: str,
         kept: Collection[str],
         job_of: Callable[[Case], CaseJob],
+        is_specialised: Callable[[Case], bool],
     ) -> None:
         place = problem.place(like)
         self.fixed, self.alike, self.name = place.fixed, ratios_of(problem, place), name
         self._problem, self._like, self._kept, self._job_of = problem, like, kept, job_of
         self._small = list(SMALL)
+        self._is_specialised = is_specialised
 
     def job(self, length: int) -> CaseJob | None:
         """None where the kernel does not take the length."""
@@ -233,8 +259,10 @@ class _OneLength:
         return None
 
     def jobs(self, numbers: Iterable[int]) -> dict[int, CaseJob]:
-        made = {number: self.job(number) for number in numbers}
-        return {number: job for number, job in made.items() if job is not None}
+        made = {number: job for number in numbers if (job := self.job(number)) is not None}
+        cases = _of_one_binary((job.case for job in made.values()), self._is_specialised)
+        labels = {case.label for case in cases}
+        return {number: job for number, job in made.items() if job.case.label in labels}
 
     def plan(self, low: int, high: int, numbers: Iterable[int], *, each: bool) -> LengthPlan:
         return LengthPlan(self.fixed, self.alike, self.name, low, high, tuple(numbers), each)

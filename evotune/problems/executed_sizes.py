@@ -53,6 +53,15 @@ def near_ranges(places: Sequence[Place]) -> dict[str, tuple[int | float, int | f
     return found
 
 
+def ranges_between(places: Sequence[Place]) -> dict[str, tuple[int, int]]:
+    """The sizes between those of the cases."""
+    sizes = [dict(_sizes(place.ranged)) for place in places]
+    return {
+        name: (min(each[name] for each in sizes), max(each[name] for each in sizes))
+        for name in sizes[0]
+    }
+
+
 # --- Pairs of bands -------------------------------------------------------------------------------
 
 

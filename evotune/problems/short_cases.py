@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from evotune.problems import _attention_features as features
 from evotune.problems._attention_features import Features
 from evotune.problems.attention import Attention
+from evotune.problems.executed_sizes import Ranges, band_ends, band_pairs, missing_pairs
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.ragged_attention import PagedAttention, RaggedAttention
 from evotune.problems.user import UserProblem
 from evotune.trial import Value
+
+Made = TypeVar("Made")
 
 SMALL = (1, 3, 8, 64)
 """Values of the other sizes of a user's problem, to try in turn: kernels take multiples only."""
@@ -97,6 +101,40 @@ def _dense_sizes(like: Case, name: str, length: int, kept: Collection[str]) -> M
         return {**shape, "seq_len": length}
     other = {"seq_len_q": "seq_len_k", "seq_len_k": "seq_len_q"}[name]
     return {**shape, name: length, other: _FEW_ROWS if name == "seq_len_k" else _FEW_KEYS}
+
+
+def pair_cases(  # noqa: PLR0917
+    problem: Problem,
+    like: Case,
+    met: list[Place],
+    ranges: Ranges,
+    kept: Collection[str],
+    made_of: Callable[[Case], Made | None],
+) -> Iterator[Made]:
+    """What `made_of` makes of a small case for each pair of bands in the ranges that none of `met`
+    has. It is None for a case that the kernel does not take. The places of the others join `met`.
+    """
+    for one, other, first, second in missing_pairs(band_pairs(met), ranges):
+        if (first, second) in band_pairs(met).get(f"{one} {other}", ()):
+            continue  # a case for an earlier pair has it
+        bands = (one, first), (other, second)
+        sizes = {name: _least(name, number, ranges[name]) for name, number in bands}
+        fixed = {name for name in sizes if ranges[name][0] == ranges[name][1]}
+        for small in SMALL:
+            try:
+                case = pair_case(problem, like, sizes, set(kept) - fixed, small)
+            except ValueError:
+                continue
+            if (made := made_of(case)) is not None:
+                met.append(problem.place(case))
+                yield made
+                break
+
+
+def _least(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
+    """The least size of the band that lies in the range, an odd one where there is one."""
+    low, high = band_ends(name, number)
+    return min(max(low, int(ends[0])) | 1, high, int(ends[1]))
 
 
 def pair_case(

@@ -13,6 +13,7 @@ from evotune.execute.executor import EDGE, RANDOM, Proposal
 from evotune.trial import Configuration, Value
 
 ROOT = Path(__file__).parents[2]
+RANDOM_TESTS = 120
 CUDA_SPACE = ROOT / "tests" / "data" / "cuda" / "cuda.yaml"
 SPACE = f"""
 name: tuned-without-a-mask
@@ -101,10 +102,10 @@ def test_a_variant_that_the_kernel_does_not_claim_is_skipped_and_said_to_be(
     assert (check.status, check.detail) == ("skipped", why)
 
 
-def test_a_hundred_random_shapes_need_no_other_binary_and_differ_by_trial(tmp_path: Path) -> None:
+def test_random_shapes_need_no_other_binary_and_differ_by_trial(tmp_path: Path) -> None:
     found = confirmation(tmp_path)
     random = [job for job in found.cases if job.role == RANDOM]
-    assert len(random) == 100
+    assert len(random) == RANDOM_TESTS
     timed = next(job for job in found.cases if job.role == "timed")
     assert {job.compile.key for job in random} == {timed.compile.key}
     assert {job.case.symbols["causal"] for job in random} == {False}
@@ -115,7 +116,7 @@ def test_a_hundred_random_shapes_need_no_other_binary_and_differ_by_trial(tmp_pa
 def test_random_shapes_are_those_that_the_kernel_supports(tmp_path: Path) -> None:
     change = ("{head_dim: [32]}", '{head_dim: [32], seq_len_q: ">= 50"}')
     found = [job.case.symbols for job in confirmation(tmp_path, change).cases if job.role == RANDOM]
-    assert len(found) == 100
+    assert len(found) == RANDOM_TESTS
     assert min(int(symbols["seq_len_q"]) for symbols in found) >= 50
 
 
@@ -140,7 +141,7 @@ def test_sizes_that_are_compiled_in_keep_their_values_and_the_others_vary(tmp_pa
     symbols = [job.case.symbols for job in found.cases]
     assert {(s["heads"], s["seq_len_q"]) for s in symbols} == {(2, 64)}
     assert len({job.compile.key for job in found.cases}) == 2  # with a mask and without
-    assert len(random_labels(found)) == 100
+    assert len(random_labels(found)) == RANDOM_TESTS
     assert len({s["seq_len_k"] for s in symbols}) > 30
 
 
@@ -155,7 +156,7 @@ def test_only_a_kernel_that_is_told_the_scale_is_asked_for_another(
     found = confirmation(tmp_path, ("softmax_scale", written))
     for role in (EDGE, RANDOM):
         cases = [job.case for job in found.cases if job.role == role]
-        assert len(cases) == (2 * EDGES_EACH if role == EDGE else 100)
+        assert len(cases) == (2 * EDGES_EACH if role == EDGE else RANDOM_TESTS)
         assert (
             {case.symbols["softmax_scale"] for case in cases} == {1 / math.sqrt(32)}
         ) is not told
@@ -183,5 +184,5 @@ def test_random_shapes_that_a_gpu_cannot_launch_are_left_out(tmp_path: Path) -> 
     values: dict[str, Value] = {"FAULT": "none", "SPLIT": 1, "THREADS": 128, "SHARED_KIB": 0}
     found = planner.proposal(3, Configuration(values), confirm=True)
     lengths = [int(job.case.symbols["seq_len_q"]) for job in found.cases if job.role == RANDOM]
-    assert len(lengths) == 100
+    assert len(lengths) == RANDOM_TESTS
     assert not any(length % 7 == 6 for length in lengths)

@@ -276,7 +276,7 @@ def test_edge_shapes_and_champions_pass_the_whole_gate(
     by_status = {check.status: check for check in outcome.checks}
     assert by_status.keys() == {"passed", "skipped"}
     assert by_status["skipped"].inputs == "compute-sanitizer racecheck"
-    (random_tests,) = [check for check in outcome.checks if check.case == "100 random tests"]
+    (random_tests,) = [check for check in outcome.checks if check.case == "120 random tests"]
     assert random_tests.status == "passed"
     assert random_tests.max_error is not None
     assert random_tests.max_error <= (random_tests.max_limit or 0.0)
@@ -302,7 +302,7 @@ def test_a_champions_steps_are_told_and_those_of_a_trial_are_not(
     assert {"random cases n of n", "timing case n of n"} <= numbered
     counts = [int(step.split()[2]) for step in steps if step.startswith("random cases ")]
     assert counts == sorted(counts)
-    assert max(counts, default=0) in range(1, 101)
+    assert max(counts, default=0) in range(1, 121)
     assert confirmed.last_step == ""
 
 
@@ -326,7 +326,7 @@ def test_a_champion_meets_shapes_that_the_search_never_saw(faulty: FaultyKernels
     made = planner().proposal(7100, Configuration({"FAULT": "wrong_when_long"}), confirm=True)
     outcome = faulty.run_proposal(made)
     assert outcome.kind is OutcomeKind.WRONG_RESULT
-    assert re.search(r"out is off by .* \(random test \d+ of 100\)$", outcome.reason)
+    assert re.search(r"out is off by .* \(random test \d+ of 120\)$", outcome.reason)
     assert [check.status for check in outcome.checks].count("failed") == 1
 
 

@@ -15,9 +15,11 @@ from evotune.engine.reopening import ReopenedRun
 from evotune.engine.setup import KernelSetup, load_setup
 from evotune.engine.spaces import shipped_spaces
 from evotune.errors import SpaceError
-from evotune.execute.executor import EDGE, RANDOM
+from evotune.execute.executor import EDGE, RANDOM, SERVED
 from evotune.export.exporting import export_runs
 from evotune.export.runtime._dispatch import Choice, Dispatch
+from evotune.problems.executed_sizes import near_ends
+from evotune.verify.kept_checks import checked_domain
 
 from .making import fabricated
 
@@ -90,6 +92,36 @@ def test_each_specialised_binary_has_edge_cases_and_random_ones(tmp_path: Path) 
     random = [dict(job.compile.defines)["KNOWN"] for job in made.cases if job.role == RANDOM]
     assert min(random.count(columns) for columns in (1024, 1500, 16384)) > 3
     assert random.count(0) > 20
+
+
+def test_a_specialised_width_ends_no_range_of_executed_lengths(tmp_path: Path) -> None:
+    """A binary for 1,500 columns alone is no gap in what the binary for all others executed."""
+    setup = load_setup(softmax(tmp_path, "columns"), "cpu")
+    assert isinstance(setup, KernelSetup)
+    problem = setup.planner.problem
+    made = setup.planner.proposal(0, setup.space.default(), confirm=True)
+    by_length = {job.compile.key for job in made.cases if job.role == SERVED}
+    assert len(by_length) == 1
+    checked = [(job.compile.key, job.case) for job in made.cases]
+    regions = checked_domain(problem, checked, setup.profile, made.lengths, by_length).regions
+    (executed,) = [region.executed for region in regions if region.executed is not None]
+    (columns,) = [each.ranges for each in executed if each.name == "columns"]
+    for width in (1024, 1500, 16384):
+        low, high = near_ends([width])
+        assert any(first <= low and high <= last for first, last in columns), (width, columns)
+
+
+def test_each_specialised_binary_has_cases_in_every_band_of_rows(tmp_path: Path) -> None:
+    setup = load_setup(softmax(tmp_path, "columns"), "cpu")
+    assert isinstance(setup, KernelSetup)
+    for number in range(3):
+        made = setup.planner.proposal(number, setup.space.default(), confirm=True)
+        rows: dict[object, set[int]] = {1024: set(), 1500: set(), 16384: set()}
+        for job in made.cases:
+            found = rows.get(dict(job.compile.defines)["KNOWN"], set())
+            found.add(int(job.case.symbols["rows"]).bit_length())
+        for bands in rows.values():
+            assert bands == set(range(1, max(bands) + 1))
 
 
 def test_the_binary_of_other_cases_is_checked_where_no_edge_case_is_supported(

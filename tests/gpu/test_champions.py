@@ -1,4 +1,4 @@
-"""On a GPU only champions get eager times, the sanitizer's tools and a hundred random tests."""
+"""On a GPU only champions get eager times, the sanitizer's tools and many random tests."""
 
 from __future__ import annotations
 
