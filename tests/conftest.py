@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import evotune
+from evotune.backends.cpu import free_cores
 from evotune.engine import confirming_time
 from evotune.user_code import trust
 
@@ -59,6 +60,14 @@ def _confirming_takes_as_long_as_it_does() -> Iterator[None]:
     """Else a champion could stay unconfirmed because the machine is busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(confirming_time, "LEAST_EACH_S", 3600.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _all_cores_are_free() -> Iterator[None]:
+    """To look which are takes each run half a second, and the tests beside it would decide."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(free_cores, "busy_shares", lambda look_s: {})
         yield
 
 

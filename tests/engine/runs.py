@@ -54,12 +54,21 @@ def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
 
 
 @contextlib.contextmanager
+def few_random_tests(count: int) -> Iterator[None]:
+    """Plans so many for a champion, and no launches at served sizes. To draw and to plan them all
+    takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_planning, "_RANDOM_TESTS", count)
+        patch.setattr(_planning, "_MOST_RANDOM_TESTS", count)
+        patch.setattr(_planning, "served_cases", lambda *given: ([], ()))
+        yield
+
+
+@contextlib.contextmanager
 def brief_confirmations(processes: int = 1) -> Iterator[None]:
     """Times champions in so few processes, instead of three to six, and after ten random tests
     instead of a hundred, without launches at served sizes: these take most of a short run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_planning, "_RANDOM_TESTS", 10)
-        patch.setattr(_planning, "served_cases", lambda *given: ([], ()))
+    with pytest.MonkeyPatch.context() as patch, few_random_tests(10):
         patch.setattr(confirming, "MOST", processes)
         patch.setattr(ablation, "MOST", processes)
         yield

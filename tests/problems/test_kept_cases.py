@@ -11,7 +11,7 @@ from . import kept_cases
 KEPT = json.loads(kept_cases.PATH.read_text())
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("space", KEPT["cases"])
 def test_a_shipped_space_has_the_same_cases(space: str) -> None:
     assert kept_cases.cases(space) == KEPT["cases"][space]

@@ -19,6 +19,7 @@ from evotune.problems.baseline_names import baseline_names
 from evotune.problems.problem import Tensors, WrongSymbol
 from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
 from evotune.trial import Value
+from tests.sweeps import swept
 
 VARLEN, PAGED = VarlenAttention("float32"), PagedAttention("float32")
 PACKED: dict[str, Value] = {
@@ -260,13 +261,15 @@ def test_they_are_found_by_name() -> None:
         create_problem("attention_paged", "int8")
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("problem", [VARLEN, PAGED], ids=lambda each: each.name)
-def test_sizes_that_are_compiled_in_are_those_of_every_test(problem: Any) -> None:
+def test_sizes_that_are_compiled_in_are_those_of_every_test(problem: Any, every: int) -> None:
+    """Each size alone, and every so many of the pairs."""
     tight = {"tokens_q": 90, "longest_q": 17} if problem is VARLEN else {"longest": 5}
     this = case(problem, **tight)
     free = [name for name in problem.sizes if name != "head_dim"]
-    for kept in (*((name,) for name in free), *itertools.combinations(free, 2)):
-        drawn = islice(problem.random_cases([this], 3, kept), 30)
+    for kept in (*((name,) for name in free), *list(itertools.combinations(free, 2))[::every]):
+        drawn = islice(problem.random_cases([this], 3, kept), 20)
         for test in (*problem.edge_cases(this, kept), *drawn):
             assert {name: test.symbols[name] for name in kept} == {
                 name: this.symbols[name] for name in kept
@@ -295,23 +298,25 @@ PACKING: dict[str, Callable[[dict[str, int]], bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("seed", swept(range(6), (0, 1).__contains__))
 @pytest.mark.parametrize(
     ("problem", "classes"), [(PAGED, DECODING), (VARLEN, PACKING)], ids=["paged", "varlen"]
 )
-def test_the_random_cases_of_any_seed_hold_every_class(problem: Any, classes: Any) -> None:
-    for seed in range(6):
-        drawn = list(islice(problem.random_cases([case(problem)], seed, ("head_dim",)), 120))
-        sizes: list[Any] = [
-            {**each.symbols, "group": each.symbols["heads"] // each.symbols["kv_heads"]}
-            for each in drawn
-        ]
-        assert [name for name, holds in classes.items() if not any(map(holds, sizes))] == [], seed
+def test_the_random_cases_of_any_seed_hold_every_class(
+    problem: Any, classes: Any, seed: int
+) -> None:
+    drawn = islice(problem.random_cases([case(problem)], seed, ("head_dim",)), 120)
+    sizes: list[Any] = [
+        {**each.symbols, "group": each.symbols["heads"] // each.symbols["kv_heads"]}
+        for each in drawn
+    ]
+    assert [name for name, holds in classes.items() if not any(map(holds, sizes))] == []
 
 
-def test_many_pages_are_drawn_of_the_page_size_that_is_compiled_in() -> None:
+@pytest.mark.parametrize("seed", swept(range(6), (0, 1).__contains__))
+def test_many_pages_are_drawn_of_the_page_size_that_is_compiled_in(seed: int) -> None:
     this = case(PAGED)
-    for seed in range(6):
-        drawn = islice(PAGED.random_cases([this], seed, ("head_dim", "page_size")), 120)
-        found = [each.symbols for each in drawn]
-        assert {each["page_size"] for each in found} == {this.symbols["page_size"]}
-        assert max(int(each["pages"]) for each in found) > 32_767
+    drawn = islice(PAGED.random_cases([this], seed, ("head_dim", "page_size")), 120)
+    found = [each.symbols for each in drawn]
+    assert {each["page_size"] for each in found} == {this.symbols["page_size"]}
+    assert max(int(each["pages"]) for each in found) > 32_767

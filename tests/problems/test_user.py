@@ -179,7 +179,7 @@ def test_every_size_is_of_every_class_in_the_first_random_cases(
     (folder / "problem.py").write_text(FREE)
     problem = create_problem("problem.py:Scale", "float32", folder)
     base = problem.case({"rows": 4096, "columns": 4096}, {})
-    for seed in range(8):
+    for seed in range(3):
         found = list(islice(problem.random_cases([base], seed), 80))
         assert any(SIZES[size](int(case.symbols[name])) for case in found), seed
         assert max(problem.bytes_moved(case) for case in found) <= 5 << 26
@@ -189,7 +189,7 @@ def test_each_size_has_every_remainder_in_the_first_random_cases(folder: Path) -
     (folder / "problem.py").write_text(FREE)
     problem = create_problem("problem.py:Scale", "float32", folder)
     base = problem.case({"rows": 4096, "columns": 4096}, {})
-    for seed in range(8):
+    for seed in range(3):
         found = list(islice(problem.random_cases([base], seed), 80))
         for name in ("rows", "columns"):
             assert {int(case.symbols[name]) % 16 for case in found} == set(range(16)), seed

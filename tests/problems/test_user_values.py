@@ -189,6 +189,7 @@ RIGHT: list[tuple[str, Way]] = [
 ]
 
 
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize("dtype", UserProblem.dtypes)
 @pytest.mark.parametrize(("name", "way"), RIGHT)
 def test_right_ways_are_within_the_limits(

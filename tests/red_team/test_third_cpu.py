@@ -28,8 +28,6 @@ SOON = {
     ("sizes", "one_full_row_with_groups"),
     ("values", "maximum_from_10000"),
     ("values", "mask_adds_1000"),
-    ("row_sum_int32", "in_float"),
-    ("arg_max", "negative_zero_below_zero"),
     ("row_maximum", "reads_past_the_end"),
 }
 
