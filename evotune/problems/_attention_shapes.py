@@ -202,7 +202,7 @@ def _classes(
 ) -> Iterator[SizeClass]:
     """The classes of the sizes. With a causal mask, keys are of a class if a row sees them all."""
     for each in count_classes("batch", ((1, 1), (2, 2), (3, 4), (5, 9))):
-        yield replace(each, level=COARSE)
+        yield replace(each, level=COARSE, weight=1.5)
     yield from head_classes(list(dict.fromkeys(heads)))
     rows: Lengths = {
         "long_cost": 7 if causal else 4,

@@ -8,6 +8,7 @@ Patton, 1997). When all are met it begins anew, with other sizes.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -190,6 +191,9 @@ class PairCover:
                     yield other, place
 
     def _weight(self, target: _Target) -> float:
+        """Classes that pair are met once before any pair, since there may be no time for all."""
+        if len(target) == 1 and self._classes[target[0]].level < _MOST_LEVELS:
+            return math.inf
         found = 1.0
         for place in target:
             found *= self._classes[place].weight

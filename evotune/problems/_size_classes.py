@@ -59,7 +59,7 @@ def length_classes(
     yield made("unlike tiles", lambda n: n % 16 not in (0, 1, 15), _unlike_tiles)
     for tile, rest in ((16, -1), (64, -1), (128, -1), (64, 0), (64, 1), (256, 1)):
         found = rest_class(tile, rest, FINE)
-        yield replace(found, weight=1.5) if (tile, rest) == (64, -1) else found
+        yield replace(found, weight=1.75 if (tile, rest) == (64, -1) else 1.2)
     yield made("127", lambda n: n == 127, lambda rng: 127, MODEL)
     long = made("over 600", lambda n: n >= _LONG, _long, long_level)
     yield replace(long, cost=long_cost)
@@ -92,7 +92,7 @@ def head_classes(own: Sequence[tuple[int, int]] = ()) -> Iterator[SizeClass]:
     yield replace(most, level=ALONE, weight=WEIGHTS[ALONE])
     groups = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 15), (16, 16))
     for each in count_classes("group", groups):
-        yield replace(each, apart=frozenset(("kv_heads",)))
+        yield replace(each, weight=1.5, apart=frozenset(("kv_heads",)))
     for group, few in itertools.product(groups, ((1, 1), (2, 7), (8, 12))):
         yield _both_heads(group, few)
     yield SizeClass(

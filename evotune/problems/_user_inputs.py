@@ -9,6 +9,7 @@ import torch
 _TRAITS = 5
 _LARGE_TRAITS = ("spread", "above", "far", "below", "rising", "far", "falling", "masked")
 _SPIKES = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)
+_SHORT = 64  # columns
 _NEIGHBOURS = (2.0**-23, 2.0**-7, 2.0**-10)  # a unit in the last place of 1, by type
 _FAR = (-2e4, 2e4, -1e6, 1e6, -600.0)
 _FAR_SPREAD = 0.1
@@ -99,7 +100,8 @@ def near(values: torch.Tensor) -> torch.Tensor:
 
 def _spikes(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     """Rows in turn have one spike, several equal ones, and one that lies a unit in the last place
-    above the spike before it. Every other row has it in the last sixteenth."""
+    above the spike before it. Every other row has it in the last sixteenth. The last element of a
+    row is half as high."""
     columns, device = rows.shape[1], rows.device
     row = torch.arange(len(rows), device=device)
     heights = torch.tensor(_SPIKES, device=device)[turn % len(_SPIKES)]
@@ -107,6 +109,8 @@ def _spikes(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     place = torch.where(turn % 2 == 0, columns - 1 - turn * 31 % (columns // 16 + 1), anywhere)
     trait, part = turn // 2 % 3, turn // 6 % len(_NEIGHBOURS)
     rows = rows * 0.1
+    if columns > _SHORT:  # of a long row the last element alone would not show if it were lost
+        rows[:, -1] = 0.5 * heights
     rows[row, place] = heights
     after = [(place + step).clamp(max=columns - 1) for step in (1, 37, 1025)]
     for other in after:
@@ -131,7 +135,8 @@ def index_values(
 ) -> torch.Tensor:
     """int64 integers of a range: in normal any, in large its two ends, in ramp all in order, over
     and over, in spike one and the same. With `far` rows in turn of large have the two ends, and
-    numbers near the one end or the other, so that sums are large; sums of all stay within int64."""
+    numbers near the one end or the other, and so have rows of spike the one number, an odd one near
+    the one end, and one near the other: sums are large, and sums of all stay within int64."""
     device = generator.device
     drawn = torch.randint(len(values), shape, generator=generator, device=device)
     count = torch.arange(drawn.numel(), device=device).reshape(shape)
@@ -141,7 +146,9 @@ def index_values(
     elif kind == "ramp":
         drawn = count % len(values)
     elif kind == "spike":
-        drawn = torch.full_like(drawn, int(drawn.flatten()[0]))
+        one = int(drawn.flatten()[0])
+        drawn = torch.full_like(drawn, one)
+        drawn = _one_near_ends(drawn, one, values, generator) if far and shape else drawn
     return values.start + drawn * values.step
 
 
@@ -149,16 +156,45 @@ def _near_ends(
     drawn: torch.Tensor, ends: torch.Tensor, values: range, generator: torch.Generator
 ) -> torch.Tensor:
     """Numbers of elements of the range: see `index_values`."""
-    most = (1 << 62) // max(1, drawn.numel())
-    places = sorted((end - values.start) // values.step for end in (-most, most))
-    first, last = max(0, places[0] + 1), min(len(values) - 1, places[1])
+    first, last = _summed(values, drawn.numel())
     if first > last:
         return ends
-    turn = torch.randint(3, (1,), generator=generator, device=drawn.device)
-    rows = math.prod(drawn.shape[:-1])
-    turn = (turn + torch.arange(rows, device=drawn.device)).reshape(*drawn.shape[:-1], 1) % 3
+    turn = _turns(drawn, generator)
     some = drawn % min(_NEAR_AN_END, last - first + 1)
     return torch.where(turn == 0, ends, torch.where(turn == 1, last - some, first + some))
+
+
+def _one_near_ends(
+    drawn: torch.Tensor, one: int, values: range, generator: torch.Generator
+) -> torch.Tensor:
+    """Numbers of elements of the range: see `index_values`. Even ones would hide that a sum of
+    float numbers is rounded."""
+    first, last = _summed(values, drawn.numel())
+    if first > last:
+        return drawn
+    some = one % min(_NEAR_AN_END, last - first + 1)
+    low, high = (
+        number if values[number] % 2 else min(max(number + step, first), last)
+        for number, step in ((first + some, 1), (last - some, -1))
+    )
+    turn = _turns(drawn, generator)
+    turn = turn.clamp(min=1) if turn.numel() == 1 else turn  # a single row is at an end
+    return torch.where(turn == 0, drawn, torch.where(turn == 1, high, low))
+
+
+def _summed(values: range, count: int) -> tuple[int, int]:
+    """The first and the last number of an element of which `count` add up within int64; the first
+    is above the last where there is none."""
+    most = (1 << 62) // max(1, count)
+    places = sorted((end - values.start) // values.step for end in (-most, most))
+    return max(0, places[0] + 1), min(len(values) - 1, places[1])
+
+
+def _turns(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """0, 1 or 2 for each row."""
+    turn = torch.randint(3, (1,), generator=generator, device=drawn.device)
+    rows = torch.arange(math.prod(drawn.shape[:-1]), device=drawn.device)
+    return (turn + rows).reshape(*drawn.shape[:-1], 1) % 3
 
 
 def spread_values(

@@ -52,7 +52,8 @@ def make_inputs(problem: UserProblem, case: Case, kind: str, seed: int, device: 
             if _is_sound(problem, case, inputs, others):
                 return inputs
     for times in range(0 if kind == "normal" else _TIMES):
-        inputs = made(_SMALLER**times, near if kind == "large" else None)
+        keeps_far = kind == "ramp" or (kind == "spike" and times == 0)
+        inputs = made(_SMALLER**times, None if keeps_far else near)
         if _fits(problem, case, problem.reference(case, inputs)):
             return inputs
     generator = torch.Generator(device).manual_seed(seed)

@@ -83,6 +83,7 @@ CLASSES: dict[str, Callable[[Sizes], bool]] = {
     and s["batch"] > 1,
     "more than 65536 queries": lambda s: s["seq_len_q"] > 1 << 16,
     "several rows, groups of 5": lambda s: s["seq_len_q"] > 1 and s["group"] == 5,
+    "keys at 63 mod 64 in groups of 4": lambda s: seen(s) % 64 == 63 and s["group"] == 4,
     "8 or more key heads with groups": lambda s: s["kv_heads"] >= 8 and s["group"] > 1,
     "twice as many rows as keys": lambda s: s["seq_len_q"] == 2 * s["seq_len_k"],
     "more than 600 keys in groups of 8": lambda s: seen(s) > 600 and s["group"] == 8,
@@ -134,6 +135,12 @@ def test_the_random_cases_of_further_seeds_hold_all_classes(seed: int) -> None:
         assert not missing, causal
     decoding = [each for each in cases if each["seq_len_q"] == 1 and not each["causal"]]
     assert not [name for name, holds in ONE_ROW.items() if not any(map(holds, decoding))]
+
+
+def test_groups_are_met_early_since_there_may_be_no_time_for_all() -> None:
+    for seed in SEEDS:
+        early = {sizes(case)["group"] for case in drawn_once(seed)[:80]}
+        assert {1, 2, 3, 4, 5, 6, 7, 8, 16} <= early, seed
 
 
 def test_every_remainder_by_64_meets_every_group_and_every_batch() -> None:

@@ -69,6 +69,10 @@ class Short(Place):
     def compute(self, x):
         return {"out": x.sum(-1)}
 
+class Little(Short):
+    def inputs(self, rows, columns):
+        return {"x": Tensor((rows, columns), "int32", range(-1000, 1001))}
+
 class Narrow(Short):
     def outputs(self, rows, columns):
         return {"out": Tensor((rows,), "int32")}
@@ -226,6 +230,28 @@ def test_wrong_ways_exceed_them(shares: Callable[..., float], name: str) -> None
     problem, way = WRONG[name]
     for rows, columns in ((8, 100), (16, 1000)):
         assert shares(problem, way, rows=rows, columns=columns) > 1
+
+
+def test_one_and_the_same_integer_shows_sums_in_float(tmp_path: Path) -> None:
+    """A long case has this kind of inputs alone, whatever number the seed draws."""
+    (tmp_path / "values.py").write_text(TEXT)
+    problem = create_problem("values.py:Little", "float32", tmp_path)
+    for rows, columns in ((6, 30_001), (1, 70_001)):
+        case = problem.case({"rows": rows, "columns": columns}, {})
+        assert problem.random_kinds(case, 0) == ("spike",)
+        for seed in range(20):
+            x = problem.make_inputs(case, "spike", seed)["x"]
+            assert all(len(row.unique()) == 1 for row in x)
+            in_float = torch.from_numpy(x.float().numpy().cumsum(-1)[:, -1])
+            assert not torch.equal(in_float.double(), x.sum(-1).double())
+
+
+def test_one_and_the_same_integer_stays_where_its_sums_are_held(tmp_path: Path) -> None:
+    (tmp_path / "values.py").write_text(TEXT)
+    problem = create_problem("values.py:Narrow", "float32", tmp_path)
+    case = problem.case({"rows": 3, "columns": 2500}, {})
+    made = (problem.make_inputs(case, "spike", seed)["x"] for seed in range(20))
+    assert any(len(x.unique()) == 1 for x in made)
 
 
 def test_ties_beyond_1024_and_places_beyond_65535_show(shares: Callable[..., float]) -> None:

@@ -15,6 +15,7 @@ from evotune.device.launch import LaunchPlan, Workspace
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.trial import OutcomeKind
+from evotune.verify._guards import repeats
 from evotune.verify._launch_evidence import Evidence
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.buffers import BufferSets
@@ -135,6 +136,12 @@ def test_a_read_past_the_end_shows_where_nan_loses(
             assert "1 elements of out change with what lies outside all tensors" in verdict.reason
         else:
             assert verdict.passed, verdict
+
+
+def test_a_launch_that_was_late_read_nothing_outside() -> None:
+    """Its output differed when it was compared, and is complete by the time it is asked again."""
+    output = torch.arange(9.0)
+    assert not repeats(output, output.clone(), lambda: None, lambda: None)
 
 
 def test_damage_beside_other_guards_is_found(pool: InputPool) -> None:
