@@ -2,7 +2,7 @@
 
 On a machine that has eight runnable threads for each core, a right kernel or a compiler takes eight
 times as long. Linux counts for each thread how long it was ready to run and had no core; such a
-wait is nobody's fault, and it does not count towards a limit.
+wait does not count towards a limit.
 """
 
 from __future__ import annotations
