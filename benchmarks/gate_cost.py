@@ -116,7 +116,7 @@ def _outcome(executor: Any) -> Any:
 
 
 def _busy_s(process: int) -> float:
-    """Processor time of a process and of all its descendants, those that ended included."""
+    """Processor time of a process and its descendants, including those that have ended."""
     parents: dict[int, list[int]] = defaultdict(list)
     times: dict[int, float] = {}
     for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""Compares the calls that packages serve with those that they served before lengths were executed.
+"""Compares the calls that packages serve with and without executed lengths.
 
     python benchmarks/served_calls.py SPACE... [--device cpu|h200|l4]
 

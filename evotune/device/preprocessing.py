@@ -42,7 +42,7 @@ _FILES = {b"include", b"include_next", b"import", b"embed", b"line"}
 
 @dataclass(frozen=True)
 class Code:
-    """What the compiler reads of a source, line by line as before."""
+    """The text that the compiler reads of a source. Its lines keep their numbers."""
 
     text: bytes
     conditions: bytes
@@ -95,14 +95,14 @@ def _rest_of_line(text: bytes, position: int) -> bytes:
 
 
 def _require_plain(before: bytes, after: bytes) -> None:
-    """What stands around a comment of several lines: NVRTC takes a directive that follows it for
-    one, whatever code came before."""
+    """Checks the text around a comment of several lines: NVRTC obeys a directive that follows the
+    comment, whatever code came before."""
     if before and (before[:1] in (b"#", b"%") or after[:1] in (b"#", b"%", b"/")):
         raise _Undecided
 
 
 def _bare_token(kind: str, token: bytes, line: list[bytes]) -> bytes:
-    """What stays of a token that follows the others of its `line`."""
+    """The text that is left of a token that follows the others of its `line`."""
     if kind == "line_comment":
         return b""
     if kind == "comment":
