@@ -10,7 +10,9 @@ whose error is a unit of |x| and of the highest x, of the largest |x| at most.
 
 from __future__ import annotations
 
+import functools
 import math
+import random
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +33,7 @@ _SIZE = 64.0
 _SIGN_BITS, _SIZE_BITS = -0x7F7F7F7F7F7F7F80, 0x4040404040404040
 """The highest bit of each of eight bytes, and the one below it. A byte with the second bit alone is
 _SIZE, and with both -_SIZE."""
+_SMALL = 1 << 17  # elements
 _ENOUGH = 8  # elements that a row needs for a quantile of them to mean something
 _SAMPLE = 512  # elements of a row that show its quantiles
 
@@ -86,16 +89,19 @@ _IN_PARTS = {
 
 
 class _Noise:
-    """Random signs on one device, made from random bytes: drawing each number by itself would take
-    longer than all else here. Each draw overwrites the one before."""
+    """Random signs on one device. Drawing each of them by itself would take longer than all else
+    here: those of small tensors are from a random place on in a row of signs that was drawn before,
+    others are made from random bytes, and each draw overwrites the one before."""
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device)
+        self._places = random.Random()
         self._words = torch.empty(0, dtype=torch.int64, device=device)
         self._numbers: dict[torch.dtype, torch.Tensor] = {}
 
     def start(self, seed: int) -> None:
         self._generator.manual_seed(seed)
+        self._places.seed(seed)
 
     def add_to(self, value: torch.Tensor, by: torch.Tensor, most: float) -> None:
         """Adds `by` times a random sign to each element of `value`, with the standard deviation of
@@ -105,16 +111,31 @@ class _Noise:
     def _draw(self, like: torch.Tensor) -> torch.Tensor:
         """Either -_SIZE or _SIZE for each element, in the shape and dtype of `like`."""
         count = like.numel()
+        if count <= _SMALL:
+            place = self._places.randrange(_SMALL)
+            return _signs(like.device, like.dtype)[place : place + count].view(like.shape)
         if count > 8 * len(self._words):
             self._words = self._words.new_empty((count + 7) // 8)
-        words = self._words[: (count + 7) // 8]
-        words.random_(-(1 << 63), None, generator=self._generator)
-        words.bitwise_and_(_SIGN_BITS).bitwise_or_(_SIZE_BITS)
+        words = _draw_signs(self._words[: (count + 7) // 8], self._generator)
         numbers = self._numbers.get(like.dtype)
         if numbers is None or len(numbers) < count:
             numbers = torch.empty(count, dtype=like.dtype, device=like.device)
             self._numbers[like.dtype] = numbers
         return numbers[:count].copy_(words.view(torch.int8)[:count]).view(like.shape)
+
+
+@functools.cache
+def _signs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A row of random signs, twice as long as a small tensor."""
+    generator = torch.Generator(device).manual_seed(0)
+    words = torch.empty(2 * _SMALL // 8, dtype=torch.int64, device=device)
+    return _draw_signs(words, generator).view(torch.int8).to(dtype)
+
+
+def _draw_signs(words: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Fills the words with bytes that are either -_SIZE or _SIZE."""
+    words.random_(-(1 << 63), None, generator=generator)
+    return words.bitwise_and_(_SIGN_BITS).bitwise_or_(_SIZE_BITS)
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -133,9 +154,10 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
-        if packet in _IN_PARTS and func in decomposition_table:
+        parts = _parts_of(func)
+        if parts is not None:
             with self:
-                result = decomposition_table[func](*args, **kwargs)
+                result = parts(*args, **kwargs)
             if packet in _SOFTMAX:
                 # Columns that are masked by a very low number do not change the others' errors.
                 x = args[0]
@@ -147,7 +169,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         lost = self._lost_in_sums(func, args, kwargs)
         result = func(*args, **kwargs)
-        if packet in _EXACT or _is_view(func):
+        if _is_exact(func):
             return result
         units = 1.0 if packet in _BASIC or lost is not None else _FEW
         first = result[0] if isinstance(result, (tuple, list)) else result
@@ -248,9 +270,29 @@ def _absolute(value: Any) -> Any:
     return value.abs() if value.is_floating_point() else value.clone()
 
 
-def _is_view(func: Any) -> bool:
-    """True for a view: it renames the same elements, and writes none."""
-    return any(
+@functools.cache
+def _is_exact(func: Any) -> bool:
+    """Whether the operation rounds nothing, as it copies elements or is a view of them."""
+    return func.overloadpacket in _EXACT or any(
         each.alias_info is not None and not each.alias_info.is_write
         for each in func._schema.returns
     )
+
+
+@functools.cache
+def _parts_of(func: Any) -> Callable[..., Any] | None:
+    """The operation as a function of simpler ones; None where it is simple itself."""
+    if func in _WRITTEN:
+        return _WRITTEN[func]
+    if func.overloadpacket in _IN_PARTS and func in decomposition_table:
+        return decomposition_table[func]
+    return None
+
+
+def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    """As PyTorch decomposes it, without the checks of types, which take longer than small sums."""
+    weights = x.sub(x.amax(dim, keepdim=True)).exp_() if x.numel() else x
+    return weights.div(weights.sum(dim, keepdim=True))
+
+
+_WRITTEN = {_ATEN._softmax.default: _softmax}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evotune.problems.changed_rows import tolerances_after
+from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.parts import HasParts
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
@@ -189,8 +189,10 @@ class InputPool:
         """The expected outputs. `normal`: the set of which these inputs are a changed one."""
         problem = self._problem
         reference = problem.reference(case, inputs)
-        if normal is None or not isinstance(problem, UserProblem):
+        if not isinstance(problem, UserProblem):
             tolerances = problem.tolerances(case, inputs, reference)
+        elif normal is None:
+            tolerances = tolerances_by_blocks(problem, case, inputs, reference)
         else:
             of_normal = problem.reference(case, dict(normal.inputs))
             known = {name: tolerance_in(value) for name, value in normal.expected.items()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evotune.problems import UserProblem
-from evotune.problems.changed_rows import tolerances_after
+from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.verify.pool import InputPool
 
 
@@ -116,3 +116,28 @@ def test_making_changed_sets_leaves_the_normal_set_as_it_is() -> None:
         assert float(ratio.max()) < 10.0
     assert torch.equal(pool.get(case, "normal", 0).expected["out"], first)
     assert pool.intact()
+
+
+def _large(problem: UserProblem) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    case = problem.case({"rows": 64, "columns": 8192}, {})
+    inputs = problem.make_inputs(case, "normal", 0)
+    reference = problem.reference(case, inputs)
+    counts: list[int] = []
+    own = problem.tolerances
+    problem.tolerances = lambda c, i, r: counts.append(len(r["out"])) or own(c, i, r)  # type: ignore[method-assign, func-returns-value]
+    found = tolerances_by_blocks(problem, case, inputs, reference)["out"]
+    return own(case, inputs, reference)["out"], found, counts
+
+
+def test_large_outputs_have_their_tolerances_by_blocks_of_rows() -> None:
+    whole, found, counts = _large(Rows("float32"))
+    assert counts == [16] * 4
+    ratio = (found / whole).log()
+    assert abs(float(ratio.mean())) < 0.02
+    assert float(ratio.amax()) < 2.0
+
+
+@pytest.mark.parametrize("kind", [ByPlace, Centred])
+def test_rows_that_depend_on_each_other_have_theirs_at_once(kind: type[Rows]) -> None:
+    whole, found, _ = _large(kind("float32"))
+    assert torch.equal(found, whole)
