@@ -36,8 +36,13 @@ class Scores:
     @functools.cached_property
     def _sees(self) -> tuple[torch.Tensor, torch.Tensor]:
         s: Any = self.case.symbols
-        ends = sees(self.features, causal=s["causal"], queries=s["seq_len_q"], keys=s["seq_len_k"])
-        first, last = (torch.from_numpy(end).to(self.inputs["q"].device) for end in ends)
+        device = self.inputs["q"].device
+        queries, keys = s["seq_len_q"], s["seq_len_k"]
+        if not (self.features.has_window or s["causal"]):  # a copy to a GPU takes longer
+            first = torch.zeros(queries, dtype=torch.int64, device=device)
+            return first, torch.full_like(first, keys - 1)
+        ends = sees(self.features, causal=s["causal"], queries=queries, keys=keys)
+        first, last = (torch.from_numpy(end).to(device) for end in ends)
         return first, last
 
     def seen(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:

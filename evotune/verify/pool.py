@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.parts import HasParts
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
+from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.problems.user import UserProblem
 from evotune.verify._strided import fitted
 from evotune.verify.accuracy import expected, is_rounding, tolerance_in
@@ -76,6 +76,7 @@ class InputPool:
         self._device = device
         self._limit_bytes = limit_bytes
         self._sets: OrderedDict[tuple[str, str, int], InputSet] = OrderedDict()
+        self._nbytes = 0
 
     def get(self, case: Case, kind: str, seed: int) -> InputSet:
         key = (case.label, kind, seed)
@@ -84,8 +85,9 @@ class InputPool:
             return self._sets[key]
         made = self._make(case, kind, seed)
         self._sets[key] = made
-        while len(self._sets) > 1 and self._nbytes() > self._limit_bytes:
-            self._sets.popitem(last=False)
+        self._nbytes += made.nbytes
+        while len(self._sets) > 1 and self._nbytes > self._limit_bytes:
+            self._nbytes -= self._sets.popitem(last=False)[1].nbytes
         return made
 
     def once(self, case: Case, kind: str, seed: int) -> InputSet:
@@ -114,9 +116,6 @@ class InputPool:
         """A seed for one purpose. No two sets share values, since it depends on kind and case."""
         text = f"{self._secret}/{case.label}/{what}/{seed}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
-
-    def _nbytes(self) -> int:
-        return sum(inputs.nbytes for inputs in self._sets.values())
 
     def changed(self, case: Case, seed: int) -> list[InputSet]:
         """Variants of the normal set of that seed: for each input one with a long row of changed

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from evotune.backends.cuda import _perturbed_build
 from evotune.backends.cuda._perturbation import perturbation_job
 from evotune.backends.cuda._perturbed_build import with_delays
 from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.device.channel import encode
 from evotune.device.launch import CompileFailure, CompileJob
 from tests.patience import PATIENCE_S
 
@@ -166,3 +169,19 @@ def test_a_copy_in_an_unknown_form_is_not_rewritten() -> None:
     body = "cp.async.cg.shared.global [%r1], [%rd1], 16, %p1;\n"
     with pytest.raises(UnknownCopy, match="ignore its source"):
         with_late_copies(f".entry k(\n)\n{{\n{body}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("assembled", "written"), [(b"code", "delays.cubin"), (None, "delays.ptx")]
+)
+def test_the_driver_assembles_what_nvjitlink_does_not(
+    assembled: bytes | None, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").write_bytes(encode(perturbation_job("sm_80")))
+    ptx = "bar.sync 0;\n"
+    monkeypatch.setattr(NvrtcCompiler, "ptx", lambda compiler, job: ptx)
+    monkeypatch.setattr(_perturbed_build, "cubin_of", lambda made, arch: assembled)
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "job"), str(tmp_path)])
+    _perturbed_build.main()
+    content = (tmp_path / written).read_bytes()
+    assert content == (assembled or with_delays(ptx)[0].encode()) + b"\0"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from evotune.backends.cuda._ptx_assembler import cubin_of
 from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
@@ -99,6 +100,7 @@ WAYS = {
 }
 _JOB = "job"
 _SELF = "evotune.backends.cuda._perturbed_build"
+_FORMS = ("cubin", "ptx")
 _NO_REASON = "the build was given up"
 
 
@@ -120,8 +122,9 @@ def build(job: CompileJob, folder: Path, limit_s: float) -> dict[str, Path | str
 
 
 def _found(folder: Path, way: str) -> Path | str:
-    if (path := folder / f"{way}.ptx").is_file():
-        return path
+    for form in _FORMS:
+        if (path := folder / f"{way}.{form}").is_file():
+            return path
     reason = folder / f"{way}.reason"
     return reason.read_text() if reason.is_file() else _NO_REASON
 
@@ -148,10 +151,12 @@ def main() -> None:
         except UnknownCopy as error:
             _write(folder, {way: str(error)})
             continue
-        if places:
-            (folder / f"{way}.ptx").write_bytes(made.encode() + b"\0")  # the driver wants the NUL
-        else:
+        if not places:
             _write(folder, {way: "the kernel has no such place"})
+            continue
+        code = cubin_of(made, job.arch)
+        form, content = ("ptx", made.encode()) if code is None else ("cubin", code)
+        (folder / f"{way}.{form}").write_bytes(content + b"\0")  # CuPy wants the NUL
 
 
 def _write(folder: Path, reasons: dict[str, str]) -> None:
