@@ -66,6 +66,7 @@ class KernelRun:
         self._observer = observer
         self._cluster = cluster
         self._patient = patient
+        self._checks_at_once = 0
 
     @property
     def confirms(self) -> bool:
@@ -87,6 +88,7 @@ class KernelRun:
             elsewhere = setup.devices[0].name != self._store.meta("device")["name"]
             executor.name_devices |= elsewhere
             executor.open_devices()
+            self._checks_at_once = executor.checks_at_once
             executor.baselines = self._baselines(
                 lambda: executor.time_baselines(
                     self._measured_cases(), asked(setup.document.baseline)
@@ -139,6 +141,7 @@ class KernelRun:
                 least_width=registry.named(self.setup.profile.backend).least_half_width,
                 no_time=no_time,
                 time=time,
+                checks_at_once=self._checks_at_once,
                 tell=self._observer.step,
                 give_up=self._give_up,
             )

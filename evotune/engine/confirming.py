@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import msgspec
 
 from evotune.engine.confirming_time import ConfirmingTime
+from evotune.engine.side_by_side import ChecksAhead, joined, needs_the_device_alone, timing_of
 from evotune.execute.executor import TIMED, Executor, Proposal
 from evotune.measure.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
 from evotune.store import RunStore
@@ -74,6 +75,7 @@ def confirm(
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
     time: ConfirmingTime | None = None,
+    checks_at_once: int = 0,
     tell: Callable[[str], None] = lambda text: None,
     give_up: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[Trial, Outcome]]:
@@ -88,10 +90,25 @@ def confirm(
     first champion may take all of it, later ones share what is left. A champion that was timed in
     two processes by then is confirmed, as is one in a single process if the leader's spread between
     processes is known; such an interval is wide.
+
+    With `checks_at_once` that many candidates are checked side by side, and then timed one after
+    the other in processes of their own.
     """
     time = time or ConfirmingTime()
     passed = 0
-    for trial in islice(candidates, 3 * count):
+    trials = list(islice(candidates, 3 * count))
+    propose = _remembered(propose)
+
+    def is_over() -> bool:
+        return stop() or time.is_over
+
+    checks = ChecksAhead(
+        executor,
+        checks_at_once,
+        stop=is_over,
+        tell=lambda step: tell(f"checking the best side by side{step and f': {step}'}"),
+    )
+    for place, trial in enumerate(trials):
         if passed == count or (leader is not None and no_time()):
             return
         outcome = known.get(trial.number)
@@ -108,10 +125,15 @@ def confirm(
             run = functools.partial(
                 outcome_unless,
                 executor,
-                stop=lambda: stop() or time.is_over,
+                stop=is_over,
                 tell=functools.partial(_tell, tell, which),
             )
-            first = run(proposal)
+            if checks_at_once:
+                following = [propose(t) for t in _unknown(trials[place:], known)[: count - passed]]
+                checked = checks.of(trial.number, following, time.checks_until_s(champions=1))
+                first = checked and _timed(run, proposal, checked)
+            else:
+                first = run(proposal)
             outcome = first and repeated(
                 run,
                 proposal,
@@ -132,6 +154,34 @@ def confirm(
         passed += outcome.ok
         if outcome.ok and (leader is None or _bound(outcome) > _bound(leader)):
             leader = outcome
+
+
+def _remembered(propose: Callable[[Trial], Proposal]) -> Callable[[Trial], Proposal]:
+    """A champion's proposal has thousands of cases."""
+    made: dict[int, Proposal] = {}
+
+    def remembered(trial: Trial) -> Proposal:
+        if trial.number not in made:
+            made[trial.number] = propose(trial)
+        return made[trial.number]
+
+    return remembered
+
+
+def _unknown(trials: Sequence[Trial], known: Mapping[int, Outcome]) -> list[Trial]:
+    return [trial for trial in trials if trial.number not in known]
+
+
+def _timed(
+    run: Callable[[Proposal], Outcome | None], proposal: Proposal, checked: Outcome
+) -> Outcome | None:
+    """The outcome of a whole confirmation, after its checks."""
+    if needs_the_device_alone(checked):
+        return run(proposal)
+    if not checked.ok:
+        return checked
+    timing = run(timing_of(proposal))
+    return timing and joined(checked, timing)
 
 
 def _cut_short(outcome: Outcome, leader: Outcome | None, least_width: float) -> Outcome | None:
@@ -221,7 +271,7 @@ def timed_again(proposal: Proposal, process: int = 2) -> Proposal:
     alone."""
     cases = tuple(job for job in proposal.cases if job.role == TIMED)
     return dataclasses.replace(
-        proposal, cases=cases, confirm=False, repeat=process, skipped=(), until_s=math.inf
+        proposal, cases=cases, confirm=False, part="", repeat=process, skipped=(), until_s=math.inf
     )
 
 

@@ -106,4 +106,7 @@ def outcome_of(
 
 
 def _mean_log(speedups: Sequence[float]) -> float:
+    """0, a speedup of 1, where nothing was timed."""
+    if not speedups:
+        return 0.0
     return sum(math.log(max(s, 1e-12)) for s in speedups) / len(speedups)

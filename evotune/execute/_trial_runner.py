@@ -29,10 +29,12 @@ from evotune.execute._scoring import (
 from evotune.execute._stages import Stages
 from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
 from evotune.execute.executor import (
+    CHECKS,
     EDGE,
     HELD_OUT,
     RANDOM,
     TIMED,
+    TIMING,
     WHEN_THERE_IS_TIME,
     BaselineTiming,
 )
@@ -104,7 +106,7 @@ class TrialRunner:
 
     def beside(self, job: TrialRequest) -> contextlib.AbstractContextManager[Beside | None]:
         """Starts the work of other processes on a champion; None for another candidate."""
-        if not job.confirm:
+        if not job.confirm or job.part == TIMING:
             return contextlib.nullcontext()
         return self._champions.beside(
             job.cases,
@@ -114,7 +116,8 @@ class TrialRunner:
 
     def prepare(self, job: TrialRequest) -> None:
         """Makes the trial's inputs, references and limits: work that is not the candidate's."""
-        kinds = ("normal",) if job.repeat else self._problem.input_kinds
+        timed_alone = job.repeat or job.part == TIMING
+        kinds = ("normal",) if timed_alone else self._problem.input_kinds
         self._make([(item.case, item.role) for item in job.cases], kinds, self._seed(job))
 
     def prepare_ahead(self, ahead: PrepareRequest) -> None:
@@ -154,9 +157,9 @@ class TrialRunner:
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
             if beside is not None:
                 random_tests = self._check_champion(subjects, job, verdict, stages, beside)
-            elif not job.repeat:
+            elif not job.repeat and not job.part:
                 self._examine(subjects, seed, verdict, stages)
-            if verdict.passed:
+            if verdict.passed and job.part != CHECKS:
                 with stages.timed("measure"):
                     measurements = self._measure(subjects, rivals, job, verdict, stages)
         except LaunchFailure as error:
@@ -170,10 +173,11 @@ class TrialRunner:
             return Outcome(fault.kind, reason=fault.reason, stage_s=stages.seconds)
         if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
             self.doubtful = not self._pool.intact()
+        measured = {i.case.label for i in job.cases if i.role in (TIMED, HELD_OUT)}
         if not job.audit and verdict.passed:
-            verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
+            verdict.checks = list(worth_keeping(verdict.checks, measured))
         outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
-        if job.confirm and verdict.passed:
+        if job.confirm and job.part != TIMING and verdict.passed:
             domain = self._champions.domain(job, random_tests)
             flags = (*outcome.flags, *((CUT_SHORT,) if stages.cut_short else ()))
             outcome = msgspec.structs.replace(outcome, domain=domain, flags=flags)

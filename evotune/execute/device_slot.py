@@ -99,9 +99,10 @@ class DeviceSlot:
         cores: Sequence[int] = (),
         name: str = "device",
         gate: GateSettings = _WHOLE_GATE,
+        spares: bool = True,
     ) -> None:
         """`cores`: the CPU cores that the worker is bound to; empty for all. The names of its logs
-        begin with `name`."""
+        begin with `name`. Without `spares` it keeps no spare workers."""
         self._folder = folder
         self.profile = profile
         self._backend = registry.named(profile.backend)
@@ -116,6 +117,7 @@ class DeviceSlot:
         )
         self._child: Worker | None = None
         self._spares = SpareWorkers(self._spawn)
+        self._keeps_spares = spares and self._backend.spare_worker
         self._was_spare = False
         self._for_champion = False
         self._opening = False
@@ -320,7 +322,7 @@ class DeviceSlot:
         self._opening = False
         self.step = ""
         self._failed_starts = 0
-        if self._backend.spare_worker:
+        if self._keeps_spares:
             # A champion's next processes follow sooner than a new worker has its libraries.
             self._spares.keep(2 if self._for_champion else 1)
         if self.busy:

@@ -16,6 +16,8 @@ from evotune.trial import Check, Configuration, Outcome
 
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 SERVED = "served"
+CHECKS, TIMING = "checks", "timing"
+"""The parts of a champion's confirmation, where each has a process of its own."""
 WHEN_THERE_IS_TIME = (RANDOM, SERVED)
 """Roles of cases whose inputs are made when their turn comes, as long as there is time."""
 RIVAL = "rival"
@@ -47,6 +49,8 @@ class Proposal:
 
     - `rejection`: why it need not even be compiled.
     - `confirm`: it is a champion's confirmation, with every check.
+    - `part`, with `confirm`: CHECKS for all but the timing, TIMING for the timed and held-out cases
+      of a candidate that passed the checks; "" for both in one process.
     - `audit`, with `confirm`: the user asked for the confirmation. Its outcome holds every check
       made, and its timing is as brief as in the search.
     - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
@@ -65,6 +69,7 @@ class Proposal:
     cases: tuple[CaseJob, ...] = ()
     rejection: str = ""
     confirm: bool = False
+    part: str = ""
     audit: bool = False
     repeat: int = 0
     skipped: tuple[Check, ...] = ()

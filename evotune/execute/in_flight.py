@@ -116,6 +116,7 @@ class InFlight:
             number=proposal.number,
             cases=tuple(map(self._compiled, proposal.cases)),
             confirm=proposal.confirm,
+            part=proposal.part,
             audit=proposal.audit,
             repeat=proposal.repeat,
             skipped=proposal.skipped,

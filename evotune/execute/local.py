@@ -4,11 +4,15 @@ Each proposal moves through `compiling`, `ready` and `measuring`. With `exclusiv
 compilers and devices never run at once: everything queued is compiled, then everything
 compiled is measured, so that no compiler disturbs a measurement. While a champion is measured no
 compiler runs anywhere.
+
+Checks of several champions may run side by side, each in a process of its own, beside compilers but
+never beside a measurement.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +29,7 @@ from evotune.execute.build_review import BuildRules
 from evotune.execute.child import Child, wait_readable
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot, ProblemSource
-from evotune.execute.executor import BaselineReport, Proposal
+from evotune.execute.executor import CHECKS, TIMING, BaselineReport, Proposal
 from evotune.execute.in_flight import InFlight, Twins, failed_to_compile, speaks_for_its_code
 from evotune.execute.messages import (
     Answer,
@@ -40,6 +44,7 @@ from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
 
 _TURN_S = 0.2
+_MOST_AT_ONCE = 4  # checks of champions: their processes share the GPU's memory
 
 
 class LocalExecutor:
@@ -50,6 +55,7 @@ class LocalExecutor:
     - `name_devices`: an outcome names the device that measured it.
     - `twins`: earlier outcomes by machine code, so that no code is measured twice in a run.
     - `rules`: a binary that breaks them is not launched.
+    - `checkers`: further workers of the first device, for proposals of the part CHECKS.
     """
 
     def __init__(
@@ -58,11 +64,13 @@ class LocalExecutor:
         devices: Sequence[DeviceSlot],
         *,
         exclusive: bool,
+        checkers: Sequence[DeviceSlot] = (),
         twins: Twins | None = None,
         rules: BuildRules | None = None,
     ) -> None:
         self._pool = compile_pool
         self._devices = tuple(devices)
+        self._slots = (*devices, *checkers)
         self._exclusive = exclusive
         self._twins = twins or Twins()
         self._rules = rules
@@ -73,7 +81,9 @@ class LocalExecutor:
         self._compile_phase = True
         self._compiling: dict[int, InFlight] = {}
         self._ready: dict[int, InFlight] = {}
-        self._measuring: dict[int, InFlight] = {}  # by device
+        self._measuring: dict[int, InFlight] = {}  # by slot
+        self._reserved: dict[int, int] = {}
+        """The slots of checks that wait for their compilers, by the proposal's number."""
         self._done: list[tuple[int, Outcome]] = []
         self._wake_fd, self._waker_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
@@ -84,11 +94,16 @@ class LocalExecutor:
         return tuple(device.profile for device in self._devices)
 
     @property
+    def checks_at_once(self) -> int:
+        """How many champions' checks may run side by side."""
+        return len(self._slots) - len(self._devices)
+
+    @property
     def step(self) -> str:
         """See `Executor`. Any thread may ask."""
         if self._compiling:
             return "compiling"
-        return next((device.step for device in self._devices if device.step), "")
+        return next((slot.step for slot in self._slots if slot.step), "")
 
     def open_devices(self) -> None:
         """Begins to start all workers, and the compilers that may run beside them. Each takes
@@ -105,9 +120,22 @@ class LocalExecutor:
             return
         self._compile(InFlight(proposal))
         if _in_fresh_process(proposal):  # it opens while the compilers work
-            index = proposal.device or 0
-            if index not in self._measuring:
-                self._devices[index].refresh(_ahead(proposal))
+            index = self._slot_of(proposal)
+            if index is not None and index not in self._measuring:
+                self._slots[index].refresh(_ahead(proposal))
+
+    def _slot_of(self, proposal: Proposal) -> int | None:
+        """The slot of a champion's proposal. For checks it is the first one that no other proposal
+        will take; None if there is none yet."""
+        if proposal.part != CHECKS:
+            return proposal.device or 0
+        if proposal.number not in self._reserved:
+            taken = {*self._reserved.values(), *self._measuring}
+            free = [n for n in range(len(self._devices), len(self._slots)) if n not in taken]
+            if not free:
+                return None
+            self._reserved[proposal.number] = free[0]
+        return self._reserved[proposal.number]
 
     def set_contender(self, fitness: float) -> None:
         self._contender = fitness
@@ -134,17 +162,18 @@ class LocalExecutor:
 
     def drop(self) -> None:
         self._pool.drop()
-        for index in self._measuring:
-            self._devices[index].close()
+        for index in {*self._measuring, *self._reserved.values()}:
+            self._slots[index].close()
         self._measuring.clear()
+        self._reserved.clear()
         self._compiling.clear()
         self._ready.clear()
         self._done.clear()
 
     def close(self) -> None:
         self._pool.close()
-        for device in self._devices:
-            device.close()
+        for slot in self._slots:
+            slot.close()
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
             os.close(self._waker_fd)
@@ -188,13 +217,14 @@ class LocalExecutor:
         if (self._compile_phase or not self._exclusive) and not self._confirming():
             self._pool.start_queued()
         if not (self._compile_phase and self._exclusive):
-            for index in range(len(self._devices)):
+            for index in range(len(self._slots)):
                 while index not in self._measuring and (item := self._next(index)) is not None:
                     self._measure(index, item)
 
     def _confirming(self) -> bool:
         items = (*self._ready.values(), *self._measuring.values())
-        return any(_in_fresh_process(item.proposal) for item in items)
+        alone = (i for i in items if i.proposal.part != CHECKS)
+        return any(_in_fresh_process(item.proposal) for item in alone)
 
     def _next(self, index: int) -> InFlight | None:
         """Takes the oldest proposal that this device may measure out of `_ready`."""
@@ -204,6 +234,11 @@ class LocalExecutor:
         return None
 
     def _may_start(self, item: InFlight, index: int) -> bool:
+        checking = [n for n in self._measuring if n >= len(self._devices)]
+        if item.proposal.part == CHECKS:
+            return self._slot_of(item.proposal) == index and len(checking) == len(self._measuring)
+        if index >= len(self._devices) or checking:
+            return False
         if item.proposal.device not in (None, index):
             return False
         if _in_fresh_process(item.proposal):
@@ -222,15 +257,16 @@ class LocalExecutor:
         if item.lost_binaries():
             self._compile(item)
             return
+        self._reserved.pop(item.proposal.number, None)
         if _in_fresh_process(item.proposal):
-            self._devices[index].refresh()
+            self._slots[index].refresh()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
             same = msgspec.structs.replace(outcome, duplicate_of=number, stage_s={})
             self._finish(item, item.with_build(same))
             return
         self._measuring[index] = item
-        self._devices[index].start(
+        self._slots[index].start(
             item.request(
                 contender=float("-inf") if self.fixed_sampling else self._contender,
                 fixed_sampling=self.fixed_sampling,
@@ -241,16 +277,14 @@ class LocalExecutor:
     def _wait(self, deadline: float) -> None:
         """Waits until a child answers, `wake` is called or a short time has passed, and handles the
         answers."""
-        workers = {
-            device.child: index for index, device in enumerate(self._devices) if device.child
-        }
+        workers = {slot.child: index for index, slot in enumerate(self._slots) if slot.child}
         compilers = self._pool.children()
         timeout_s = min(_TURN_S, max(0.0, deadline - time.monotonic()))
         waiting: list[Child[Any, Any] | int] = [*compilers, *workers, self._wake_fd]
         readable = wait_readable(waiting, timeout_s)
         answered = [index for child, index in workers.items() if child in readable]
         for index in answered:
-            self._device_answered(index, self._devices[index].handle())
+            self._device_answered(index, self._slots[index].handle())
         if answered:
             self._advance()  # first of all, as a device is idle
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
@@ -260,15 +294,15 @@ class LocalExecutor:
         results += self._pool.expire()
         for job, result in results:
             self._compiled(job, result)
-        for index, device in enumerate(self._devices):
-            self._device_answered(index, device.expire())
+        for index, slot in enumerate(self._slots):
+            self._device_answered(index, slot.expire())
 
     def _device_answered(self, index: int, answer: Answer | Outcome | None) -> None:
         """Finishes the trial that is measured on the device. `answer` is what the device's slot
         returned for it."""
         if not isinstance(answer, TrialDone | Outcome) or index not in self._measuring:
             return
-        item, device = self._measuring.pop(index), self._devices[index]
+        item, device = self._measuring.pop(index), self._slots[index]
         done = TrialDone(outcome=answer) if isinstance(answer, Outcome) else answer
         outcome = item.with_build(done.outcome)
         if self.name_devices:
@@ -277,6 +311,8 @@ class LocalExecutor:
             outcome = msgspec.structs.replace(outcome, resources=resources)
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:
             device.renew()  # who knows what else it overwrote
+        if item.proposal.part == CHECKS:
+            device.close()  # it holds memory of the device, and may wake up during a measurement
         if item.searched and speaks_for_its_code(outcome):
             self._twins.remember(item.proposal.number, outcome)
         self._finish(item, outcome)
@@ -306,6 +342,9 @@ class LocalExecutor:
             self._ready[number] = item
 
     def _finish(self, item: InFlight, outcome: Outcome) -> None:
+        index = self._reserved.pop(item.proposal.number, None)
+        if index is not None:  # it will not be measured
+            self._slots[index].close()
         self._done.append((item.proposal.number, outcome))
 
 
@@ -314,9 +353,9 @@ def _in_fresh_process(proposal: Proposal) -> bool:
 
 
 def _ahead(proposal: Proposal) -> PrepareRequest | None:
-    """The work on a champion that needs no binary. A process that only times it again makes few
-    inputs, and compiles nothing."""
-    if not proposal.confirm:
+    """The work on a champion that needs no binary. A process that only times it makes few inputs,
+    and compiles nothing."""
+    if not proposal.confirm or proposal.part == TIMING:
         return None
     cases = tuple((job.case, job.role) for job in proposal.cases)
     return PrepareRequest(number=proposal.number, cases=cases)
@@ -335,6 +374,14 @@ def compile_processes(device_workers: int, cores: int = 0) -> int:
     """
     cores = cores or len(os.sched_getaffinity(0))
     return cores - min(device_workers + 1, cores // 8) if device_workers else cores
+
+
+def checkers_on(cores: int = 0) -> int:
+    """How many champions' checks run side by side on a GPU, on `cores` CPU cores (0: the cores of
+    this process); 0 for one after the other, each in one process with its timing. Checks keep a
+    core busy, and their tools some more."""
+    at_once = min(_MOST_AT_ONCE, (cores or len(os.sched_getaffinity(0))) // 3)
+    return at_once if at_once > 1 else 0
 
 
 def open_local_executor(
@@ -365,21 +412,31 @@ def open_local_executor(
     """
     folder.mkdir(parents=True, exist_ok=True)
     exclusive = registry.named(profiles[0].backend).exclusive
+    at_once = 0 if exclusive or len(profiles) > 1 else checkers_on(sum(map(len, cores)))
     own_cores = {core for each in cores for core in each}
     compilers = compile_processes(0 if exclusive else len(profiles), len(own_cores))
     pool = CompilePool(folder, cache, processes=compilers, timeout_s=compile_timeout_s)
     source = ProblemSource(problem, dtype, root)
+    slot = functools.partial(
+        DeviceSlot,
+        folder,
+        problem=source,
+        deterministic=deterministic,
+        longest_trial_s=trial_timeout_s,
+        gate=GateSettings(secret, frozenset(without)),
+    )
     devices = [
-        DeviceSlot(
-            folder,
-            profile,
-            source,
-            deterministic=deterministic,
-            longest_trial_s=trial_timeout_s,
+        slot(
+            profile=profile,
             cores=cores[index] if cores else (),
-            gate=GateSettings(secret, frozenset(without)),
             name=f"device-gpu{index}" if index else "device",
         )
         for index, profile in enumerate(profiles)
     ]
-    return LocalExecutor(pool, devices, exclusive=exclusive, twins=twins, rules=rules)
+    checkers = [
+        slot(profile=profiles[0], name=f"checks-{number + 1}", spares=False)
+        for number in range(at_once)
+    ]
+    return LocalExecutor(
+        pool, devices, exclusive=exclusive, checkers=checkers, twins=twins, rules=rules
+    )

@@ -108,8 +108,8 @@ _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s`, `rival` and `lengths` are
-    those of a Proposal.
+    """One trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival` and `lengths`
+    are those of a Proposal.
 
     - `contender`: a candidate whose fitness is surely below it needs no further samples.
     - `fixed_sampling`: it gets them all the same.
@@ -119,6 +119,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     number: int
     cases: tuple[TrialCase, ...]
     confirm: bool = False
+    part: str = ""
     audit: bool = False
     repeat: int = 0
     skipped: tuple[Check, ...] = ()

@@ -9,12 +9,17 @@ from typing import cast
 
 import pytest
 
-from evotune.device.launch import Binary, CompileJob, LaunchPlan
+from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
 from evotune.execute.compile_pool import CompilePool
 from evotune.execute.device_slot import DeviceSlot
-from evotune.execute.executor import TIMED, CaseJob, Proposal
-from evotune.execute.local import LocalExecutor, compile_processes, open_local_executor
+from evotune.execute.executor import CHECKS, TIMED, TIMING, CaseJob, Proposal
+from evotune.execute.local import (
+    LocalExecutor,
+    checkers_on,
+    compile_processes,
+    open_local_executor,
+)
 from evotune.execute.messages import PrepareRequest, TrialDone, TrialRequest
 from evotune.problems.problem import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
@@ -27,7 +32,7 @@ class Pool:
     def __init__(self) -> None:
         self._queue: list[CompileJob] = []
         self._busy: list[CompileJob] = []
-        self._done: list[tuple[CompileJob, Binary]] = []
+        self._done: list[tuple[CompileJob, Binary | CompileFailure]] = []
 
     @property
     def running(self) -> int:
@@ -45,11 +50,18 @@ class Pool:
         self._queue.clear()
 
     def finish(self, source: str, code: str, path: str = __file__) -> None:
+        self._done.append((self._taken(source), Binary(code, path, {}, 1.0)))
+
+    def fail(self, source: str) -> None:
+        failure = CompileFailure(OutcomeKind.COMPILE_ERROR, "no", "", 1.0)
+        self._done.append((self._taken(source), failure))
+
+    def _taken(self, source: str) -> CompileJob:
         (job,) = [job for job in self._busy if job.source == source]
         self._busy.remove(job)
-        self._done.append((job, Binary(code, path, {}, 1.0)))
+        return job
 
-    def expire(self) -> list[tuple[CompileJob, Binary]]:
+    def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
         done, self._done = self._done, []
         return done
 
@@ -67,7 +79,12 @@ class Device:
         self.requests: list[TrialRequest] = []
         self.fresh = False
         self.ahead: PrepareRequest | None = None
+        self.step = ""
+        self.closed = 0
         self._answer: Outcome | None = None
+
+    def close(self) -> None:
+        self.closed += 1
 
     def start(self, request: TrialRequest) -> None:
         self.requests.append(request)
@@ -90,13 +107,15 @@ class Device:
 
 
 class Machine:
-    def __init__(self, devices: int) -> None:
+    def __init__(self, devices: int, checkers: int = 0) -> None:
         self.pool = Pool()
         self.devices = [Device(f"GPU-{index}") for index in range(devices)]
+        self.checkers = [Device("GPU-0") for _ in range(checkers)]
         self.executor = LocalExecutor(
             cast(CompilePool, self.pool),
             cast(Sequence[DeviceSlot], self.devices),
             exclusive=False,
+            checkers=cast(Sequence[DeviceSlot], self.checkers),
         )
 
     def turn(self) -> dict[int, Outcome]:
@@ -290,3 +309,59 @@ def test_a_machine_of_two_devices_has_the_compilers_that_fit(
         cores=cores,
     ).close()
     assert made == [compilers]
+
+
+def test_checks_of_champions_run_side_by_side_and_beside_compilers_and_timing_waits_for_them() -> (
+    None
+):
+    machine = Machine(1, checkers=2)
+    assert machine.executor.checks_at_once == 2
+    machine.submit(5, "a", confirm=True, part=CHECKS)
+    machine.submit(6, "b", confirm=True, part=CHECKS)
+    assert [slot.ahead.number for slot in machine.checkers if slot.ahead] == [5, 6]
+    machine.turn()
+    machine.pool.finish("a", "A")
+    machine.turn()
+    assert [slot.numbers for slot in machine.checkers] == [[5], []], "a compiler still runs"
+    machine.pool.finish("b", "B")
+    machine.submit(7, "c", confirm=True, part=TIMING)
+    machine.turn()
+    machine.pool.finish("c", "C")
+    machine.turn()
+    assert [slot.numbers for slot in machine.checkers] == [[5], [6]]
+    machine.checkers[1].answer(0.5)
+    assert list(machine.turn()) == [6]
+    assert machine.devices[0].numbers == [], "other checks are at work"
+    machine.checkers[0].answer(0.5)
+    assert list(machine.turn()) == [5]
+    assert machine.devices[0].numbers == [7]
+    assert [slot.closed for slot in machine.checkers] == [1, 1], "they hold memory of the device"
+
+
+def test_no_checks_begin_while_a_candidate_is_timed() -> None:
+    machine = Machine(1, checkers=2)
+    compiled(machine, (0, "a", "A"))
+    compiled(machine, (1, "b", "B"), confirm=True, part=CHECKS)
+    assert machine.checkers[0].numbers == []
+    machine.devices[0].answer(0.5)
+    machine.turn()
+    assert machine.checkers[0].numbers == [1]
+
+
+def test_checks_that_do_not_compile_leave_their_place_to_others() -> None:
+    machine = Machine(1, checkers=1)
+    machine.submit(5, "a", confirm=True, part=CHECKS)
+    machine.submit(6, "b", confirm=True, part=CHECKS)
+    machine.turn()
+    machine.pool.finish("b", "B")
+    machine.turn()
+    assert machine.checkers[0].numbers == [], "it is kept for the first"
+    machine.pool.fail("a")
+    assert machine.turn()[5].kind is OutcomeKind.COMPILE_ERROR
+    machine.turn()
+    assert machine.checkers[0].numbers == [6]
+
+
+@pytest.mark.parametrize(("cores", "checkers"), [(1, 0), (5, 0), (6, 2), (11, 3), (64, 4)])
+def test_few_cores_check_no_champions_side_by_side(cores: int, checkers: int) -> None:
+    assert checkers_on(cores) == checkers
