@@ -96,6 +96,8 @@ class KernelRun:
             )
             if len(setup.devices) > 1 or self._store.meta("devices"):
                 self._calibrate(executor)
+            if self.confirms:
+                executor.expect_champions()
         except BaseException:
             executor.close()
             raise

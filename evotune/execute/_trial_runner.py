@@ -315,6 +315,8 @@ class TrialRunner:
             stages.at("timing case", number, len(measured))
             deciding = thorough and role == TIMED and not repeat
             own = settings.deciding(timed) if deciding else settings
+            if thorough and role == HELD_OUT:
+                own = dataclasses.replace(TimingSettings.repeated(), sample_us=sample_us)
             timer = CaseTimer(
                 self._session,
                 self._problem,

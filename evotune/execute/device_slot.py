@@ -147,6 +147,11 @@ class DeviceSlot:
         if self._child is None:
             self._open()
 
+    def stand_by(self) -> None:
+        """Starts a process that imports its libraries, and waits until the worker is opened."""
+        if self._child is None:
+            self._spares.keep(1)
+
     def refresh(self, ahead: PrepareRequest | None = None) -> None:
         """Begins to open a fresh worker ahead of a champion's request, unless the present one is
         fresh. `ahead`: the worker's work until the request comes."""

@@ -113,6 +113,11 @@ class LocalExecutor:
         if not self._exclusive:
             self._pool.warm(registry.named(self.devices[0].backend).languages[0].name)
 
+    def expect_champions(self) -> None:
+        """Starts the processes that will check champions side by side, while the search goes on."""
+        for checker in self._slots[len(self._devices) :]:
+            checker.stand_by()
+
     def submit(self, proposal: Proposal) -> None:
         if proposal.rejection:
             outcome = Outcome(OutcomeKind.REJECTED, reason=proposal.rejection)

@@ -125,8 +125,9 @@ class TimingSettings:
 
     @classmethod
     def repeated(cls) -> TimingSettings:
-        """Settings for a champion's further processes: processes differ more than samples."""
-        return dataclasses.replace(cls.thorough(), max_rounds=40)
+        """Settings for a champion's further processes, which differ by more than 1%, and for its
+        held-out cases, which decide nothing."""
+        return dataclasses.replace(cls.thorough(), max_rounds=40, half_width=0.01)
 
     def deciding(self, cases: int) -> TimingSettings:
         """Settings for each of the `cases` whose mean decides which champion is the best.
