@@ -89,7 +89,8 @@ def confirm(
     Ends when `time` is over, whatever is at work then, and `give_up` gets the reason in words. The
     first champion may take all of it, later ones share what is left. A champion that was timed in
     two processes by then is confirmed, as is one in a single process if the leader's spread between
-    processes is known; such an interval is wide.
+    processes is known; such an interval is wide. The checks of one that surely loses, by the
+    search's figures, are brief.
 
     With `checks_at_once` that many candidates are checked side by side, and then timed one after
     the other in processes of their own.
@@ -118,9 +119,10 @@ def confirm(
                 return
             executor.set_contender(_bound(leader))
             sharing = 1 if leader is None else count - passed
-            proposal = dataclasses.replace(
-                propose(trial), until_s=time.checks_until_s(champions=sharing)
-            )
+            until_s = time.checks_until_s(champions=sharing)
+            if leader is not None and _is_below(trial.outcome, leader) and not time.is_endless:
+                until_s = min(until_s, time.brief_checks_until_s())
+            proposal = dataclasses.replace(propose(trial), until_s=until_s)
             which = f"confirming {passed + 1} of {count} (trial {trial.number})"
             run = functools.partial(
                 outcome_unless,

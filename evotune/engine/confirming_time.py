@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 
 LEAST_EACH_S = 30.0
+BRIEF_S = 8.0
+"""For the checks of a later champion that surely loses by the search's figures."""
 _CHECKS_SHARE = 0.6
 """Of a champion's time for its first process up to the timing. The rest is for the timing there and
 in further processes."""
@@ -29,6 +31,10 @@ class ConfirmingTime:
         return cls(max(searched_s, LEAST_EACH_S * champions))
 
     @property
+    def is_endless(self) -> bool:
+        return math.isinf(self._end_s)
+
+    @property
     def is_over(self) -> bool:
         return self._clock() >= self._end_s
 
@@ -36,3 +42,7 @@ class ConfirmingTime:
         """When the next one's checks are cut short, if so many `champions` share the time left."""
         now_s = self._clock()
         return now_s + _CHECKS_SHARE * (self._end_s - now_s) / champions
+
+    def brief_checks_until_s(self) -> float:
+        """When the next one's checks are cut short, if it surely loses."""
+        return min(self._end_s, self._clock() + BRIEF_S)

@@ -10,7 +10,7 @@ from report.runs import ok
 
 from evotune.engine import confirming_time
 from evotune.engine.confirming import confirm
-from evotune.engine.confirming_time import ConfirmingTime
+from evotune.engine.confirming_time import BRIEF_S, ConfirmingTime
 from evotune.execute.executor import Proposal
 from evotune.measure.processes import LEAST, fitness_by_process
 from evotune.trial import CUT_SHORT, Configuration, Outcome, OutcomeKind, Trial
@@ -115,6 +115,15 @@ def test_the_leader_comes_first_and_later_ones_share_what_is_left() -> None:
     assert second_s < 100.0
     assert clock.now_s <= 100.0 + 90.0
     assert "1 of 3 confirmed" in said[0] or "2 of 3 confirmed" in said[0]
+
+
+def test_the_checks_of_a_later_one_that_surely_loses_are_brief() -> None:
+    """By the search's figures, that is. The leader has all its time."""
+    clock = Clock()
+    executor = Slow(clock, first_s=5.0, repeat_s=1.0)
+    confirmed(executor, clock, limit_s=1000.0, of=(0, 8))
+    assert executor.until_s[0] - 100.0 > 100.0
+    assert executor.until_s[8] < clock.now_s + BRIEF_S
 
 
 def test_confirming_ends_when_its_time_is_over_whatever_is_at_work() -> None:
