@@ -17,6 +17,7 @@ finds the others.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -130,6 +131,14 @@ def _read(root: Path, name: str, written: Mapping[str, bytes]) -> bytes:
 
 def _includes(root: Path, name: str, content: bytes, written: Mapping[str, bytes]) -> list[str]:
     """Root-relative names of the quoted includes that exist; others are left to the compiler."""
+    located = (_locate(root, name, target, written) for target in _quoted(name, content))
+    return [target for target in located if target is not None]
+
+
+@functools.lru_cache(maxsize=128)
+def _quoted(name: str, content: bytes) -> tuple[str, ...]:
+    """The quoted files that a source includes or looks for, as it names them. Kernels share
+    headers, so the same ones are read again and again."""
     targets: set[str] = set()
     for splice in _SPLICES:
         code = code_of(content, splice)
@@ -139,8 +148,7 @@ def _includes(root: Path, name: str, content: bytes, written: Mapping[str, bytes
             raise _unknown_file(name, match[1])
         targets.update(_probed(name, conditions))
         targets.update(_targets(name, text, certain=code is not None))
-    located = (_locate(root, name, target, written) for target in sorted(targets))
-    return [target for target in located if target is not None]
+    return tuple(sorted(targets))
 
 
 def _in_brackets(literal: re.Match[bytes]) -> bytes:

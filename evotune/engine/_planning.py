@@ -126,21 +126,27 @@ class Planner:
         except Rejected as rejected:
             return Proposal(number, configuration, rejection=str(rejected), confirm=confirm)
         skipped: list[Check] = []
+        evaluator = CaseEvaluator(self.bound.case_scope(configuration, {}))
         if confirm:
             jobs += self._edge_jobs(kernel, configuration, compile_jobs, skipped)
-            jobs += self._random_jobs(kernel, configuration, compile_jobs, number, skipped)
+            jobs += self._random_jobs(
+                kernel, configuration, evaluator, compile_jobs, number, skipped
+            )
             jobs += self._sibling_jobs(kernel, configuration, compile_jobs, skipped)
             scalars = self._scalars(self._cases[TIMED])
             skipped += scalars_skipped(self._document, kernel, scalars)
         cases = tuple(job for job in jobs if confirm or job.role != HELD_OUT)
         made = Proposal(number, configuration, cases, confirm=confirm, skipped=tuple(skipped))
-        return self._with_lengths(kernel, made, compile_jobs) if confirm else made
+        return self._with_lengths(kernel, made, evaluator, compile_jobs) if confirm else made
 
     def _with_lengths(
-        self, kernel: KernelSpec, made: Proposal, compile_jobs: _CompileJobs
+        self,
+        kernel: KernelSpec,
+        made: Proposal,
+        evaluator: CaseEvaluator,
+        compile_jobs: _CompileJobs,
     ) -> Proposal:
         """The proposal with the short cases that execute what a package could serve."""
-        evaluator = CaseEvaluator(self.bound.case_scope(made.configuration, {}))
         compiled_in = self._compiled_in[kernel.name]
 
         def job_of(case: Case) -> CaseJob:
@@ -341,10 +347,11 @@ class Planner:
                 )
         return jobs
 
-    def _random_jobs(
+    def _random_jobs(  # noqa: PLR0917
         self,
         kernel: KernelSpec,
         configuration: Configuration,
+        evaluator: CaseEvaluator,
         compile_jobs: _CompileJobs,
         seed: int,
         skipped: list[Check],
@@ -367,7 +374,8 @@ class Planner:
             if compiled and case.label not in known and kernel.unsupported(case.symbols) is None:
                 known.add(case.label)
                 try:
-                    job = self._case_job(kernel, configuration, case, RANDOM, compile_jobs)
+                    plan = self._case_plan(kernel, case, RANDOM, evaluator.at(case.symbols))
+                    job = self._planned_job(kernel, configuration, {}, plan, compile_jobs)
                 except (Rejected, SpaceError):
                     continue
                 jobs.append(job)

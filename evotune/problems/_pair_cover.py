@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 Sizes: TypeAlias = dict[str, int]
@@ -85,17 +86,17 @@ class PairCover:
         self._settle = settle
         self._candidates = candidates
         self._names = sorted({name for each in classes for name in each.of})
-        self._of_size = {
-            name: [(place, each) for place, each in enumerate(classes) if name in each.of]
-            for name in self._names
-        }
-        self._holding: dict[tuple[str, ...], _Holding] = {}
+        holding: dict[tuple[str, ...], _Holding] = {}
         for place, each in enumerate(classes):
             names = tuple(sorted(each.reads or each.of))
-            self._holding.setdefault(names, _Holding(names)).places.append(place)
+            holding.setdefault(names, _Holding(names)).places.append(place)
+        self._holding = list(holding.values())
+        # The two are asked for hundreds of thousands of times, for few sets of names.
+        self._deciding: dict[tuple[str, frozenset[str]], list[tuple[int, int]]] = {}
+        self._decided: dict[tuple[frozenset[str], frozenset[str]], list[_Holding]] = {}
         self._failed = {target: 0 for target in self._targets()}
         self._left: list[int] = []  # of each class those that are to be met with it
-        self._waiting: list[_Target] = []
+        self._waiting: list[_Target] = []  # the next one last
         self._deal()
 
     def __iter__(self) -> Iterator[Sizes | None]:
@@ -104,7 +105,7 @@ class PairCover:
 
     def met(self, sizes: Mapping[str, int]) -> None:
         """Counts the classes of a case that was made elsewhere."""
-        holding = self._holding_of(sizes)
+        holding = self._holding_of(sizes, frozenset(sizes))
         for place in _places(holding):
             self._left[place] &= ~holding
 
@@ -112,7 +113,7 @@ class PairCover:
         best: Sizes | None = None
         most = -1
         for made in self._made_candidates():
-            gain = self._gain(self._holding_of(made))
+            gain = self._gain(self._holding_of(made, frozenset(made)))
             if gain > most:
                 best, most = made, gain
         if best is not None:
@@ -121,11 +122,14 @@ class PairCover:
 
     def _made_candidates(self) -> Iterator[Sizes]:
         """A few cases, each made for one of the first pairs that are still to be met."""
-        self._waiting = [each for each in self._waiting if self._is_left(each)]
+        while self._waiting and not self._is_left(self._waiting[-1]):
+            self._waiting.pop()
         if not self._waiting:
             self._deal()
+        left = filter(self._is_left, reversed(self._waiting))
         served = 0
-        for target in self._waiting[:_TRIED] or [()] * _SERVED:
+        failed = False
+        for target in islice(left, _TRIED) if self._waiting else [()] * _SERVED:
             if served == _SERVED:
                 break
             made = [each for _ in range(self._candidates) if (each := self._made(target))]
@@ -133,7 +137,9 @@ class PairCover:
             yield from made
             if target and not made:
                 self._failed[target] += self._candidates
-        self._waiting = [t for t in self._waiting if self._failed[t] < _ATTEMPTS]
+                failed = True
+        if failed:
+            self._waiting = [t for t in self._waiting if self._failed[t] < _ATTEMPTS]
 
     def _made(self, target: _Target) -> Sizes | None:
         """Sizes for which the classes of the target hold, and other classes of use."""
@@ -142,39 +148,63 @@ class PairCover:
         for each in wanted:
             sizes |= each.draw(self._rng)
         asked = tuple(sizes)
+        holding, before = 0, frozenset[str]()
         for name in self._rng.sample(self._names, len(self._names)):
             if name not in sizes:
-                sizes |= self._useful(name, sizes).draw(self._rng)
+                decided = frozenset(sizes)
+                holding |= self._holding_of(sizes, decided, before)
+                sizes |= self._useful(name, decided, holding).draw(self._rng)
+                before = decided
         cost = max((each.cost for each in wanted), default=1)
         made = self._settle(sizes, asked, cost)
         return made if made and all(each.holds(made) for each in wanted) else None
 
-    def _useful(self, name: str, sizes: Sizes) -> SizeClass:
-        """A class that decides this size and none of the others, and that is to be met with the
-        most of their classes."""
-        holding = self._holding_of(sizes)
-        best: list[SizeClass] = []
+    def _useful(self, name: str, decided: frozenset[str], holding: int) -> SizeClass:
+        """A class that decides this size and none of the decided ones, and that is to be met with
+        the most of the classes that hold."""
+        deciding = self._deciding.get((name, decided))
+        if deciding is None:
+            deciding = self._deciding[name, decided] = [
+                (place, 1 << place)
+                for place, each in enumerate(self._classes)
+                if name in each.of and each.of.isdisjoint(decided)
+            ]
+        best: list[int] = []
         most = 0
-        for place, each in self._of_size[name]:
-            if each.of.isdisjoint(sizes):
-                bits = holding | 1 << place
-                use = (self._left[place] & bits).bit_count()
-                if use > most:
-                    best, most = [], use
-                if use == most:
-                    best.append(each)
-        return self._rng.choice(best)
+        for place, bit in deciding:
+            use = (self._left[place] & (holding | bit)).bit_count()
+            if use > most:
+                best, most = [], use
+            if use == most:
+                best.append(place)
+        return self._classes[self._rng.choice(best)]
 
-    def _holding_of(self, sizes: Mapping[str, int]) -> int:
-        """The classes that hold, of those that depend on these sizes alone."""
+    def _holding_of(
+        self,
+        sizes: Mapping[str, int],
+        names: frozenset[str],
+        before: frozenset[str] = frozenset(),
+    ) -> int:
+        """The classes that hold, of those that depend on these sizes alone; without those that
+        depend on the sizes named `before` alone. `names` are those of the sizes."""
+        groups = self._decided.get((before, names))
+        if groups is None:
+            groups = self._decided[before, names] = [
+                each
+                for each in self._holding
+                if names.issuperset(each.names) and not before.issuperset(each.names)
+            ]
         found = 0
-        for names, group in self._holding.items():
-            if all(name in sizes for name in names):
-                values = tuple(sizes[name] for name in names)
-                if values not in group.known:
-                    holds = (p for p in group.places if self._classes[p].holds(sizes))
-                    group.known[values] = sum(1 << place for place in holds)
-                found |= group.known[values]
+        for group in groups:
+            values = tuple([sizes[name] for name in group.names])
+            bits = group.known.get(values)
+            if bits is None:
+                bits = 0
+                for place in group.places:
+                    if self._classes[place].holds(sizes):
+                        bits |= 1 << place
+                group.known[values] = bits
+            found |= bits
         return found
 
     def _gain(self, holding: int) -> int:
@@ -204,6 +234,7 @@ class PairCover:
         self._waiting = [each for each, count in self._failed.items() if count < _ATTEMPTS]
         self._rng.shuffle(self._waiting)
         self._waiting.sort(key=self._weight, reverse=True)
+        self._waiting.reverse()
         self._left = [0] * len(self._classes)
         for target in self._waiting:
             self._left[target[0]] |= 1 << target[-1]

@@ -20,6 +20,7 @@ from evotune.problems._attention_features import Features
 from evotune.problems._attention_heads import heads_as_batch, heads_touched
 from evotune.problems._attention_label import label_of
 from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
+from evotune.problems._drawn_shapes import drawn_once, key_of
 from evotune.problems.parts import Parts
 from evotune.problems.problem import (
     CONTIGUOUS,
@@ -190,19 +191,8 @@ class Attention:
         names = {"head_dim", "causal", "softmax_scale", "value_dim", *Features().symbols(), *kept}
         names -= set() if "layout" in kept else {"layout"}
         streams = [
-            (
-                like,
-                random_shapes(
-                    random.Random(rng.getrandbits(64)),
-                    [_integers(case) for case in alike],
-                    longest=longest,
-                    causal=features.hides_late_keys(like),
-                    usual_scale=float(like.symbols["softmax_scale"]),
-                    kept=_kept_sizes(like, kept),
-                ),
-            )
+            (alike[-1], self._drawn(rng.getrandbits(64), alike, longest, kept))
             for alike in grouped(cases, names)
-            for like in alike[-1:]
         ]
         far: list[tuple[dict[str, Value], str]] = []
         if not {"layout", "batch", "heads", "kv_heads"} & set(kept):
@@ -218,6 +208,26 @@ class Attention:
                 if far and count % _FAR_EVERY == 0:
                     shape, layout = far.pop()
                     yield self._like(like, shape, kept, layout)
+
+    @staticmethod
+    def _drawn(
+        seed: int, cases: Sequence[Case], longest: int, kept: Collection[str]
+    ) -> Iterator[dict[str, Value]]:
+        own, like = [_integers(case) for case in cases], cases[-1]
+        causal, scale = features.hides_late_keys(like), float(like.symbols["softmax_scale"])
+        sizes = _kept_sizes(like, kept)
+
+        def draw() -> Iterator[dict[str, Value]]:
+            return random_shapes(
+                random.Random(seed),
+                own,
+                longest=longest,
+                causal=causal,
+                usual_scale=scale,
+                kept=sizes,
+            )
+
+        return drawn_once(key_of("attention", seed, longest, causal, scale, sizes, *own), draw)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """One kind, in turn; for a long case the needle, since other kinds hardly show one key."""

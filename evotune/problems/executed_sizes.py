@@ -73,9 +73,9 @@ def band(name: str, value: int) -> int:
 def band_pairs(places: Iterable[Place]) -> dict[str, tuple[tuple[int, int], ...]]:
     """The executed pairs of bands by the names of their two quantities, which are integers."""
     found: dict[str, set[tuple[int, int]]] = {}
-    for place in places:
-        bands = sorted((n, band(n, value)) for n, value in _sizes(place.ranged))
-        for (one, first), (other, second) in itertools.combinations(bands, 2):
+    alike = {tuple([(n, band(n, value)) for n, value in _sizes(each.ranged)]) for each in places}
+    for bands in alike:  # of thousands of places a few have bands of their own
+        for (one, first), (other, second) in itertools.combinations(sorted(bands), 2):
             found.setdefault(f"{one} {other}", set()).add((first, second))
     return {names: tuple(sorted(pairs)) for names, pairs in sorted(found.items())}
 

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from evotune.problems._drawn_shapes import drawn_once, key_of
 from evotune.problems._lengths import other_scalar
 from evotune.problems._pair_cover import Sizes
 from evotune.problems._ragged_lengths import paged_lengths, partition, visible
@@ -188,8 +189,9 @@ class RaggedAttention(ABC):
         def made(sizes: Sizes) -> Sizes:
             return self._sizes(self._like(cases[-1], _told(sizes), kept))
 
-        own = [self._sizes(case) for case in cases]
-        return self.random_shapes(random.Random(rng.getrandbits(64)), own, kept, made)
+        own, seed = [self._sizes(case) for case in cases], rng.getrandbits(64)
+        key = key_of(self.name, seed, frozenset(kept), cases[-1].symbols, *own)
+        return drawn_once(key, lambda: self.random_shapes(random.Random(seed), own, kept, made))
 
     def _sizes(self, case: Case) -> Sizes:
         """The sizes that are drawn: groups in place of heads, and no head_dim."""

@@ -114,8 +114,9 @@ def pair_cases(  # noqa: PLR0917
     """What `made_of` makes of a small case for each pair of bands in the ranges that none of `met`
     has. It is None for a case that the kernel does not take. The places of the others join `met`.
     """
+    made_pairs: set[tuple[str, tuple[int, int]]] = set()
     for one, other, first, second in missing_pairs(band_pairs(met), ranges):
-        if (first, second) in band_pairs(met).get(f"{one} {other}", ()):
+        if (f"{one} {other}", (first, second)) in made_pairs:
             continue  # a case for an earlier pair has it
         bands = (one, first), (other, second)
         sizes = {name: _least(name, number, ranges[name]) for name, number in bands}
@@ -126,7 +127,11 @@ def pair_cases(  # noqa: PLR0917
             except ValueError:
                 continue
             if (made := made_of(case)) is not None:
-                met.append(problem.place(case))
+                place = problem.place(case)
+                met.append(place)
+                made_pairs |= {
+                    (names, pair) for names, pairs in band_pairs([place]).items() for pair in pairs
+                }
                 yield made
                 break
 

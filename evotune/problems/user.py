@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import torch
 
 _LONG = 1200
+_KEPT_SPECS = 4096  # cases of which the tensors are kept
 
 
 class UserProblem(abc.ABC):
@@ -184,12 +185,22 @@ class UserProblem(abc.ABC):
         return case
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
-        sizes = self.sizes_of(case)
-        return tuple(
-            tensor.spec(name, self.dtype, is_output=method == "outputs")
-            for method in ("inputs", "outputs")
-            for name, tensor in self.written.described(method, sizes).items()
-        )
+        return self._specs(tuple(self.sizes_of(case).items()))
+
+    @functools.cached_property
+    def _specs(self) -> Callable[[tuple[tuple[str, int], ...]], tuple[TensorSpec, ...]]:
+        """The tensors for sizes and flags, kept since a plan asks several times for each of its
+        thousands of cases."""
+
+        @functools.lru_cache(maxsize=_KEPT_SPECS)
+        def made(sizes: tuple[tuple[str, int], ...]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                tensor.spec(name, self.dtype, is_output=method == "outputs")
+                for method in ("inputs", "outputs")
+                for name, tensor in self.written.described(method, dict(sizes)).items()
+            )
+
+        return made
 
     def flops(self, case: Case) -> int:
         return self.written.operations(self.sizes_of(case))

@@ -298,6 +298,7 @@ class Evaluator:
         self._scope = scope
         self._names = names
         self._binding = binding
+        self._nodes: dict[str, Node] = {}
         self._closures: dict[str, Evaluate] = {}
 
     def is_constant(self, expression: Expression) -> bool:
@@ -320,9 +321,12 @@ class Evaluator:
             raise expression.error(f"{error} in `{expression.text}`") from error
 
     def _bound(self, expression: Expression) -> Node:
-        with self._binding:
-            self._names.check(expression)
-            return self._scope.bind(expression)
+        node = self._nodes.get(expression.text)
+        if node is None:
+            with self._binding:
+                self._names.check(expression)
+                node = self._nodes[expression.text] = self._scope.bind(expression)
+        return node
 
 
 def _plain(values: Mapping[str, Value]) -> dict[str, Value]:
