@@ -99,7 +99,7 @@ def run_class(
     _, behaviours = values_of(ALL[name].space)
     wanted = arguments.behaviours.split(",") if arguments.behaviours else behaviours
     behaviours = [each for each in behaviours if each in wanted]
-    all_seeds = range(arguments.first_seed, seeds)
+    all_seeds = range(arguments.first_seed, arguments.first_seed + seeds)
     missing_any = any(records.missing(name, behaviours, seed) for seed in all_seeds)
     if not missing_any or time.monotonic() > deadline:
         return
