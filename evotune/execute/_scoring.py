@@ -106,4 +106,5 @@ def outcome_of(
 
 
 def _mean_log(speedups: Sequence[float]) -> float:
-    return sum(math.log(max(s, 1e-12)) for s in speedups) / len(speedups)
+    """0 for none, of a proposal that is only launched."""
+    return sum(math.log(max(s, 1e-12)) for s in speedups) / max(1, len(speedups))

@@ -154,9 +154,11 @@ class TrialRunner:
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
             if beside is not None:
                 random_tests = self._check_champion(subjects, job, verdict, stages, beside)
+            elif job.only_served:
+                random_tests = self._launch_served(subjects, seed, verdict, stages)
             elif not job.repeat:
                 self._examine(subjects, seed, verdict, stages)
-            if verdict.passed:
+            if verdict.passed and not job.only_served:
                 with stages.timed("measure"):
                     measurements = self._measure(subjects, rivals, job, verdict, stages)
         except LaunchFailure as error:
@@ -173,7 +175,7 @@ class TrialRunner:
         if not job.audit and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, {m.case for m in measurements}))
         outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
-        if job.confirm and verdict.passed:
+        if (job.confirm or job.only_served) and verdict.passed:
             domain = self._champions.domain(job, random_tests)
             flags = (*outcome.flags, *((CUT_SHORT,) if stages.cut_short else ()))
             outcome = msgspec.structs.replace(outcome, domain=domain, flags=flags)
@@ -196,10 +198,7 @@ class TrialRunner:
         if "random" not in self._without:
             with stages.timed("random_tests"):
                 random_tests = self._test_randomly(subjects, seed, verdict, stages)
-            with stages.timed("served_sizes"):
-                made = self._champions.launch_served(subjects, seed, verdict, stages, self._without)
-                random_tests += made
-                self._check_quiet(verdict)
+            random_tests += self._launch_served(subjects, seed, verdict, stages)
         timed = [subject for item, subject in subjects if item.role == TIMED]
         disturbs = "perturbation" not in self._without
         rebuilt: list[Rebuilt] = []
@@ -215,6 +214,15 @@ class TrialRunner:
             with stages.timed("perturbation"):
                 self._champions.disturb(timed, seed, verdict, rebuilt)
         return random_tests
+
+    def _launch_served(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+    ) -> list[Case]:
+        """Launches at the sizes that a package could serve; returns the cases that passed."""
+        with stages.timed("served_sizes"):
+            made = self._champions.launch_served(subjects, seed, verdict, stages, self._without)
+            self._check_quiet(verdict)
+        return made
 
     def _examine(
         self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages

@@ -56,6 +56,8 @@ class Proposal:
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
     - `lengths`: what the cases of role `served` show together.
+    - `only_served`: a champion is to serve further sizes. All cases have that role: they are
+      launched once, and nothing is timed. The outcome has the domain of those that passed.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
       if an outcome of the same code is known.
     """
@@ -71,7 +73,13 @@ class Proposal:
     until_s: float = math.inf
     rival: tuple[CaseJob, ...] = ()
     lengths: tuple[LengthPlan, ...] = ()
+    only_served: bool = False
     device: int | None = None
+
+    @property
+    def needs_fresh_process(self) -> bool:
+        """Whether no other candidate may have been in its worker before."""
+        return self.confirm or self.repeat > 0 or self.only_served
 
     @functools.cached_property
     def compile_jobs(self) -> dict[str, CompileJob]:

@@ -104,7 +104,7 @@ class LocalExecutor:
             self._done.append((proposal.number, outcome))
             return
         self._compile(InFlight(proposal))
-        if _in_fresh_process(proposal):  # it opens while the compilers work
+        if proposal.needs_fresh_process:  # it opens while the compilers work
             index = proposal.device or 0
             if index not in self._measuring:
                 self._devices[index].refresh(_ahead(proposal))
@@ -194,7 +194,7 @@ class LocalExecutor:
 
     def _confirming(self) -> bool:
         items = (*self._ready.values(), *self._measuring.values())
-        return any(_in_fresh_process(item.proposal) for item in items)
+        return any(item.proposal.needs_fresh_process for item in items)
 
     def _next(self, index: int) -> InFlight | None:
         """Takes the oldest proposal that this device may measure out of `_ready`."""
@@ -206,7 +206,7 @@ class LocalExecutor:
     def _may_start(self, item: InFlight, index: int) -> bool:
         if item.proposal.device not in (None, index):
             return False
-        if _in_fresh_process(item.proposal):
+        if item.proposal.needs_fresh_process:
             return not self._pool.running
         # While another device measures the same code, this one waits for its outcome.
         return not item.searched or all(
@@ -222,7 +222,7 @@ class LocalExecutor:
         if item.lost_binaries():
             self._compile(item)
             return
-        if _in_fresh_process(item.proposal):
+        if item.proposal.needs_fresh_process:
             self._devices[index].refresh()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
@@ -307,10 +307,6 @@ class LocalExecutor:
 
     def _finish(self, item: InFlight, outcome: Outcome) -> None:
         self._done.append((item.proposal.number, outcome))
-
-
-def _in_fresh_process(proposal: Proposal) -> bool:
-    return proposal.confirm or proposal.repeat > 0
 
 
 def _ahead(proposal: Proposal) -> PrepareRequest | None:

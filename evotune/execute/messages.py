@@ -108,8 +108,8 @@ _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s`, `rival` and `lengths` are
-    those of a Proposal.
+    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths` and
+    `only_served` are those of a Proposal.
 
     - `contender`: a candidate whose fitness is surely below it needs no further samples.
     - `fixed_sampling`: it gets them all the same.
@@ -125,6 +125,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     until_s: float = float("inf")
     rival: tuple[TrialCase, ...] = ()
     lengths: tuple[LengthPlan, ...] = ()
+    only_served: bool = False
     contender: float = float("-inf")
     fixed_sampling: bool = False
     baselines: Mapping[str, str] = {}
@@ -132,7 +133,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     @property
     def thorough(self) -> bool:
         """Whether it is a champion's trial, whose time limit is wide."""
-        return self.confirm or self.repeat > 0
+        return self.confirm or self.repeat > 0 or self.only_served
 
     @property
     def draw(self) -> int:

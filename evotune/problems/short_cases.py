@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 from evotune.problems import _attention_features as features
 from evotune.problems._attention_features import Features
 from evotune.problems.attention import Attention
-from evotune.problems.executed_sizes import Ranges, band_ends, band_pairs, missing_pairs
+from evotune.problems.executed_sizes import (
+    Pairs,
+    Ranges,
+    band_ends,
+    band_pairs,
+    joined_pairs,
+    missing_pairs,
+)
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.ragged_attention import PagedAttention, RaggedAttention
 from evotune.problems.user import UserProblem
@@ -110,11 +118,13 @@ def pair_cases(  # noqa: PLR0917
     ranges: Ranges,
     kept: Collection[str],
     made_of: Callable[[Case], Made | None],
+    before: Pairs = MappingProxyType({}),
 ) -> Iterator[Made]:
     """What `made_of` makes of a small case for each pair of bands in the ranges that none of `met`
-    has. It is None for a case that the kernel does not take. The places of the others join `met`.
+    has and that is not among the pairs `before`. It is None for a case that the kernel does not
+    take. The places of the others join `met`.
     """
-    for one, other, first, second in missing_pairs(band_pairs(met), ranges):
+    for one, other, first, second in missing_pairs(joined_pairs(before, band_pairs(met)), ranges):
         if (first, second) in band_pairs(met).get(f"{one} {other}", ()):
             continue  # a case for an earlier pair has it
         bands = (one, first), (other, second)
@@ -164,8 +174,11 @@ def pair_case(
 
 def _pair_shape(like: Case, sizes: Mapping[str, int]) -> dict[str, Value]:
     symbols = like.symbols
-    group = int(symbols["heads"]) // int(symbols["kv_heads"])
-    heads = max(1, sizes.get("heads", group) // group) * group
+    group = sizes.get("group", int(symbols["heads"]) // int(symbols["kv_heads"]))
+    asked = sizes.get("heads", group)
+    heads = max(1, asked // group) * group
+    if heads.bit_length() < asked.bit_length():  # the multiple below lies in another band
+        heads += group
     shape: dict[str, Value] = {
         "batch": 1,
         **Features.of(like).told(),
