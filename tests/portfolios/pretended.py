@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from evotune.device.profile import DeviceProfile
+from evotune.engine import _planning
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.observer import Observer, SilentObserver
 from evotune.engine.starting import RunRequest, RunResult
@@ -165,9 +166,11 @@ class PretendedSearch:
 
 @contextlib.contextmanager
 def pretending(search: PretendedSearch, candidates: int = 100) -> Iterator[None]:
-    """Draws are made among so few `candidates`, a user's among 600: these take most of the time."""
+    """Draws are made among so few `candidates`, a user's among 600, and few random tests are
+    planned: these take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_case_searches, "start_run", search.start)
+        patch.setattr(_planning, "_RANDOM_TESTS", 20)
         patch.setattr(_drawn_cases, "_CANDIDATES", candidates)
         patch.setattr(_drawn_cases, "_TRIES", 5 * candidates)
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cpu import CpuBackend
+from evotune.engine import _planning
 from evotune.engine.starting import RunRequest
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
@@ -40,7 +41,9 @@ LONG = 200
 
 @pytest.fixture(autouse=True)
 def calls_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And few random tests are planned, which takes most of the time."""
     monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
+    monkeypatch.setattr(_planning, "_RANDOM_TESTS", 8)
 
 
 @pytest.fixture(scope="module")
