@@ -155,7 +155,7 @@ class TrialRunner:
             if beside is not None:
                 random_tests = self._check_champion(subjects, job, verdict, stages, beside)
             elif job.only_served:
-                random_tests = self._launch_served(subjects, seed, verdict, stages)
+                random_tests = self._launch_served(subjects, job, verdict, stages)
             elif not job.repeat:
                 self._examine(subjects, seed, verdict, stages)
             if verdict.passed and not job.only_served:
@@ -198,7 +198,7 @@ class TrialRunner:
         if "random" not in self._without:
             with stages.timed("random_tests"):
                 random_tests = self._test_randomly(subjects, seed, verdict, stages)
-            random_tests += self._launch_served(subjects, seed, verdict, stages)
+            random_tests += self._launch_served(subjects, job, verdict, stages)
         timed = [subject for item, subject in subjects if item.role == TIMED]
         disturbs = "perturbation" not in self._without
         rebuilt: list[Rebuilt] = []
@@ -216,11 +216,13 @@ class TrialRunner:
         return random_tests
 
     def _launch_served(
-        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+        self, subjects: Sequence[Loaded], job: TrialRequest, verdict: Verdict, stages: Stages
     ) -> list[Case]:
         """Launches at the sizes that a package could serve; returns the cases that passed."""
         with stages.timed("served_sizes"):
-            made = self._champions.launch_served(subjects, seed, verdict, stages, self._without)
+            made = self._champions.launch_served(
+                subjects, self._seed(job), verdict, stages, self._without, job.served_s
+            )
             self._check_quiet(verdict)
         return made
 

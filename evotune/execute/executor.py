@@ -16,6 +16,8 @@ from evotune.trial import Check, Configuration, Outcome
 
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 SERVED = "served"
+SERVED_S = 8.0
+"""A champion's work at served sizes ends after so long."""
 WHEN_THERE_IS_TIME = (RANDOM, SERVED)
 """Roles of cases whose inputs are made when their turn comes, as long as there is time."""
 RIVAL = "rival"
@@ -58,6 +60,7 @@ class Proposal:
     - `lengths`: what the cases of role `served` show together.
     - `only_served`: a champion is to serve further sizes. All cases have that role: they are
       launched once, and nothing is timed. The outcome has the domain of those that passed.
+    - `served_s`: so long may the work on the cases of that role take.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
       if an outcome of the same code is known.
     """
@@ -74,6 +77,7 @@ class Proposal:
     rival: tuple[CaseJob, ...] = ()
     lengths: tuple[LengthPlan, ...] = ()
     only_served: bool = False
+    served_s: float = SERVED_S
     device: int | None = None
 
     @property

@@ -123,6 +123,7 @@ class InFlight:
             rival=tuple(map(self._compiled, proposal.rival)),
             lengths=proposal.lengths,
             only_served=proposal.only_served,
+            served_s=proposal.served_s,
             contender=contender,
             fixed_sampling=fixed_sampling,
             baselines=baselines,

@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder
 from evotune.device.channel import Wire
 from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.execute.executor import BaselineReport, BaselineTiming
+from evotune.execute.executor import SERVED_S, BaselineReport, BaselineTiming
 from evotune.problems.executed_sizes import LengthPlan
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
@@ -108,8 +108,8 @@ _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths` and
-    `only_served` are those of a Proposal.
+    """One trial. `confirm`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths`,
+    `only_served` and `served_s` are those of a Proposal.
 
     - `contender`: a candidate whose fitness is surely below it needs no further samples.
     - `fixed_sampling`: it gets them all the same.
@@ -126,6 +126,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     rival: tuple[TrialCase, ...] = ()
     lengths: tuple[LengthPlan, ...] = ()
     only_served: bool = False
+    served_s: float = SERVED_S
     contender: float = float("-inf")
     fixed_sampling: bool = False
     baselines: Mapping[str, str] = {}

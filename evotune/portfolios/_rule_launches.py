@@ -18,6 +18,7 @@ import msgspec
 
 from evotune.engine.confirmed_champions import Champion, has_own_check
 from evotune.engine.confirming import outcome_of
+from evotune.execute.executor import SERVED_S
 from evotune.execute.in_flight import speaks_for_its_code
 from evotune.portfolios._cell_measuring import OpenExecutor
 from evotune.portfolios._cell_plans import cell_of
@@ -30,6 +31,8 @@ from evotune.problems.executed_sizes import tightened
 from evotune.problems.problem import Case
 from evotune.trial import CUT_SHORT, Domain, Outcome, Region, Value
 
+_MOST_CASES = 8
+"""As long as single runs take for the served sizes of so many cases, the launches may take."""
 _R = TypeVar("_R", RuleRegion, Region)
 
 
@@ -119,7 +122,8 @@ def launch(
     open_executor: OpenExecutor,
 ) -> Outcome | None:
     """Makes the launches and keeps their outcome; None where the kernel takes none of the sizes.
-    They end at `until_s` on the monotonic clock, and after as long as those of a run."""
+    They end at `until_s` on the monotonic clock, or after as long as runs of the cases would take:
+    8 s for each case, and 64 s in all."""
     champion = launches.champion
     proposal = champion.run.planner.served_proposal(
         champion.number, champion.configuration, launches.cases, launches.regions
@@ -127,7 +131,9 @@ def launch(
     if not proposal.cases:
         return None
     with open_executor(champion) as executor:
-        outcome = outcome_of(executor, dataclasses.replace(proposal, until_s=until_s))
+        served_s = SERVED_S * min(_MOST_CASES, len(launches.cases))
+        proposal = dataclasses.replace(proposal, until_s=until_s, served_s=served_s)
+        outcome = outcome_of(executor, proposal)
     if speaks_for_its_code(outcome):
         matrix.add(launches.cell, outcome, elapsed_s())
     return outcome
