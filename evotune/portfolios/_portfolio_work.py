@@ -28,7 +28,7 @@ from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_
 from evotune.portfolios._served_rule import cut_rule, finished_portfolio, learnt_rule
 from evotune.portfolios._variant_checks import confirm_variant, variant_cell, variants_needed
 from evotune.portfolios.matrix_store import Cell, Matrix
-from evotune.portfolios.points import Point, Score, point_of
+from evotune.portfolios.points import Point, Score, distance, point_of
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.problem import Case
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from evotune.portfolios.building import PortfolioRequest
 
 ELAPSED = "elapsed_s"
+FEWEST_TO_JUDGE = 20
+"""Of fewer cases none is put aside: searches and rule need all of them."""
 _FAILED = "without_configuration"
 _SEARCH = "search"
 """A fact: the case of the search that has begun, and the elapsed seconds before it. None between
@@ -90,7 +92,9 @@ class PortfolioWork:
             request.command,
         )
         self._before_s = self._earlier_s()
-        held_out = held_out_labels(points, request.held_out, request.seed)
+        held_out: set[str] = set()
+        if len(points) >= FEWEST_TO_JUDGE:
+            held_out = held_out_labels(points, request.held_out, request.seed)
         # An earlier version may have drawn others: a case that a search saw judges nothing.
         held_out -= {*self._searches.runs, *map(str, matrix.store.meta("first", []))}
         self._seen = [point for point in points if point.label not in held_out]
@@ -122,6 +126,8 @@ class PortfolioWork:
         while True:
             champions, leaves = self._settled()
             self._measure(champions, self._judges)
+            if self._measure_each_once(champions, leaves):
+                leaves = self._confirmed_leaves(champions)
             # A case that was not measured judges nothing.
             able = [p for p in self._judges if not self._lacking(champions, [self._case(p)])]
             regions, drawn = self._tried(champions, leaves)
@@ -153,6 +159,7 @@ class PortfolioWork:
             cases=self._cases,
             seen=seen,
             held_out=held_out,
+            listed=self._scored(champions, [*self._seen, *self._judges]),
             drawn=on_rule,
             searched={label: run.id for label, run in self._searches.runs.items()},
             unmeasured=self._unmeasured(champions),
@@ -369,13 +376,36 @@ class PortfolioWork:
     def _measure(self, champions: Sequence[Champion], points: Sequence[Point]) -> None:
         self._measure_cells([(c, self._case(p)) for p in points for c in champions])
 
-    def _measure_cells(self, wanted: Sequence[tuple[Champion, Case]]) -> None:
+    def _measure_each_once(self, champions: Sequence[Champion], leaves: Sequence[Leaf]) -> bool:
+        """Measures each case of the list at least once, though time is over: on the kernel of the
+        rule, or of any search if there is none, whose own case is nearest. Whether any lacked it.
+        """
+        if not self._out_of_time():
+            return False
+        own = {run.id: label for label, run in self._searches.runs.items()}
+        ruling = {leaf.kernel for leaf in leaves if leaf.kernel is not None}
+        kernels = [champions[number] for number in sorted(ruling)] or champions
+        wanted: list[tuple[Champion, Case]] = []
+        for point in [*self._seen, *self._judges]:
+            case = self._case(point)
+            able = [c for c in kernels if self._plans.job(c, case) is not None]
+            if able and not any(cell_of(c, case) in self._matrix.cells for c in champions):
+                near = min(able, key=lambda c: distance(point, self._point(own[c.run.run.id])))
+                wanted.append((near, case))
+        if wanted:
+            self._say(f"time is over: measuring {counted(len(wanted), 'case')} of the list once")
+            self._measure_cells(wanted, in_any_event=True)
+        return bool(wanted)
+
+    def _measure_cells(
+        self, wanted: Sequence[tuple[Champion, Case]], *, in_any_event: bool = False
+    ) -> None:
         measure_cells(
             self._matrix,
             wanted,
             self._plans,
             elapsed_s=self.elapsed_s,
-            out_of_time=self._out_of_time,
+            out_of_time=(lambda: False) if in_any_event else self._out_of_time,
             say=self._say,
             open_executor=self._open_executor,
         )

@@ -82,6 +82,7 @@ def finished_portfolio(
     cases: Mapping[str, Case],
     seen: Sequence[Point],
     held_out: Sequence[Point],
+    listed: Sequence[Point],
     drawn: Sequence[Point],
     searched: Mapping[str, str],
     unmeasured: int,
@@ -91,15 +92,14 @@ def finished_portfolio(
     as its kernels were executed there. Before them come cases of the list that these serve badly,
     each alone.
 
-    `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it. All
-    have the scores of the champions. `given`, `cases`, `searched` (the run of its own search): by
-    label.
+    `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it.
+    `listed`: all of the list. All have the scores of the champions. `given`, `cases`, `searched`
+    (the run of its own search): by label.
     """
     for each in cuts:
         say(f"cut: {each.words}")
     kernels = sorted({region.kernel for region in regions})
     domains = {number: _domain(matrix, champions[number], cases) for number in kernels}
-    listed = [*seen, *held_out]
     general = executed_rule(left, listed, domains)
     for region in left:
         parts = [p.words for p in general if p.kernel == region.kernel and _is_part(p, region)]
