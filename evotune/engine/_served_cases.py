@@ -23,6 +23,7 @@ from evotune.problems.executed_sizes import (
 )
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.short_cases import (
+    MOST_BYTES,
     SMALL,
     each_upto,
     is_served_from_one,
@@ -122,12 +123,16 @@ def _pairs(  # noqa: PLR0917
     places = [place_with_ratio(problem, case) for case in cases]
     before = joined_pairs(*(region.pairs for region in regions))
     boxes: list[tuple[Case, Ranges]] = [(cases[0], near_ranges(places))]
+    most_bytes = MOST_BYTES
     if isinstance(problem, UserProblem):
         boxes = [(case, near_ranges([place])) for case, place in zip(cases, places, strict=True)]
     elif regions:
-        boxes = [(cases[0], region.ranges) for region in regions]
+        largest = max(cases, key=problem.bytes_moved)
+        boxes = [(largest, region.ranges) for region in regions]
+        most_bytes = max(most_bytes, problem.bytes_moved(largest))
+    job = _or_none(job_of)
     for like, ranges in boxes:
-        yield from pair_cases(problem, like, met, ranges, kept, _or_none(job_of), before)
+        yield from pair_cases(problem, like, met, ranges, kept, job, before, most_bytes)
 
 
 def _of_other_variants(

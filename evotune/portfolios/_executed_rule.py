@@ -60,6 +60,8 @@ def _parts(region: RuleRegion, known: Region, points: Sequence[Point]) -> Iterat
     was executed."""
     ranges = tightened(region.ranges)
     groups: list[list[Point]] = []
+    if points and _within(ranges, points, known) is not None:
+        groups, points = [list(points)], ()
     for point in sorted(points, key=lambda point: (tuple(point.features.values()), point.label)):
         joined = (g for g in groups if _within(ranges, [*g, point], known) is not None)
         if (group := next(joined, None)) is not None:

@@ -27,7 +27,7 @@ from evotune.portfolios._variant_checks import confirmed_domain
 from evotune.portfolios.matrix_store import SIZES, VARIANT, Cell, Matrix
 from evotune.portfolios.rule import RuleRegion
 from evotune.problems import UserProblem
-from evotune.problems.executed_sizes import tightened
+from evotune.problems.executed_sizes import near_ranges, tightened
 from evotune.problems.problem import Case
 from evotune.trial import CUT_SHORT, Domain, Outcome, Region, Value
 
@@ -89,7 +89,8 @@ def rule_launches(
 def _of_domain(
     matrix: Matrix, champion: Champion, domain: Domain, cases: Mapping[str, Case]
 ) -> Iterator[SizeLaunches]:
-    """For a user's problem, whose kernels serve their whole domain."""
+    """For a user's problem, whose kernels serve their whole domain: all lengths up to a tenth
+    beyond the longest case, as in a package of runs."""
     passed = [
         case
         for case in cases.values()
@@ -98,7 +99,9 @@ def _of_domain(
     for regions in _by_fixed(domain.regions):
         inside = [case for case in passed if champion.place(case).fixed == regions[0].fixed]
         if inside:
-            yield SizeLaunches(champion, inside, [_with_known(each, domain) for each in regions])
+            near = near_ranges([champion.place(case) for case in inside])
+            wanted = msgspec.structs.replace(regions[0], ranges=near)
+            yield SizeLaunches(champion, inside, [_with_known(wanted, domain)])
 
 
 def _by_fixed(regions: Sequence[_R]) -> Iterator[list[_R]]:

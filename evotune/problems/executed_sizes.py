@@ -220,15 +220,40 @@ def executed_within(
                     return None
                 clipped[name] = (max(clipped[name][0], low), min(clipped[name][1], high))
     if region.executed is not None and _SEQUENCES not in clipped:
-        for one, other, *_ in list(missing_pairs(region.pairs, clipped)):
-            for name in (one, other):
-                bands = [band(name, int(place.ranged[name])) for place in places]
-                low, high = band_ends(name, min(bands))[0], band_ends(name, max(bands))[1]
-                clipped[name] = (max(clipped[name][0], low), min(clipped[name][1], high))
+        _end_at_pairs(clipped, places, region)
         if any(missing_pairs(region.pairs, clipped)):
             return None
     inside = all(place.is_in(region.fixed, clipped) for place in places)
     return clipped if inside else None
+
+
+def _end_at_pairs(
+    ranges: dict[str, tuple[int | float, int | float]], places: Sequence[Place], region: Region
+) -> None:
+    """Ends ranges at the bands of the cases: first that of the size which most missing pairs have
+    beyond these bands, on that side, until no pair is missing or no range is left to end."""
+    while missing := list(missing_pairs(region.pairs, ranges)):
+        beyond: dict[str, list[int]] = {}
+        for one, other, first, second in missing:
+            for name, number in ((one, first), (other, second)):
+                low, high = _bands_of(name, places)
+                if not low <= number <= high:
+                    beyond.setdefault(name, []).append(number)
+        if not beyond:
+            return
+        name = max(sorted(beyond), key=lambda name: len(beyond[name]))
+        (low, high), (least, most) = _bands_of(name, places), ranges[name]
+        if min(beyond[name]) < low:
+            least = max(least, band_ends(name, low)[0])
+        if max(beyond[name]) > high:
+            most = min(most, band_ends(name, high)[1])
+        ranges[name] = least, most
+
+
+def _bands_of(name: str, places: Sequence[Place]) -> tuple[int, int]:
+    """The lowest and the highest band of the cases' sizes."""
+    bands = [band(name, int(place.ranged[name])) for place in places]
+    return min(bands), max(bands)
 
 
 # --- Lengths --------------------------------------------------------------------------------------

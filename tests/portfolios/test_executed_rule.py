@@ -70,6 +70,16 @@ def test_two_sizes_that_were_never_executed_together_end_it() -> None:
     assert set(found.cases) == set(region.cases)
 
 
+def test_of_two_sizes_only_the_one_that_has_to_end_does() -> None:
+    """No length was executed with many heads: heads end, and lengths keep their tenth."""
+    points = scored([point(n, batch=b) for n in (128, 256) for b in (1, 2)], lambda p: 1.4)
+    met = tuple(pair for pair in ALL_PAIRS["heads seq_len_q"] if pair[0] <= 4)
+    (region,) = learnt(points)
+    (found,) = executed_rule([region], points, {0: known((1, 4000), heads__seq_len_q=met)})
+    assert found.ranges["heads"] == (1, 15)
+    assert found.ranges["seq_len_q"] == region.ranges["seq_len_q"] == (116, 281)
+
+
 def test_a_kernel_of_an_older_run_keeps_its_region() -> None:
     points = scored([point(n) for n in (128, 256)], lambda p: 1.4)
     rule = learnt(points)

@@ -197,6 +197,42 @@ def test_kernels_of_a_users_problem_serve_what_was_executed_of_their_domain(
     export_portfolio(tmp_path / "runs", tmp_path / "package")
     (domain,) = json.loads((tmp_path / "package/softmax_cpu/dispatch.json").read_text())["domain"]
     executed = domain["lengths"]
-    assert executed.keys() == {"rows", "columns"}
-    assert executed["rows"][0][0] == 1
-    assert executed["rows"][0][1] >= 128
+    assert executed == {"rows": [[1, 140]], "columns": [[1, 110]]}
+
+
+RAGGED = {"sequences": 4, "heads": 4, "kv_heads": 2, "head_dim": 32, "causal": True}
+OTHER_ATTENTION: Mapping[str, list[dict[str, Value]]] = {
+    "attention-varlen-cpu": [
+        {**RAGGED, "tokens_q": 4 * n, "tokens_k": 4 * n, "longest_q": n, "longest_k": n}
+        for n in (20, 40, 90)
+    ],
+    "attention-paged-cpu": [
+        {**RAGGED, "queries": 1, "longest": n, "page_size": 16} for n in (48, 80, 160)
+    ],
+    "attention-features-cpu": [
+        {"batch": 1, "heads": 4, "kv_heads": 2, "seq_len": n, "head_dim": 32, "value_dim": 16,
+         "causal": True, "window_left": 16}
+        for n in (48, 80, 160)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_ATTENTION)
+def test_a_right_kernel_of_other_attention_loses_no_served_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    space = tiny_space(name, tmp_path / "space")
+    cases = given_cases(OTHER_ATTENTION[name])
+
+    def rule(folder: Path) -> list[str]:
+        request = PortfolioRequest(str(space), cases, folder, 1, held_out=0.0, device="cpu")
+        device = PretendedDevice(lambda configuration, case: 1.5)
+        found = built(request, PretendedSearch(space, lambda _: {}), device)
+        launched.append(len(device.launched))
+        return [region.words for region in found.rule]
+
+    launched: list[int] = []
+    today = rule(tmp_path / "today" / "runs")
+    monkeypatch.setattr(_portfolio_work, "rule_launches", lambda *given: iter(()))
+    assert rule(tmp_path / "before" / "runs") == today
+    assert launched == [1, 0]

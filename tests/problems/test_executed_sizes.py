@@ -22,6 +22,7 @@ from evotune.problems.executed_sizes import (
     tightened,
 )
 from evotune.problems.problem import Place
+from evotune.problems.short_cases import pair_cases
 from evotune.trial import ExecutedLengths, Region, Value
 
 PROBLEM = Attention("float32")
@@ -162,3 +163,17 @@ def test_lengths_of_several_regions_are_joined_by_quantity_and_ratio() -> None:
     more = ExecutedLengths("seq_len_k", {"group": 1}, ((11, 15),))
     found = joined_lengths([one, other], [more])
     assert found == (msgspec.structs.replace(one, ranges=((1, 15), (20, 30))), other)
+
+
+def test_pairs_of_a_rule_may_be_as_large_as_its_largest_case() -> None:
+    shape = {"batch": 4, "heads": 32, "seq_len": 4096, "head_dim": 64}
+    like = PROBLEM.case(shape, {"causal": False})
+    box = {"heads": (17, 64), "seq_len_q": (4000, 4505)}
+
+    def left(**given: int) -> int:
+        met: list[Place] = []
+        list(pair_cases(PROBLEM, like, met, box, (), lambda case: case, **given))
+        return len(list(missing_pairs(band_pairs(met), box)))
+
+    assert left() > 0
+    assert left(most_bytes=PROBLEM.bytes_moved(like)) == 0
