@@ -84,7 +84,8 @@ def portfolio(
     - `space`, `device`, `trust` and the keywords: as `tune` has them.
     - `cases`: a file, or a list of symbols of a shape and a variant with an optional `count`, the
       weight of the case.
-    - `held_out_share`: the share of the cases that no search sees, and that judges the rule.
+    - `held_out_share`: the share of the cases that no search sees, and that judges the rule; none
+      of fewer than 20 cases.
     - `trials`: of all searches together; `minutes`: of the whole portfolio, resumed or not.
     - `say`: called with a line for each step, with skipped cases, and with parts of the rule that
       held-out and drawn cases cut out. The result has the last two as `found.skipped` and

@@ -63,7 +63,7 @@ _HELD_OUT = 0.2
 @click.option(
     "--held-out",
     type=click.FloatRange(min=0, max=1, max_open=True),
-    help="The share of the cases that no search sees and that judges the rule; "
+    help="The share of 20 and more cases that no search sees and that judges the rule; "
     f"{_HELD_OUT:g} if not given.",
 )
 @click.option(

@@ -129,6 +129,11 @@ def scalars_skipped(
     return [Check(f"other values of {names}", ALL_KINDS, "skipped", detail=detail)]
 
 
+def names_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
+    """The names of symbols and tensors that reach the kernel, or that it names in `supports`."""
+    return _symbols_told(document, kernel) | {each.symbol for each in kernel.supports}
+
+
 def _symbols_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
     """The names that reach the kernel: compiled in, as arguments, or in a launch."""
     whens = (launch.when for launch in kernel.launches if launch.when is not None)

@@ -34,7 +34,7 @@ from evotune.space.case_scope import CaseEvaluator
 from evotune.space.document import SpaceDocument
 from evotune.space.language.scalar import Environment
 from evotune.space.specs import KernelSpec
-from evotune.trial import Check, Configuration, Value
+from evotune.trial import Check, Configuration, Region, Value
 from evotune.verify.kept_checks import ALL_KINDS
 
 _RANDOM_TESTS, _MOST_RANDOM_TESTS = 120, 240
@@ -139,12 +139,30 @@ class Planner:
         made = Proposal(number, configuration, cases, confirm=confirm, skipped=tuple(skipped))
         return self._with_lengths(kernel, made, evaluator, compile_jobs) if confirm else made
 
+    def served_proposal(
+        self,
+        number: int,
+        configuration: Configuration,
+        cases: Iterable[Case],
+        wanted: Sequence[Region],
+    ) -> Proposal:
+        """The short cases alone that execute the `wanted` regions; see `served_cases`. The kernel
+        is known to run the `cases`, which lie there, and no case needs a binary beside theirs.
+        """
+        kernel = self.kernel_of(configuration)
+        compile_jobs: _CompileJobs = {}
+        known = [self._case_job(kernel, configuration, case, TIMED, compile_jobs) for case in cases]
+        made = Proposal(number, configuration, tuple(known), only_served=True)
+        evaluator = CaseEvaluator(self.bound.case_scope(configuration, {}))
+        return self._with_lengths(kernel, made, evaluator, compile_jobs, wanted)
+
     def _with_lengths(
         self,
         kernel: KernelSpec,
         made: Proposal,
         evaluator: CaseEvaluator,
         compile_jobs: _CompileJobs,
+        wanted: Sequence[Region] = (),
     ) -> Proposal:
         """The proposal with the short cases that execute what a package could serve."""
         compiled_in = self._compiled_in[kernel.name]
@@ -156,8 +174,13 @@ class Planner:
             return self._planned_job(kernel, made.configuration, {}, plan, compile_jobs)
 
         kept, specialised = self._kept[kernel.name], compiled_in.is_specialised
-        jobs, lengths = served_cases(self.problem, made.cases, kept, job_of, specialised)
-        return dataclasses.replace(made, cases=(*made.cases, *jobs), lengths=lengths)
+        known = made.cases
+        jobs, lengths = served_cases(self.problem, known, kept, job_of, specialised, wanted)
+        if made.only_served:
+            return dataclasses.replace(made, cases=tuple(jobs), lengths=lengths)
+        labels = {job.case.label for job in known if job.role != RANDOM}
+        further = [job for job in jobs if job.case.label not in labels]
+        return dataclasses.replace(made, cases=(*known, *further), lengths=lengths)
 
     def _scalars(self, cases: Iterable[Case]) -> tuple[str, ...]:
         """The scalars of any of these cases."""

@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from evotune.engine.launches import Rejected
 from evotune.errors import SpaceError
-from evotune.execute.executor import HELD_OUT, RANDOM, TIMED, CaseJob
+from evotune.execute.executor import HELD_OUT, TIMED, CaseJob
 from evotune.problems.executed_sizes import (
     LengthPlan,
+    Ranges,
+    joined_pairs,
     joined_ranges,
     near_ends,
     near_ranges,
@@ -21,6 +23,7 @@ from evotune.problems.executed_sizes import (
 )
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.short_cases import (
+    MOST_BYTES,
     SMALL,
     each_upto,
     is_served_from_one,
@@ -31,6 +34,7 @@ from evotune.problems.short_cases import (
     short_case,
 )
 from evotune.problems.user import UserProblem
+from evotune.trial import Region
 
 _EACH = 512
 """Of a range of so many lengths near a measured one each is executed."""
@@ -43,22 +47,27 @@ near measured ones, pairs of sizes of users' problems, which take longer, those 
 that are not timed, lengths that stand for others, short lengths."""
 _STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
 
-Ranges = list[tuple[int, int]]
+Spans = list[tuple[int, int]]
 
 
-def served_cases(
+def served_cases(  # noqa: PLR0917
     problem: Problem,
     known: Sequence[CaseJob],
     kept: Collection[str],
     job_of: Callable[[Case], CaseJob],
     is_specialised: Callable[[Case], bool],
+    wanted: Sequence[Region] = (),
 ) -> tuple[list[CaseJob], tuple[LengthPlan, ...]]:
-    """The cases to execute beside the `known` ones of a confirmation, and the lengths that they
-    show together.
+    """The cases that execute what lies near the `known` timed and held-out cases of a confirmation,
+    and the lengths that they show together. Some of them may be known.
 
-    `kept` are symbols that no case may change. `job_of` raises Rejected, SpaceError or ValueError
-    for a case that the kernel cannot run. `is_specialised`: whether a binary is made for the sizes
-    of a measured case: it counts for no other length.
+    - `kept`: symbols that no case may change.
+    - `job_of` raises Rejected, SpaceError or ValueError for a case that the kernel cannot run.
+    - `is_specialised`: whether a binary is made for the sizes of a measured case: it counts for no
+      other length.
+    - `wanted`: the regions to execute, where they reach beyond what lies near the cases. Their own
+      `pairs` and `executed` lengths were executed before. A user's problem is executed near the
+      cases in any event.
     """
     ranked: list[tuple[int, CaseJob]] = []
     plans: list[LengthPlan] = []
@@ -70,14 +79,16 @@ def served_cases(
         key = repr(sorted(place.fixed.items())), repr(ratios_of(problem, place))
         groups.setdefault(key, []).append(each.case)
     for cases in groups.values():
+        place = problem.place(cases[0])
+        regions = [region for region in wanted if region.fixed == place.fixed]
         own: dict[str, tuple[int, CaseJob]] = {}
         for name in length_names(problem, kept):
             one = _OneLength(problem, cases[0], name, kept, job_of, is_specialised)
             values = [int(problem.place(case).ranged[name]) for case in cases]
             near, sampled = wanted_lengths(
                 values,
+                _reach(problem, place, name, values, regions),
                 each_upto=each_upto(problem),
-                least_is_one=is_served_from_one(problem),
                 rng=random.Random(f"{cases[0].label} {name}"),
             )
             for plan, executed in (*_each(one, near), *_sampled(one, sampled)):
@@ -87,34 +98,41 @@ def served_cases(
                     own.setdefault(job.case.label, (rank, job))
         launched = [*(job.case for _, job in own.values()), *cases]
         met = [*map(problem.place, _of_one_binary(launched, is_specialised))]
-        for job in _pairs(problem, cases, met, kept, job_of):
+        for job in _pairs(problem, cases, met, kept, job_of, regions):
             rank = _PAIRS if isinstance(problem, UserProblem) else _FIRST
             own.setdefault(job.case.label, (rank, job))
         ranked += own.values()
     ranked += [(_PAIRS, job) for job in _of_other_variants(problem, known, kept, job_of)]
     ranked.sort(key=lambda each: each[0])  # there may be no time for all
-    jobs = {job.case.label: job for _, job in ranked}
-    labels = {job.case.label for job in known if job.role != RANDOM}
-    return [job for label, job in jobs.items() if label not in labels], tuple(plans)
+    return list({job.case.label: job for _, job in ranked}.values()), tuple(plans)
 
 
 # --- Pairs of bands of sizes ----------------------------------------------------------------------
 
 
-def _pairs(
+def _pairs(  # noqa: PLR0917
     problem: Problem,
     cases: Sequence[Case],
     met: list[Place],
     kept: Collection[str],
     job_of: Callable[[Case], CaseJob],
+    regions: Sequence[Region],
 ) -> Iterator[CaseJob]:
     """A case for each pair of bands near the measured cases that no other case has; of attention
-    also between them, where the cases may have few rows."""
+    also between them, where the cases may have few rows, and in the wanted `regions`."""
     places = [place_with_ratio(problem, case) for case in cases]
-    alone = isinstance(problem, UserProblem)
-    boxes = [(case, near_ranges([place])) for case, place in zip(cases, places, strict=True)]
-    for like, ranges in boxes if alone else [(cases[0], near_ranges(places))]:
-        yield from pair_cases(problem, like, met, ranges, kept, _or_none(job_of))
+    before = joined_pairs(*(region.pairs for region in regions))
+    boxes: list[tuple[Case, Ranges]] = [(cases[0], near_ranges(places))]
+    most_bytes = MOST_BYTES
+    if isinstance(problem, UserProblem):
+        boxes = [(case, near_ranges([place])) for case, place in zip(cases, places, strict=True)]
+    elif regions:
+        largest = max(cases, key=problem.bytes_moved)
+        boxes = [(largest, region.ranges) for region in regions]
+        most_bytes = max(most_bytes, problem.bytes_moved(largest))
+    job = _or_none(job_of)
+    for like, ranges in boxes:
+        yield from pair_cases(problem, like, met, ranges, kept, job, before, most_bytes)
 
 
 def _of_other_variants(
@@ -161,25 +179,50 @@ def _of_one_binary(cases: Iterable[Case], is_specialised: Callable[[Case], bool]
 # --- Lengths --------------------------------------------------------------------------------------
 
 
-def wanted_lengths(
-    measured: Sequence[int], *, each_upto: int, least_is_one: bool, rng: random.Random
-) -> tuple[Ranges, tuple[Ranges, list[int]]]:
-    """The ranges of which each length is executed, those up to `each_upto` among them, and the
-    other ranges with the lengths that stand for all of theirs."""
+def _reach(
+    problem: Problem, place: Place, name: str, measured: Sequence[int], regions: Sequence[Region]
+) -> Spans:
+    """The lengths that could be served around the `measured` ones, without those that were executed
+    before. `place`: of one of the cases."""
     low, high = near_ends(measured)
-    low = 1 if least_is_one else max(1, low)
+    spans = [(int(region.ranges[name][0]), int(region.ranges[name][1])) for region in regions]
+    if is_served_from_one(problem):
+        spans = [(1, max([high, *(last for _, last in spans)]))]
+    elif not regions:
+        spans = [(max(1, low), high)]
+    before = joined_ranges(
+        ends
+        for region in regions
+        for each in region.executed or ()
+        if each.name == name and each.alike == ratios_of(problem, place)
+        for ends in each.ranges
+    )
+    return [part for low, high in joined_ranges(spans) for part in _left_of(low, high, before)]
+
+
+def wanted_lengths(
+    measured: Sequence[int], reach: Spans, *, each_upto: int, rng: random.Random
+) -> tuple[Spans, tuple[Spans, list[int]]]:
+    """Of the lengths in `reach`: the ranges of which each length is executed, those near measured
+    ones and up to `each_upto`, and the other ranges with the lengths that stand for theirs."""
     around = [near_ends([each]) for each in sorted(set(measured))]
-    each = [ends for ends in around if ends[1] - ends[0] < _EACH]
-    each += [(low, min(high, each_upto))] if low <= each_upto else []
-    exact = [(max(1, first), last) for first, last in joined_ranges(each)]
-    others = list(_between(exact, low, high))
+    each = joined_ranges([(1, each_upto), *(a for a in around if a[1] - a[0] < _EACH)])
+    exact = [
+        (max(low, first), min(high, last))
+        for low, high in reach
+        for first, last in each
+        if first <= high and low <= last
+    ]
+    others = [part for low, high in reach for part in _left_of(low, high, exact)]
     numbers = sorted(_one_of_each_remainder(others, rng)) if others else []
     return exact, (others, numbers)
 
 
-def _between(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """What is left of low to high without these ranges."""
+def _left_of(low: int, high: int, ranges: Spans) -> Iterator[tuple[int, int]]:
+    """What is left of low to high without these ranges, which rise."""
     for first, last in ranges:
+        if last < low or first > high:
+            continue
         if low < first:
             yield low, first - 1
         low = last + 1
@@ -187,7 +230,7 @@ def _between(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
         yield low, high
 
 
-def _one_of_each_remainder(ranges: Ranges, rng: random.Random) -> set[int]:
+def _one_of_each_remainder(ranges: Spans, rng: random.Random) -> set[int]:
     """Lengths of every remainder by 256 and by 384, and so by their divisors, as far as the ranges
     have them; both ends; one beside each power of two; some more, and no long gap."""
     found: set[int] = set()
@@ -274,14 +317,14 @@ def _rank(length: int, measured: Sequence[int], *, each: bool) -> int:
     return _SAMPLED if not each else _NEAR if near else _SHORT
 
 
-def _each(one: _OneLength, ranges: Ranges) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
+def _each(one: _OneLength, ranges: Spans) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
     for low, high in ranges:
         made = one.jobs(range(low, high + 1))
         yield one.plan(low, high, made, each=True), made
 
 
 def _sampled(
-    one: _OneLength, sampled: tuple[Ranges, list[int]]
+    one: _OneLength, sampled: tuple[Spans, list[int]]
 ) -> Iterator[tuple[LengthPlan, dict[int, CaseJob]]]:
     ranges, numbers = sampled
     if not ranges:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.counted import counted
-from evotune.engine._champion_cases import strides_untold
+from evotune.device.profile import DeviceProfile
+from evotune.engine.case_support import AbleSpaces, refusal_of
 from evotune.errors import UsageError
-from evotune.problems.problem import Case, Problem, WrongSymbol
+from evotune.problems.problem import Problem, WrongSymbol
 from evotune.space.document import SpaceDocument
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
@@ -31,16 +32,23 @@ class Skipped:
 
 
 def kept_cases(
-    document: SpaceDocument, problem: Problem, entries: Sequence[CaseEntry]
+    document: SpaceDocument,
+    problem: Problem,
+    entries: Sequence[CaseEntry],
+    profile: DeviceProfile,
+    *,
+    stored: bool = False,
 ) -> tuple[tuple[GivenCase, ...], tuple[Skipped, ...]]:
     """The cases that a kernel of the space takes, each once with the sum of its counts, and the
-    rest.
+    rest, with the names of shipped spaces that take them on the device.
 
     SpaceError at the entry for symbols that make no sense. In a miss log they are skipped: a
-    program calls what it likes. UsageError when no case is left.
+    program calls what it likes. UsageError when no case is left. `stored`: they are the cases of a
+    run, which were kept when it began, perhaps by an older evotune.
     """
     kept: dict[str, GivenCase] = {}
     skipped: list[Skipped] = []
+    others = AbleSpaces(problem, profile)
     for entry in entries:
         shape, variant = _apart(problem, entry)
         words = ", ".join(f"{name} {value}" for name, value in {**shape, **variant}.items())
@@ -56,8 +64,8 @@ def kept_cases(
                 raise at.error(str(error)) from error
             skipped.append(Skipped(words, str(error), entry.count))
             continue
-        if why := _refused(document, problem, case):
-            skipped.append(Skipped(case.label, why, entry.count))
+        if not stored and (why := refusal_of(document, problem, case)):
+            skipped.append(Skipped(case.label, why + others.hint(case), entry.count))
             continue
         count = entry.count + (kept[case.label].count if case.label in kept else 0)
         kept[case.label] = GivenCase(shape, variant, count)
@@ -101,17 +109,3 @@ def _apart(problem: Problem, entry: CaseEntry) -> tuple[dict[str, Value], dict[s
         shape = {n: value for n, value in entry.symbols.items() if n not in of_variants}
         variant = {n: value for n, value in entry.symbols.items() if n in of_variants}
     return dict(shape), dict(variant)
-
-
-def _refused(document: SpaceDocument, problem: Problem, case: Case) -> str:
-    """Why no kernel takes the case; "" where one does."""
-    strided = [spec for spec in problem.tensors(case) if spec.strides]
-    reasons = []
-    for kernel in document.kernels:
-        why = kernel.unsupported(case.symbols)
-        if why is None and strides_untold(document, kernel, strided):
-            why = f"kernel {kernel.name} takes contiguous tensors only"
-        if why is None:
-            return ""
-        reasons.append(why)
-    return reasons[0]

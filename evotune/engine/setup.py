@@ -237,7 +237,13 @@ def load_setup(
             devices = backend.profiles(device, gpus.count)
         profile = work_together(devices, allow_mixed=gpus.allow_mixed)
     return _kernel_setup(
-        document, profile, devices, compile_only=compile_only, secret=secret, cases=cases
+        document,
+        profile,
+        devices,
+        compile_only=compile_only,
+        secret=secret,
+        cases=cases,
+        stored=run is not None,
     )
 
 
@@ -274,6 +280,7 @@ def _kernel_setup(
     compile_only: bool,
     secret: str,
     cases: Sequence[CaseEntry],
+    stored: bool,
 ) -> KernelSetup:
     _refuse_device_of_no_kernel(document, profile)
     spec = document.problem
@@ -285,7 +292,7 @@ def _kernel_setup(
     problem = _problem(spec, root)
     skipped: tuple[Skipped, ...] = ()
     if cases:
-        given, skipped = kept_cases(document, problem, cases)
+        given, skipped = kept_cases(document, problem, cases, profile, stored=stored)
         spec = dataclasses.replace(spec, cases=given)
     bound, by_role = bind_space(document, spec, problem, profile)
     planner = Planner(document, bound, problem, by_role, profile, sources=sources, secret=secret)

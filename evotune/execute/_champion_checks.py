@@ -37,7 +37,6 @@ from evotune.verify.served_launches import launch_served
 _PERTURBED_S = 2.0
 _REBUILD_S = 10.0
 NO_TIME = "confirming may take no longer"
-_SERVED_S = 8.0  # of work at sizes that a package could serve
 _TOGETHER = 16  # launches; a GPU computes while the next one is prepared
 
 
@@ -78,19 +77,21 @@ class ChampionChecks:
         self._pool = pool
         self._deterministic = deterministic
 
-    def launch_served(
+    def launch_served(  # noqa: PLR0917
         self,
         subjects: Sequence[tuple[TrialCase, Subject]],
         seed: int,
         verdict: Verdict,
         stages: Stages,
         without: Collection[str],
+        limit_s: float,
     ) -> list[Case]:
-        """Launches at the sizes that a package could serve; returns the cases that passed."""
+        """Launches at the sizes that a package could serve, for at most `limit_s` of work; returns
+        the cases that passed."""
         chosen = [subject for item, subject in subjects if item.role == SERVED]
         made = launch_served(
             *(self._gate, self._problem, chosen, seed, verdict),
-            limit_s=_SERVED_S,
+            limit_s=limit_s,
             longest_s=stages.left_s(),
             together=_TOGETHER if self._session.in_order else 1,
             without=without,

@@ -51,7 +51,8 @@ class TimeLimits:
         10 times the longest that this run's passing trials took, within bounds."""
         if request.thorough or request.rival:
             cases = sum(case.role not in WHEN_THERE_IS_TIME for case in request.cases)
-            return self._longest_trial_s + _THOROUGH_CASE_S * cases + self._sanitizer_s
+            further_s = request.served_s if request.only_served else self._sanitizer_s
+            return self._longest_trial_s + _THOROUGH_CASE_S * cases + further_s
         if self._answers < _KNOWN_AFTER or not self._slowest_s:
             return self._longest_trial_s
         return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))

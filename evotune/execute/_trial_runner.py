@@ -157,9 +157,11 @@ class TrialRunner:
                 rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
             if beside is not None:
                 random_tests = self._check_champion(subjects, job, verdict, stages, beside)
+            elif job.only_served:
+                random_tests = self._launch_served(subjects, job, verdict, stages)
             elif not job.repeat and not job.part:
                 self._examine(subjects, seed, verdict, stages)
-            if verdict.passed and job.part != CHECKS:
+            if verdict.passed and not job.only_served and job.part != CHECKS:
                 with stages.timed("measure"):
                     measurements = self._measure(subjects, rivals, job, verdict, stages)
         except LaunchFailure as error:
@@ -177,7 +179,8 @@ class TrialRunner:
         if not job.audit and verdict.passed:
             verdict.checks = list(worth_keeping(verdict.checks, measured))
         outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
-        if job.confirm and job.part != TIMING and verdict.passed:
+        checked = (job.confirm and job.part != TIMING) or job.only_served
+        if checked and verdict.passed:
             domain = self._champions.domain(job, random_tests)
             flags = (*outcome.flags, *((CUT_SHORT,) if stages.cut_short else ()))
             outcome = msgspec.structs.replace(outcome, domain=domain, flags=flags)
@@ -200,10 +203,7 @@ class TrialRunner:
         if "random" not in self._without:
             with stages.timed("random_tests"):
                 random_tests = self._test_randomly(subjects, seed, verdict, stages)
-            with stages.timed("served_sizes"):
-                made = self._champions.launch_served(subjects, seed, verdict, stages, self._without)
-                random_tests += made
-                self._check_quiet(verdict)
+            random_tests += self._launch_served(subjects, job, verdict, stages)
         timed = [subject for item, subject in subjects if item.role == TIMED]
         disturbs = "perturbation" not in self._without
         rebuilt: list[Rebuilt] = []
@@ -219,6 +219,17 @@ class TrialRunner:
             with stages.timed("perturbation"):
                 self._champions.disturb(timed, seed, verdict, rebuilt)
         return random_tests
+
+    def _launch_served(
+        self, subjects: Sequence[Loaded], job: TrialRequest, verdict: Verdict, stages: Stages
+    ) -> list[Case]:
+        """Launches at the sizes that a package could serve; returns the cases that passed."""
+        with stages.timed("served_sizes"):
+            made = self._champions.launch_served(
+                subjects, self._seed(job), verdict, stages, self._without, job.served_s
+            )
+            self._check_quiet(verdict)
+        return made
 
     def _examine(
         self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages

@@ -18,6 +18,8 @@ TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 SERVED = "served"
 CHECKS, TIMING = "checks", "timing"
 """The parts of a champion's confirmation, where each has a process of its own."""
+SERVED_S = 8.0
+"""A champion's work at served sizes ends after so long."""
 WHEN_THERE_IS_TIME = (RANDOM, SERVED)
 """Roles of cases whose inputs are made when their turn comes, as long as there is time."""
 RIVAL = "rival"
@@ -60,6 +62,9 @@ class Proposal:
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
     - `lengths`: what the cases of role `served` show together.
+    - `only_served`: a champion is to serve further sizes. All cases have that role: they are
+      launched once, and nothing is timed. The outcome has the domain of those that passed.
+    - `served_s`: so long may the work on the cases of that role take.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
       if an outcome of the same code is known.
     """
@@ -76,7 +81,14 @@ class Proposal:
     until_s: float = math.inf
     rival: tuple[CaseJob, ...] = ()
     lengths: tuple[LengthPlan, ...] = ()
+    only_served: bool = False
+    served_s: float = SERVED_S
     device: int | None = None
+
+    @property
+    def needs_fresh_process(self) -> bool:
+        """Whether no other candidate may have been in its worker before."""
+        return self.confirm or self.repeat > 0 or self.only_served
 
     @functools.cached_property
     def compile_jobs(self) -> dict[str, CompileJob]:

@@ -92,7 +92,7 @@ class InFlight:
     def searched(self) -> bool:
         """Whether it is a trial of the search: its code is measured once, on any free device."""
         proposal = self.proposal
-        alone = proposal.confirm or proposal.rival or proposal.repeat
+        alone = proposal.needs_fresh_process or proposal.rival
         return not alone and proposal.device is None
 
     def review(self, rules: BuildRules | None = None) -> str:
@@ -123,6 +123,8 @@ class InFlight:
             until_s=proposal.until_s,
             rival=tuple(map(self._compiled, proposal.rival)),
             lengths=proposal.lengths,
+            only_served=proposal.only_served,
+            served_s=proposal.served_s,
             contender=contender,
             fixed_sampling=fixed_sampling,
             baselines=baselines,

@@ -124,7 +124,7 @@ class LocalExecutor:
             self._done.append((proposal.number, outcome))
             return
         self._compile(InFlight(proposal))
-        if _in_fresh_process(proposal):  # it opens while the compilers work
+        if proposal.needs_fresh_process:  # it opens while the compilers work
             index = self._slot_of(proposal)
             if index is not None and index not in self._measuring:
                 self._slots[index].refresh(_ahead(proposal))
@@ -229,7 +229,7 @@ class LocalExecutor:
     def _confirming(self) -> bool:
         items = (*self._ready.values(), *self._measuring.values())
         alone = (i for i in items if i.proposal.part != CHECKS)
-        return any(_in_fresh_process(item.proposal) for item in alone)
+        return any(item.proposal.needs_fresh_process for item in alone)
 
     def _next(self, index: int) -> InFlight | None:
         """Takes the oldest proposal that this device may measure out of `_ready`."""
@@ -246,7 +246,7 @@ class LocalExecutor:
             return False
         if item.proposal.device not in (None, index):
             return False
-        if _in_fresh_process(item.proposal):
+        if item.proposal.needs_fresh_process:
             return not self._pool.running
         # While another device measures the same code, this one waits for its outcome.
         return not item.searched or all(
@@ -263,7 +263,7 @@ class LocalExecutor:
             self._compile(item)
             return
         self._reserved.pop(item.proposal.number, None)
-        if _in_fresh_process(item.proposal):
+        if item.proposal.needs_fresh_process:
             self._slots[index].refresh()
         elif item.searched and (twin := item.twin or self._twins.recent(item.fingerprint)):
             number, outcome = twin
@@ -351,10 +351,6 @@ class LocalExecutor:
         if index is not None:  # it will not be measured
             self._slots[index].close()
         self._done.append((item.proposal.number, outcome))
-
-
-def _in_fresh_process(proposal: Proposal) -> bool:
-    return proposal.confirm or proposal.repeat > 0
 
 
 def _ahead(proposal: Proposal) -> PrepareRequest | None:

@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder
 from evotune.device.channel import Wire
 from evotune.device.launch import Binary, CompileFailure, CompileJob, LaunchPlan
 from evotune.device.profile import DeviceProfile
-from evotune.execute.executor import BaselineReport, BaselineTiming
+from evotune.execute.executor import SERVED_S, BaselineReport, BaselineTiming
 from evotune.problems.executed_sizes import LengthPlan
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
@@ -108,8 +108,8 @@ _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival` and `lengths`
-    are those of a Proposal.
+    """One trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths`,
+    `only_served` and `served_s` are those of a Proposal.
 
     - `contender`: a candidate whose fitness is surely below it needs no further samples.
     - `fixed_sampling`: it gets them all the same.
@@ -126,6 +126,8 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     until_s: float = float("inf")
     rival: tuple[TrialCase, ...] = ()
     lengths: tuple[LengthPlan, ...] = ()
+    only_served: bool = False
+    served_s: float = SERVED_S
     contender: float = float("-inf")
     fixed_sampling: bool = False
     baselines: Mapping[str, str] = {}
@@ -133,7 +135,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     @property
     def thorough(self) -> bool:
         """Whether it is a champion's trial, whose time limit is wide."""
-        return self.confirm or self.repeat > 0
+        return self.confirm or self.repeat > 0 or self.only_served
 
     @property
     def draw(self) -> int:

@@ -28,7 +28,7 @@ _Timed = Mapping[Cell, Measurement]
 def selected_by_rule(folder: Path) -> Selection:
     """UsageError for a portfolio that is not finished, StoreError for one whose runs are not as
     they were; EvotuneError (exit 1) where its rule names no kernel."""
-    found, timed, variants = read_portfolio(folder)
+    found, timed, further = read_portfolio(folder)
     if not found.rule:
         raise EvotuneError(
             f"no kernel of the portfolio in {folder} is surely faster than PyTorch in any "
@@ -58,7 +58,7 @@ def selected_by_rule(folder: Path) -> Selection:
                 ],
                 [
                     check
-                    for cell, outcome in variants
+                    for cell, outcome in further
                     if (cell.run, cell.trial) == champion.key and outcome.ok
                     for check in outcome.checks
                 ],
@@ -102,7 +102,7 @@ def _champion(folder: Path, kernel: PortfolioKernel) -> Champion:
 
 def _with_figures(champion: Champion, figures: list[Measurement], checks: list[Check]) -> Champion:
     """The champion with the figures of the matrix beside those of its confirmation, and with the
-    checks of its confirmations on other variants."""
+    further checks of the portfolio: on other variants, and at served sizes."""
     outcome = champion.outcome
     known = {measured.case for measured in outcome.measurements}
     more = tuple(measured for measured in figures if measured.case not in known)

@@ -12,21 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.problems.executed_sizes import (
-    NEAR,
-    band,
-    band_ends,
-    executed_around,
-    missing_pairs,
-    near_ends,
-)
+from evotune.problems.executed_sizes import NEAR, executed_within, near_ends
 from evotune.problems.problem import Place
 from evotune.trial import Json, Region, Value
 
 WON = 1.0
 ELEMENTS = "elements"
-_SEQUENCES = "sequences"
-"""Packed and paged attention has this size. Its sizes are executed in no planned pairs."""
 
 Ranges = Mapping[str, tuple[int | float, int | float]]
 
@@ -181,32 +172,7 @@ def _around(cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
         found[name] = (min(ratios) * (1 - NEAR), max(ratios) * (1 + NEAR))
     if any(low > high for low, high in found.values()):
         return None
-    return _executed(found, cases, region)
-
-
-def _executed(found: Ranges, cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
-    """The ranges, ended at the last lengths that were executed one by one, and at bands of sizes
-    that were executed together. None where that leaves a case out."""
-    clipped = dict(found)
-    for case in cases:
-        for name in case.sizes & clipped.keys():
-            around = executed_around(region, case.place.ranged, name)
-            if around is None:
-                return None
-            for low, high in around.values():
-                if _SEQUENCES in clipped and low > 1:  # its sequences may be of any length
-                    return None
-                clipped[name] = (max(clipped[name][0], low), min(clipped[name][1], high))
-    if region.executed is not None and _SEQUENCES not in clipped:
-        for one, other, *_ in list(missing_pairs(region.pairs, clipped)):
-            for name in (one, other):
-                bands = [band(name, int(case.place.ranged[name])) for case in cases]
-                low, high = band_ends(name, min(bands))[0], band_ends(name, max(bands))[1]
-                clipped[name] = (max(clipped[name][0], low), min(clipped[name][1], high))
-        if any(missing_pairs(region.pairs, clipped)):
-            return None
-    inside = all(case.place.is_in(region.fixed, clipped) for case in cases)
-    return clipped if inside else None
+    return executed_within(found, [case.place for case in cases], sizes, region)
 
 
 def _any_inside(fixed: Mapping[str, Value], ranges: Ranges, places: Iterable[Place]) -> bool:

@@ -15,8 +15,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from evotune.backends import registry
+from evotune.device.profile import DeviceProfile
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.folder import RunFolder
 from evotune.engine.stop_signal import interruptible
@@ -159,13 +161,22 @@ def _require_alike(champions: Sequence[Champion]) -> None:
             for each in (first, setup)
         ]
         if devices[0] != devices[1]:
-            names = " and ".join(str(each[0]) for each in devices)
-            same = devices[0][0] == devices[1][0]
-            differ = f"{names}, which differ in other figures" if same else names
-            raise UsageError(f"the runs were made on different devices: {differ}")
+            _refuse_devices(first.profile, setup.profile)
         file = setup.problem_spec.name.partition(":")[0]
         if first.files.get(file) != setup.files.get(file):
             raise UsageError(f"the runs are of different problems: their {file} differ")
+
+
+def _refuse_devices(first: DeviceProfile, other: DeviceProfile) -> NoReturn:
+    threads = [each.attributes.get("threads") for each in (first, other)]
+    if first.name == other.name and threads[0] != threads[1]:
+        counts = " and ".join(map(str, threads))
+        raise UsageError(
+            f"the runs were measured with {counts} threads: export runs of as many threads each"
+        )
+    names = f"{first.name} and {other.name}"
+    differ = f"{names}, which differ in other figures" if first.name == other.name else names
+    raise UsageError(f"the runs were made on different devices: {differ}")
 
 
 def _require_place(folder: Path, name: str | None) -> None:

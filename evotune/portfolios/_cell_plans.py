@@ -6,7 +6,7 @@ head size and mask, of any size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -16,9 +16,9 @@ from evotune.errors import SpaceError
 from evotune.execute.executor import CaseJob
 from evotune.portfolios.matrix_store import Cell
 from evotune.portfolios.points import REFUSED, Score
-from evotune.problems.executed_sizes import band_pairs, joined_pairs
-from evotune.problems.problem import Case
-from evotune.trial import Domain, Outcome, Region
+from evotune.problems.executed_sizes import band_pairs, joined_lengths, joined_pairs
+from evotune.problems.problem import Case, Place
+from evotune.trial import Domain, ExecutedLengths, Outcome, Region
 
 
 def cell_of(champion: Champion, case: Case) -> Cell:
@@ -69,10 +69,14 @@ def _planned(champion: Champion, case: Case) -> CaseJob | None:
         return None
 
 
-def extended_domain(domain: Domain, champion: Champion, passed: Sequence[Case]) -> Domain:
-    """The domain of a champion, which the cases that `passed` in the matrix extend. It says nothing
-    of lengths, since the regions of a rule reach beyond those that were executed one by one."""
+def extended_domain(
+    domain: Domain, champion: Champion, passed: Sequence[Case], launched: Sequence[Region]
+) -> Domain:
+    """The domain of a champion, which the cases that `passed` in the matrix extend, and the regions
+    in which it was `launched` at sizes one by one. A binary whose lengths the confirmation did not
+    execute beside one whose lengths it did, as a specialised one, stays without."""
     places = [champion.place(case) for case in passed]
+    with_lengths = [region.fixed for region in domain.regions if region.executed is not None]
     regions = []
     for region in domain.regions:
         alike = [place for place in places if place.fixed == region.fixed]
@@ -83,6 +87,25 @@ def extended_domain(domain: Domain, champion: Champion, passed: Sequence[Case]) 
             )
             for name, (low, high) in region.ranges.items()
         }
-        pairs = joined_pairs(region.pairs, band_pairs(alike)) if region.pairs else {}
-        regions.append(Region(region.fixed, ranges, region.cases + len(alike), pairs=pairs))
+        more = [each for each in launched if each.fixed == region.fixed]
+        pairs: dict[str, tuple[tuple[int, int], ...]] = {}
+        if region.pairs or more:
+            pairs = joined_pairs(region.pairs, band_pairs(alike), *(each.pairs for each in more))
+        executed: Sequence[ExecutedLengths] = ()
+        if region.executed is not None or region.fixed not in with_lengths:
+            executed = joined_lengths(region.executed or (), *(e.executed or () for e in more))
+            executed = joined_lengths(executed, _own_lengths(executed, alike))
+        cases = region.cases + len(alike)
+        regions.append(Region(region.fixed, ranges, cases, pairs, tuple(executed) or None))
     return msgspec.structs.replace(domain, regions=tuple(regions))
+
+
+def _own_lengths(
+    executed: Sequence[ExecutedLengths], places: Sequence[Place]
+) -> Iterator[ExecutedLengths]:
+    """The lengths of cases that passed themselves."""
+    for each in executed:
+        for place in places:
+            if all(place.ranged.get(name) == value for name, value in each.alike.items()):
+                own = int(place.ranged[each.name])
+                yield ExecutedLengths(each.name, each.alike, ((own, own),))

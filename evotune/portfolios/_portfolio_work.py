@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from evotune.counted import counted
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.setup import KernelSetup
 from evotune.errors import EvotuneError, SpaceError
+from evotune.execute.in_flight import speaks_for_its_code
 from evotune.portfolios._case_searches import CaseSearches, Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
 from evotune.portfolios._cell_plans import CellPlans, cell_of
@@ -20,12 +22,13 @@ from evotune.portfolios._drawn_trials import DrawnTrials
 from evotune.portfolios._held_out_judge import held_out_labels
 from evotune.portfolios._kernel_choice import chosen_kernels
 from evotune.portfolios._representatives import representatives
+from evotune.portfolios._rule_launches import launch, refused_variants, rule_launches
 from evotune.portfolios._rule_tree import Leaf, learnt_leaves
 from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
-from evotune.portfolios._served_rule import finished_portfolio, learnt_rule
+from evotune.portfolios._served_rule import cut_rule, finished_portfolio, learnt_rule
 from evotune.portfolios._variant_checks import confirm_variant, variant_cell, variants_needed
-from evotune.portfolios.matrix_store import VARIANT, Cell, Matrix
-from evotune.portfolios.points import Point, Score, point_of
+from evotune.portfolios.matrix_store import Cell, Matrix
+from evotune.portfolios.points import Point, Score, distance, point_of
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.problem import Case
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from evotune.portfolios.building import PortfolioRequest
 
 ELAPSED = "elapsed_s"
+FEWEST_TO_JUDGE = 20
+"""Of fewer cases none is put aside: searches and rule need all of them."""
 _FAILED = "without_configuration"
 _SEARCH = "search"
 """A fact: the case of the search that has begun, and the elapsed seconds before it. None between
@@ -64,11 +69,7 @@ class PortfolioWork:
         self._say = say
         self._open_executor = open_executor
         self._plans = CellPlans()
-        self._unconfirmed: set[Cell] = {
-            cell
-            for cell, outcome in matrix.cells.items()
-            if cell.case.startswith(VARIANT) and not outcome.ok
-        }
+        self._unconfirmed: set[Cell] = refused_variants(matrix)
         self._began_s = time.monotonic()
         problem = setup.planner.problem
         self._variants = problem.variant_symbols
@@ -79,7 +80,7 @@ class PortfolioWork:
         for each in kept:
             case = problem.case(each.shape, each.variant)
             self._given[case.label], self._cases[case.label] = each, case
-        self._drawn = DrawnTrials(matrix, setup, self._plans, self._given, request.seed)
+        self._drawn = self._new_draws()
         points = [point_of(problem, c, self._given[c.label].count) for c in self._cases.values()]
         backend = registry.named(setup.profile.backend)
         # On a CPU all searches get the threads that the matrix is measured with.
@@ -91,7 +92,9 @@ class PortfolioWork:
             request.command,
         )
         self._before_s = self._earlier_s()
-        held_out = held_out_labels(points, request.held_out, request.seed)
+        held_out: set[str] = set()
+        if len(points) >= FEWEST_TO_JUDGE:
+            held_out = held_out_labels(points, request.held_out, request.seed)
         # An earlier version may have drawn others: a case that a search saw judges nothing.
         held_out -= {*self._searches.runs, *map(str, matrix.store.meta("first", []))}
         self._seen = [point for point in points if point.label not in held_out]
@@ -120,17 +123,35 @@ class PortfolioWork:
 
     def finished(self, skipped: str) -> Portfolio:
         self._search_first()
-        champions, leaves = self._settled()
-        self._measure(champions, self._judges)
-        # A case that was not measured judges nothing.
-        able = [p for p in self._judges if not self._lacking(champions, [self._case(p)])]
-        regions, drawn = self._tried(champions, leaves)
-        seen, held_out = (self._scored(champions, points) for points in (self._seen, able))
+        while True:
+            champions, leaves = self._settled()
+            self._measure(champions, self._judges)
+            if self._measure_each_once(champions, leaves):
+                leaves = self._confirmed_leaves(champions)
+            # A case that was not measured judges nothing.
+            able = [p for p in self._judges if not self._lacking(champions, [self._case(p)])]
+            regions, drawn = self._tried(champions, leaves)
+            seen, held_out = (self._scored(champions, points) for points in (self._seen, able))
+            on_rule = [point for point in drawn if kernel_at(regions, point) is not None]
+            left, cuts = cut_rule(
+                regions,
+                seen=seen,
+                held_out=held_out,
+                drawn=on_rule,
+                doubted=self._drawn.doubts(champions, [*seen, *held_out, *drawn]),
+            )
+            if self._launch_at_served_sizes(champions, left):
+                break
+            # As in a process that resumes the portfolio and knows of the refusal.
+            self._lost.clear()
+            self._drawn = self._new_draws()
         return finished_portfolio(
             self._matrix,
             self._setup,
             champions,
             regions=regions,
+            left=left,
+            cuts=cuts,
             most_kernels=self._request.most_kernels,
             seed=self._request.seed,
             skipped=skipped,
@@ -138,8 +159,8 @@ class PortfolioWork:
             cases=self._cases,
             seen=seen,
             held_out=held_out,
-            drawn=[point for point in drawn if kernel_at(regions, point) is not None],
-            doubted=self._drawn.doubts(champions, [*seen, *held_out, *drawn]),
+            listed=self._scored(champions, [*self._seen, *self._judges]),
+            drawn=on_rule,
             searched={label: run.id for label, run in self._searches.runs.items()},
             unmeasured=self._unmeasured(champions),
             say=self._say,
@@ -317,6 +338,36 @@ class PortfolioWork:
             leaves = self._confirmed_leaves(champions)
         return regions, self._drawn.all_points(champions)
 
+    def _new_draws(self) -> DrawnTrials:
+        return DrawnTrials(self._matrix, self._setup, self._plans, self._given, self._request.seed)
+
+    def _launch_at_served_sizes(
+        self, champions: Sequence[Champion], rule: Sequence[RuleRegion]
+    ) -> bool:
+        """Launches the kernels of the rule at the sizes that it gives them. False as soon as one
+        fails: then it gets no case of the variant, and the rule is to be learnt anew."""
+        for launches in rule_launches(self._matrix, champions, rule, self._cases):
+            if not launches.missing(self._matrix, has_time=not self._out_of_time()):
+                continue
+            champion = launches.champion
+            name = f"trial {champion.number} of {champion.run.run.id}"
+            self._say(f"launching {name} at the sizes of {counted(len(launches.cases), 'case')}")
+            outcome = launch(
+                self._matrix,
+                launches,
+                until_s=time.monotonic() + self._left_s(),
+                elapsed_s=self.elapsed_s,
+                open_executor=self._open_executor,
+            )
+            self._keep_elapsed()
+            if outcome is None or outcome.ok:
+                continue
+            self._say(f"{name} is not served there: {outcome.kind}: {outcome.reason}")
+            if speaks_for_its_code(outcome):
+                self._unconfirmed.add(variant_cell(champion, launches.fixed))
+                return False
+        return True
+
     # --- the matrix --------------------------------------------------------------------------
 
     def _champions(self) -> list[Champion]:
@@ -325,13 +376,36 @@ class PortfolioWork:
     def _measure(self, champions: Sequence[Champion], points: Sequence[Point]) -> None:
         self._measure_cells([(c, self._case(p)) for p in points for c in champions])
 
-    def _measure_cells(self, wanted: Sequence[tuple[Champion, Case]]) -> None:
+    def _measure_each_once(self, champions: Sequence[Champion], leaves: Sequence[Leaf]) -> bool:
+        """Measures each case of the list at least once, though time is over: on the kernel of the
+        rule, or of any search if there is none, whose own case is nearest. Whether any lacked it.
+        """
+        if not self._out_of_time():
+            return False
+        own = {run.id: label for label, run in self._searches.runs.items()}
+        ruling = {leaf.kernel for leaf in leaves if leaf.kernel is not None}
+        kernels = [champions[number] for number in sorted(ruling)] or champions
+        wanted: list[tuple[Champion, Case]] = []
+        for point in [*self._seen, *self._judges]:
+            case = self._case(point)
+            able = [c for c in kernels if self._plans.job(c, case) is not None]
+            if able and not any(cell_of(c, case) in self._matrix.cells for c in champions):
+                near = min(able, key=lambda c: distance(point, self._point(own[c.run.run.id])))
+                wanted.append((near, case))
+        if wanted:
+            self._say(f"time is over: measuring {counted(len(wanted), 'case')} of the list once")
+            self._measure_cells(wanted, in_any_event=True)
+        return bool(wanted)
+
+    def _measure_cells(
+        self, wanted: Sequence[tuple[Champion, Case]], *, in_any_event: bool = False
+    ) -> None:
         measure_cells(
             self._matrix,
             wanted,
             self._plans,
             elapsed_s=self.elapsed_s,
-            out_of_time=self._out_of_time,
+            out_of_time=(lambda: False) if in_any_event else self._out_of_time,
             say=self._say,
             open_executor=self._open_executor,
         )
@@ -373,6 +447,9 @@ class PortfolioWork:
             for case in cases
         )
 
-    def _out_of_time(self) -> bool:
+    def _left_s(self) -> float:
         minutes = self._request.minutes
-        return minutes is not None and self.elapsed_s() > 60 * minutes
+        return math.inf if minutes is None else 60 * minutes - self.elapsed_s()
+
+    def _out_of_time(self) -> bool:
+        return self._left_s() < 0.0

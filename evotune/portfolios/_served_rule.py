@@ -10,12 +10,15 @@ import msgspec
 from evotune.engine.confirmed_champions import Champion, has_own_check
 from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import cell_of, extended_domain
+from evotune.portfolios._executed_rule import executed_rule
 from evotune.portfolios._held_out_judge import (
+    Cut,
     Doubted,
     judged,
     without_doubts,
     without_losses,
 )
+from evotune.portfolios._rule_launches import launched_regions
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios._single_cases import single_cases
 from evotune.portfolios._variant_checks import confirmed_domain
@@ -47,12 +50,31 @@ def learnt_rule(
     return regions_of(leaves, regions, exact=has_own_check(setup.planner.problem))
 
 
+def cut_rule(
+    regions: Sequence[RuleRegion],
+    *,
+    seen: Sequence[Point],
+    held_out: Sequence[Point],
+    drawn: Sequence[Point],
+    doubted: Doubted,
+) -> tuple[list[RuleRegion], list[Cut]]:
+    """The regions without the parts that the judging cases (`held_out`, `drawn`) show to lose, and
+    without those where a loss is expected (`doubted`). `seen`: the cases that the rule is made of.
+    """
+    left, cuts = without_losses(regions, held_out, seen)
+    left, lost = without_losses(left, drawn, seen, drawn=True)
+    left, doubts = without_doubts(left, doubted, seen)
+    return left, [*cuts, *lost, *doubts]
+
+
 def finished_portfolio(
     matrix: Matrix,
     setup: KernelSetup,
     champions: Sequence[Champion],
     *,
     regions: Sequence[RuleRegion],
+    left: Sequence[RuleRegion],
+    cuts: Sequence[Cut],
     most_kernels: int,
     seed: int,
     skipped: str,
@@ -60,29 +82,29 @@ def finished_portfolio(
     cases: Mapping[str, Case],
     seen: Sequence[Point],
     held_out: Sequence[Point],
+    listed: Sequence[Point],
     drawn: Sequence[Point],
-    doubted: Doubted,
     searched: Mapping[str, str],
     unmeasured: int,
     say: Callable[[str], None],
 ) -> Portfolio:
-    """The portfolio whose rule has these `regions`, less the parts that the judging cases show to
-    lose, and those where a loss is expected. Before them come cases of the list that these serve
-    badly, each alone.
+    """The portfolio whose rule has these `regions`, of which the cuts have `left` so much, as far
+    as its kernels were executed there. Before them come cases of the list that these serve badly,
+    each alone.
 
-    `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it. All
-    have the scores of the champions. `doubted`: where a loss is expected. `given`, `cases`,
-    `searched` (the run of its own search): by label.
+    `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it.
+    `listed`: all of the list. All have the scores of the champions. `given`, `cases`, `searched`
+    (the run of its own search): by label.
     """
-    left, cuts = without_losses(regions, held_out, seen)
-    left, lost = without_losses(left, drawn, seen, drawn=True)
-    general, doubts = without_doubts(left, doubted, seen)
-    cuts += [*lost, *doubts]
     for each in cuts:
         say(f"cut: {each.words}")
     kernels = sorted({region.kernel for region in regions})
     domains = {number: _domain(matrix, champions[number], cases) for number in kernels}
-    listed = [*seen, *held_out]
+    general = executed_rule(left, listed, domains)
+    for region in left:
+        parts = [p.words for p in general if p.kernel == region.kernel and _is_part(p, region)]
+        if parts != [region.words]:
+            say(f"not all of [{region.words}] was executed; left: {' and '.join(parts) or 'none'}")
     alone: list[RuleRegion] = []
     if not has_own_check(setup.planner.problem):  # else all regions are single cases
         own = {number: domain.regions for number, domain in domains.items()}
@@ -136,6 +158,10 @@ def finished_portfolio(
     )
 
 
+def _is_part(part: RuleRegion, region: RuleRegion) -> bool:
+    return part.fixed == region.fixed and set(part.cases) <= set(region.cases)
+
+
 def _renumbered(rule: Sequence[RuleRegion], used: Sequence[int]) -> tuple[RuleRegion, ...]:
     return tuple(
         msgspec.structs.replace(region, kernel=used.index(region.kernel)) for region in rule
@@ -149,7 +175,8 @@ def _domain(matrix: Matrix, champion: Champion, cases: Mapping[str, Case]) -> Do
         for case in cases.values()
         if (outcome := matrix.cells.get(cell_of(champion, case))) is not None and outcome.ok
     ]
-    return extended_domain(confirmed_domain(matrix, champion), champion, passed)
+    launched = launched_regions(matrix, champion)
+    return extended_domain(confirmed_domain(matrix, champion), champion, passed, launched)
 
 
 def _of_own(

@@ -111,7 +111,7 @@ def build_portfolio(
         if number is not None and not number > 0:
             raise UsageError(f"{name}: expected more than 0, got {number}")
     setup = load_kernel_setup(find_space(request.space), request.device)
-    kept, skipped = kept_cases(setup.document, setup.planner.problem, request.cases)
+    kept, skipped = kept_cases(setup.document, setup.planner.problem, request.cases, setup.profile)
     said = skipped_in_words(skipped, len(kept))
     if len(kept) > MOST_CASES:
         left = f"{len(kept) - MOST_CASES} of {len(kept)} cases are left out: those of least weight"

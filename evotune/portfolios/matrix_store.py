@@ -21,6 +21,8 @@ FOLDER = "portfolio"
 _FILE = "matrix.sqlite"
 VARIANT = "variant "
 """Begins the `case` of an outcome that is no cell, but a confirmation on another variant."""
+SIZES = "sizes "
+"""Begins the `case` of an outcome that is no cell, but launches at sizes that a rule serves."""
 
 
 class Cell(NamedTuple):
@@ -29,6 +31,11 @@ class Cell(NamedTuple):
     case: str
     run: str
     trial: int
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is a champion on a case, and no further check of a champion."""
+        return not self.case.startswith((VARIANT, SIZES))
 
 
 @dataclass(slots=True)

@@ -15,13 +15,7 @@ import msgspec
 from evotune.command_line import command_line
 from evotune.errors import StoreError, UsageError
 from evotune.portfolios._held_out_judge import Cut, Figures
-from evotune.portfolios.matrix_store import (
-    VARIANT,
-    Cell,
-    Matrix,
-    has_portfolio,
-    read_matrix,
-)
+from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_matrix
 from evotune.portfolios.rule import RuleRegion
 from evotune.regular_file import read_regular
 from evotune.space.specs import GivenCase
@@ -141,9 +135,9 @@ def portfolio_folder(named: Path) -> Path | None:
 def read_portfolio(
     runs_dir: Path,
 ) -> tuple[Portfolio, Mapping[Cell, Measurement], Sequence[tuple[Cell, Outcome]]]:
-    """The result, the figures of the cells that were timed, and the outcomes of confirmations on
-    other variants. UsageError for a portfolio that is not finished, StoreError for a file that was
-    changed."""
+    """The result, the figures of the cells that were timed, and the outcomes of the further checks
+    of champions: on other variants, and at served sizes. UsageError for a portfolio that is not
+    finished, StoreError for a file that was changed."""
     path = runs_dir / FILE
     try:
         content = read_regular(path, _MOST_BYTES)
@@ -161,14 +155,13 @@ def read_portfolio(
             found = msgspec.json.decode(content, type=Portfolio)
         except msgspec.DecodeError as error:  # of another version
             raise StoreError(f"{path} cannot be read: {error}") from error
-        variants = [item for item in matrix.cells.items() if item[0].case.startswith(VARIANT)]
-        return found, dict(_measured(matrix)), variants
+        checks = [item for item in matrix.cells.items() if not item[0].is_timed]
+        return found, dict(_measured(matrix)), checks
 
 
 def _measured(matrix: Matrix) -> Iterator[tuple[Cell, Measurement]]:
     for cell, outcome in matrix.cells.items():
-        is_cell = outcome.ok and not cell.case.startswith(VARIANT)
-        for measured in outcome.measurements if is_cell else ():
+        for measured in outcome.measurements if outcome.ok and cell.is_timed else ():
             if measured.counts:
                 yield cell, measured
 
@@ -177,7 +170,7 @@ def cell_rows(matrix: Matrix) -> Iterator[CellRow]:
     """All outcomes, in the order of their cells."""
     timed = dict(_measured(matrix))
     for cell, outcome in sorted(matrix.cells.items(), key=lambda item: item[0]):
-        if cell.case.startswith(VARIANT):
+        if not cell.is_timed:
             continue
         row = CellRow(*cell, str(outcome.kind), outcome.reason)
         if cell in timed:

@@ -154,6 +154,12 @@ class Features:
         """`score_mod` as a macro, without a text where there is none."""
         return {"score_mod": (MACRO, macro(self.score_mod) if self.score_mod else "")}
 
+    def known_by(self) -> dict[str, frozenset[str]]:
+        """The features that are in use, by the names that a user gives, each with the names of
+        symbols and tensors by which a kernel may know it."""
+        others = {"alignment": {"bottom_right"}, "alibi": {"alibi", "alibi_slopes"}}
+        return {name: frozenset(others.get(name, {name})) for name in self.told()}
+
     def scalars(self) -> tuple[str, ...]:
         """The features that are numbers, of which tests may have others."""
         told = self.told()

@@ -72,6 +72,14 @@ class Attention:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
 
+    def features_of(self, case: Case) -> Mapping[str, frozenset[str]]:
+        found = Features.of(case).known_by()
+        if case.symbols["seq_len_q"] == case.symbols["seq_len_k"]:
+            found.pop("alignment", None)  # both alignments are one
+        if case.symbols["value_dim"] != case.symbols["head_dim"]:
+            found["value_dim"] = frozenset({"value_dim"})
+        return found
+
     def scalars(self, case: Case) -> tuple[str, ...]:
         return ("softmax_scale", *Features.of(case).scalars())
 

@@ -21,8 +21,10 @@ NEAR = 0.1
 """The share by which a size may differ from a won case's."""
 _EXACT = ("group",)
 """Quantities whose values are no band but themselves: a kernel divides rows by them."""
-_DERIVED = ("elements",)
+_DERIVED = ("elements", "batch_heads")
 """Quantities that follow from the others."""
+_SEQUENCES = "sequences"
+"""Packed and paged attention has this size. Its sizes are executed in no planned pairs."""
 _MOST_BANDS = 64
 
 Pairs = Mapping[str, Sequence[tuple[int, int]]]
@@ -114,7 +116,7 @@ def missing_pairs(pairs: Pairs, ranges: Ranges) -> Iterator[tuple[str, str, int,
         for first, second in itertools.product(_bands(one, ranges), _bands(other, ranges)):
             if (first, second) in executed:
                 continue
-            if {one, other} != {"seq_len_k", "seq_len_q"} or _may_meet(ranges, first, second):
+            if _may_meet(ranges, one, other, first, second):
                 yield one, other, first, second
 
 
@@ -151,15 +153,107 @@ def _has_multiple(name: str, number: int, low: int, high: int, step: int) -> boo
     return most // step * step >= least
 
 
-def _may_meet(ranges: Ranges, keys: int, queries: int) -> bool:
-    """Whether some case in the ranges has lengths of these bands, by the ratio of its lengths."""
-    least, most = ranges.get("length_ratio", (0.0, math.inf))
-    ends = []
-    for name, number in (("seq_len_k", keys), ("seq_len_q", queries)):
-        low, high = band_ends(name, number)
-        ends.append((max(low, ranges[name][0]), min(high, ranges[name][1])))
-    (low_k, high_k), (low_q, high_q) = ends
-    return low_k / high_q <= most and high_k / max(1, low_q) >= least
+def _may_meet(ranges: Ranges, one: str, other: str, first: int, second: int) -> bool:
+    """Whether some case in the ranges has sizes of these bands, by the ratio of its lengths, by its
+    batch * heads, and since heads are a multiple of their group. Names are in order."""
+    (low, high), (least, most) = _inside(ranges, one, first), _inside(ranges, other, second)
+    if (one, other) == ("seq_len_k", "seq_len_q"):
+        smallest, largest = ranges.get("length_ratio", (0.0, math.inf))
+        return low / most <= largest and high / max(1, least) >= smallest
+    if (one, other) == ("batch", "heads"):
+        fewest, greatest = ranges.get("batch_heads", (0, math.inf))
+        return low * least <= greatest and high * most >= fewest
+    if (one, other) == ("group", "heads"):
+        return most // first * first >= least
+    return True
+
+
+def _inside(ranges: Ranges, name: str, number: int) -> tuple[int | float, int | float]:
+    """The sizes of the band in the ranges."""
+    low, high = band_ends(name, number)
+    return max(low, ranges[name][0]), min(high, ranges[name][1])
+
+
+# --- The part of a region that was executed -------------------------------------------------------
+
+
+def tightened(ranges: Ranges) -> dict[str, tuple[int | float, int | float]]:
+    """The same cases, with ranges no wider than the ratio of the lengths and batch * heads leave
+    them."""
+    found = dict(ranges)
+    queries, keys = found.get("seq_len_q"), found.get("seq_len_k")
+    if queries and keys and "length_ratio" in found:
+        least, most = found["length_ratio"]
+        (low_q, high_q), (low_k, high_k) = queries, keys
+        found["seq_len_k"] = max(low_k, _up(low_q * least)), min(high_k, _down(high_q * most))
+        found["seq_len_q"] = max(low_q, _up(low_k / most)), min(high_q, _down(high_k / least))
+    if "batch_heads" in found:
+        greatest = int(found["batch_heads"][1])
+        for name, other in (("batch", "heads"), ("heads", "batch")):
+            low, high = found[name]
+            found[name] = low, max(low, min(high, greatest // max(1, int(ranges[other][0]))))
+    return found
+
+
+def _up(value: float) -> int:
+    return math.ceil(value - 1e-9)
+
+
+def _down(value: float) -> int:
+    return math.floor(value + 1e-9)
+
+
+def executed_within(
+    ranges: Ranges, places: Sequence[Place], sizes: Collection[str], region: Region
+) -> Ranges | None:
+    """The ranges, ended at the last lengths that were executed one by one, and at bands of `sizes`
+    that were executed together. None where that leaves out one of the cases, whose `places` lie in
+    the ranges."""
+    clipped = dict(ranges)
+    for place in places:
+        for name in sizes & clipped.keys():
+            around = executed_around(region, place.ranged, name)
+            if around is None:
+                return None
+            for low, high in around.values():
+                if _SEQUENCES in clipped and low > 1:  # its sequences may be of any length
+                    return None
+                clipped[name] = (max(clipped[name][0], low), min(clipped[name][1], high))
+    if region.executed is not None and _SEQUENCES not in clipped:
+        _end_at_pairs(clipped, places, region)
+        if any(missing_pairs(region.pairs, clipped)):
+            return None
+    inside = all(place.is_in(region.fixed, clipped) for place in places)
+    return clipped if inside else None
+
+
+def _end_at_pairs(
+    ranges: dict[str, tuple[int | float, int | float]], places: Sequence[Place], region: Region
+) -> None:
+    """Ends ranges at the bands of the cases: first that of the size which most missing pairs have
+    beyond these bands, on that side, until no pair is missing or no range is left to end."""
+    while missing := list(missing_pairs(region.pairs, ranges)):
+        beyond: dict[str, list[int]] = {}
+        for one, other, first, second in missing:
+            for name, number in ((one, first), (other, second)):
+                low, high = _bands_of(name, places)
+                if not low <= number <= high:
+                    beyond.setdefault(name, []).append(number)
+        if not beyond:
+            return
+        name = max(sorted(beyond), key=lambda name: len(beyond[name]))
+        (low, high), (least, most) = _bands_of(name, places), ranges[name]
+        if min(beyond[name]) < low:
+            least = max(least, band_ends(name, low)[0])
+        if max(beyond[name]) > high:
+            most = min(most, band_ends(name, high)[1])
+        ranges[name] = least, most
+
+
+def _bands_of(name: str, places: Sequence[Place]) -> tuple[int, int]:
+    """The lowest and the highest band of the cases' sizes."""
+    bands = [band(name, int(place.ranged[name])) for place in places]
+    return min(bands), max(bands)
 
 
 # --- Lengths --------------------------------------------------------------------------------------
@@ -200,6 +294,21 @@ def executed_lengths(
         done = {int(place.ranged[plan.name]) for place in places if plan.holds(place)}
         key = plan.name, tuple(sorted(plan.alike.items()))
         found.setdefault(key, []).extend(_ranges(plan, done))
+    return _lengths(found)
+
+
+def joined_lengths(*each: Iterable[ExecutedLengths]) -> tuple[ExecutedLengths, ...]:
+    """The executed lengths of several regions together."""
+    found: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
+    for lengths in itertools.chain(*each):
+        key = lengths.name, tuple(sorted(lengths.alike.items()))
+        found.setdefault(key, []).extend((low, high) for low, high in lengths.ranges)
+    return _lengths(found)
+
+
+def _lengths(
+    found: Mapping[tuple[str, tuple[tuple[str, int], ...]], Iterable[tuple[int, int]]],
+) -> tuple[ExecutedLengths, ...]:
     return tuple(
         ExecutedLengths(name, dict(alike), tuple(joined_ranges(ranges)))
         for (name, alike), ranges in found.items()

@@ -158,6 +158,15 @@ class HasLayouts(Protocol):
 
 
 @runtime_checkable
+class HasFeatures(Protocol):
+    """A problem with features that not every kernel computes."""
+
+    def features_of(self, case: Case) -> Mapping[str, frozenset[str]]:
+        """The features that the case uses, each with the names of symbols and tensors of which a
+        kernel must receive one."""
+
+
+@runtime_checkable
 class HasAdvice(Protocol):
     """A problem some of whose cases are easily meant otherwise than they are told."""
 

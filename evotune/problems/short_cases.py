@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 from evotune.problems import _attention_features as features
 from evotune.problems._attention_features import Features
 from evotune.problems.attention import Attention
-from evotune.problems.executed_sizes import Ranges, band_ends, band_pairs, missing_pairs
+from evotune.problems.executed_sizes import (
+    Pairs,
+    Ranges,
+    band_ends,
+    band_pairs,
+    joined_pairs,
+    missing_pairs,
+)
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.ragged_attention import PagedAttention, RaggedAttention
 from evotune.problems.user import UserProblem
@@ -23,7 +31,9 @@ _HALF_LONG = 256
 """With more keys one key in half precision shows on needles alone, one too many on a ramp."""
 _LONG = 1200
 _MOST_SCORES = 1 << 22
-_MOST_OPERATIONS, _MOST_BYTES = 1 << 33, 1 << 25
+_MOST_OPERATIONS = 1 << 33
+MOST_BYTES = 1 << 25
+"""A case for a pair of sizes of attention moves no more in a run's confirmation."""
 _MOST_OF_USERS = 1 << 26, 1 << 19  # operations and bytes
 
 
@@ -110,12 +120,16 @@ def pair_cases(  # noqa: PLR0917
     ranges: Ranges,
     kept: Collection[str],
     made_of: Callable[[Case], Made | None],
+    before: Pairs = MappingProxyType({}),
+    most_bytes: int = MOST_BYTES,
 ) -> Iterator[Made]:
     """What `made_of` makes of a small case for each pair of bands in the ranges that none of `met`
-    has. It is None for a case that the kernel does not take. The places of the others join `met`.
+    has and that is not among the pairs `before`. It is None for a case that the kernel does not
+    take. The places of the others join `met`. `most_bytes`: no case of attention moves more.
     """
     made_pairs: set[tuple[str, tuple[int, int]]] = set()
-    for one, other, first, second in missing_pairs(band_pairs(met), ranges):
+    missing = missing_pairs(joined_pairs(before, band_pairs(met)), ranges)
+    for one, other, first, second in missing:
         if (f"{one} {other}", (first, second)) in made_pairs:
             continue  # a case for an earlier pair has it
         bands = (one, first), (other, second)
@@ -123,7 +137,7 @@ def pair_cases(  # noqa: PLR0917
         fixed = {name for name in sizes if ranges[name][0] == ranges[name][1]}
         for small in SMALL:
             try:
-                case = pair_case(problem, like, sizes, set(kept) - fixed, small)
+                case = pair_case(problem, like, sizes, set(kept) - fixed, small, most_bytes)
             except ValueError:
                 continue
             if (made := made_of(case)) is not None:
@@ -142,8 +156,13 @@ def _least(name: str, number: int, ends: tuple[int | float, int | float]) -> int
     return min(max(low, int(ends[0])) | 1, high, int(ends[1]))
 
 
-def pair_case(
-    problem: Problem, like: Case, sizes: Mapping[str, int], kept: Collection[str], small: int
+def pair_case(  # noqa: PLR0917
+    problem: Problem,
+    like: Case,
+    sizes: Mapping[str, int],
+    kept: Collection[str],
+    small: int,
+    most_bytes: int,
 ) -> Case:
     """A small case with these two sizes. ValueError where there is none, for sizes that `kept`
     fixes, for a case that would take long, and for packed and paged attention."""
@@ -161,7 +180,7 @@ def pair_case(
         assert isinstance(problem, Attention)
         shape = _pair_shape(like, sizes)
         case = problem.case(shape, {"causal": like.symbols["causal"]})
-        most_operations, most_bytes = max(_MOST_OPERATIONS, problem.flops(like) // 2), _MOST_BYTES
+        most_operations = max(_MOST_OPERATIONS, problem.flops(like) // 2)
     if problem.flops(case) > most_operations or problem.bytes_moved(case) > most_bytes:
         raise ValueError("the case would take long")
     return case
@@ -169,8 +188,11 @@ def pair_case(
 
 def _pair_shape(like: Case, sizes: Mapping[str, int]) -> dict[str, Value]:
     symbols = like.symbols
-    group = int(symbols["heads"]) // int(symbols["kv_heads"])
-    heads = max(1, sizes.get("heads", group) // group) * group
+    group = sizes.get("group", int(symbols["heads"]) // int(symbols["kv_heads"]))
+    asked = sizes.get("heads", group)
+    heads = max(1, asked // group) * group
+    if heads.bit_length() < asked.bit_length():  # the multiple below lies in another band
+        heads += group
     shape: dict[str, Value] = {
         "batch": 1,
         **Features.of(like).told(),

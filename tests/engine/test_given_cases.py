@@ -115,3 +115,45 @@ def test_a_run_is_opened_again_with_its_cases(tmp_path: Path) -> None:
     with pytest.raises(EvotuneError) as caught:
         ReopenedRun.load(run, anywhere=True)
     assert caught.value.exit_code == 4
+
+
+FEATURES = {
+    "window_left": {"window_left": 16, "causal": True},
+    "alibi": {"alibi": True},
+    "sinks, lse": {"sinks": True, "lse": True},
+    "alignment": {"alignment": "bottom_right", "causal": True, "seq_len_q": 8},
+    "value_dim": {"value_dim": 64},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_case_with_a_feature_that_no_kernel_computes_is_skipped_and_a_space_that_can_is_named(
+    feature: str,
+) -> None:
+    case = {**SMALL, **FEATURES[feature]}
+    if "seq_len_q" in case:
+        case["seq_len_k"] = case.pop("seq_len")
+    cases = given_cases([SMALL, case])
+    setup = load_kernel_setup(SPACE, "cpu", compile_only=True, cases=cases)
+    assert [case.label for case in setup.cases[TIMED]] == ["(1,2,64,32) full"]
+    said = skipped_in_words(setup.skipped, 1)
+    assert f"1 for kernel cpu does not compute {feature} (use attention-features-" in said
+    (able, *_) = said.split("(use ")[1].rstrip(")").split(" or ")
+    other = load_kernel_setup(shipped_spaces()[able], "cpu", compile_only=True, cases=cases[1:])
+    assert len(other.cases[TIMED]) == 1
+
+
+def test_alignment_of_as_many_queries_as_keys_is_no_feature() -> None:
+    cases = given_cases([{**SMALL, "causal": True, "alignment": "bottom_right"}])
+    setup = load_kernel_setup(SPACE, "cpu", compile_only=True, cases=cases)
+    assert len(setup.cases[TIMED]) == 1
+
+
+def test_a_run_of_an_older_evotune_keeps_its_cases(tmp_path: Path) -> None:
+    """It took cases with features that its kernel does not compute."""
+    run = fabricated(tiny_space("attention-cpu", tmp_path), tmp_path, given=given_cases([SMALL]))
+    older = {"shape": SMALL, "variant": {"causal": True, "window_left": 16}, "count": 1}
+    with RunStore.open_for_writing(run.store) as store:
+        store.set_meta(GIVEN_CASES, [older])
+    reopened = ReopenedRun.load(run, anywhere=True)
+    assert len(reopened.setup.cases[TIMED]) == 1

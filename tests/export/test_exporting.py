@@ -438,13 +438,17 @@ def test_runs_that_do_not_belong_together_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match="different problems: attention float32 and"):
         export_runs([attention_run, softmax_run], tmp_path / "pkg")
-    other = copied(softmax_run, tmp_path, "elsewhere")
-    with RunStore.open_for_writing(other.store) as store:
-        device = store.meta("device")
-        changed = {**device, "attributes": {**device["attributes"], "threads": 1000}}
-        store.set_meta("device", changed)
-    with pytest.raises(UsageError, match="which differ in other figures"):
-        export_runs([softmax_run, other], tmp_path / "pkg")
+    for name, words in (
+        ("threads", r"the runs were measured with \d+ and 1000 threads: export runs of as many"),
+        ("simd_bytes", "different devices: .* which differ in other figures"),
+    ):
+        other = copied(softmax_run, tmp_path, f"other {name}")
+        with RunStore.open_for_writing(other.store) as store:
+            device = store.meta("device")
+            changed = {**device, "attributes": {**device["attributes"], name: 1000}}
+            store.set_meta("device", changed)
+        with pytest.raises(UsageError, match=words):
+            export_runs([softmax_run, other], tmp_path / "pkg")
     assert not (tmp_path / "pkg").exists()
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from evotune.device.profile import DeviceProfile
+from evotune.engine import _planning
 from evotune.engine.confirmed_champions import Champion
 from evotune.engine.observer import Observer, SilentObserver
 from evotune.engine.starting import RunRequest, RunResult
@@ -46,6 +47,16 @@ class PretendedDevice:
     baselines: Mapping[str, str] = field(default_factory=dict)
     _waiting: list[Proposal] = field(default_factory=list)
 
+    wrong_at: Callable[[Configuration, Case], bool] = lambda configuration, case: False
+    """Whether the gate refuses the kernel at this served size."""
+    killed_at_launches: int = 10**9
+    """Killed when kernels are to be launched at served sizes for the so many-th time, from 0 on."""
+    time_for: int = 10**9
+    """So many launches at served sizes are made each time."""
+    lost: bool = False
+    """Whether the worker is lost when it launches at served sizes."""
+    launched: list[list[str]] = field(default_factory=list)
+    """The labels of the cases, for each time that a kernel is launched at served sizes."""
     confirmed: list[str] = field(default_factory=list)
     confirms: bool = True
     problem: Any = None
@@ -75,12 +86,31 @@ class PretendedDevice:
         if len(self.measured) >= self.killed_after:
             raise Killed
         proposal = self._waiting.pop(0)
+        if proposal.only_served:
+            if len(self.launched) >= self.killed_at_launches:
+                raise Killed
+            return [(proposal.number, self._launched(proposal))]
         if proposal.confirm:
             return [(proposal.number, self._confirmation(proposal))]
         (job,) = proposal.cases
         assert self.baselines[job.case.label]
         self.measured.append((job.case.label, proposal.configuration.key))
         return [(proposal.number, self._outcome(proposal.configuration, job.case))]
+
+    def _launched(self, proposal: Proposal) -> Outcome:
+        made = proposal.cases[: self.time_for]
+        self.launched.append([job.case.label for job in made])
+        if self.lost:
+            return Outcome(OutcomeKind.WORKER_LOST, reason="killed by somebody else")
+        for job in made:
+            if self.wrong_at(proposal.configuration, job.case):
+                reason = f"{job.case.label}: off (a size that a package could serve)"
+                return Outcome(OutcomeKind.WRONG_RESULT, reason=reason)
+        inside = [(job.compile.key, job.case) for job in made]
+        assert self.profile is not None
+        by_length = {binary for binary, _ in inside}
+        found = checked_domain(self.problem, inside, self.profile, proposal.lengths, by_length)
+        return Outcome(OutcomeKind.OK, 0.0, domain=found)
 
     def _confirmation(self, proposal: Proposal) -> Outcome:
         (job,) = (job for job in proposal.cases if job.role == TIMED)
@@ -136,9 +166,11 @@ class PretendedSearch:
 
 @contextlib.contextmanager
 def pretending(search: PretendedSearch, candidates: int = 100) -> Iterator[None]:
-    """Draws are made among so few `candidates`, a user's among 600: these take most of the time."""
+    """Draws are made among so few `candidates`, a user's among 600, and few random tests are
+    planned: these take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_case_searches, "start_run", search.start)
+        patch.setattr(_planning, "_RANDOM_TESTS", 20)
         patch.setattr(_drawn_cases, "_CANDIDATES", candidates)
         patch.setattr(_drawn_cases, "_TRIES", 5 * candidates)
         yield

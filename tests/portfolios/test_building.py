@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -59,6 +59,14 @@ def finished(done: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     shutil.copytree(done, tmp_path / "runs")
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def twelve_cases_are_enough() -> Iterator[None]:
+    """To put some of them aside."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_portfolio_work, "FEWEST_TO_JUDGE", 12)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +262,34 @@ def test_no_time_left_ends_the_work_and_more_minutes_go_on(space: Path, tmp_path
     assert said == ["no time is left for further searches"]
     more = stored_request(tmp_path / "runs", minutes=60.0)
     assert built(more, PretendedSearch(space, by_rows), PretendedDevice(speedup)).rule
+
+
+def test_of_few_cases_none_is_put_aside(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_portfolio_work, "FEWEST_TO_JUDGE", 20)
+    request = softmax_request(tmp_path, space)
+    found = built(request, PretendedSearch(space, by_rows), PretendedDevice(speedup))
+    assert [case.label for case in found.cases if case.held_out] == []
+    assert found.figures["held_out"].cases == 0
+    assert (found.figures["listed"].cases, found.figures["listed"].served) == (12, 12)
+
+
+def test_each_case_of_the_list_is_measured_though_time_is_over(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is over once the last search has ended."""
+    search, device = PretendedSearch(space, by_rows), PretendedDevice(speedup)
+    monkeypatch.setattr(
+        _portfolio_work.PortfolioWork, "_left_s", lambda _: 1.0 - len(search.requests)
+    )
+    said: list[str] = []
+    found = built(softmax_request(tmp_path, space), search, device, said.append)
+    assert len(search.requests) == 2
+    assert "time is over: measuring 12 cases of the list once" in said
+    assert len(device.measured) == len({label for label, _ in device.measured}) == 12
+    assert found.figures["listed"].served == 12
+    assert sum(case.held_out for case in found.cases) == 2
 
 
 def unconfirmed(monkeypatch: pytest.MonkeyPatch, first: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import pytest
 
 from evotune.engine._served_cases import wanted_lengths
@@ -15,10 +16,13 @@ from evotune.problems.executed_sizes import (
     executed_around,
     executed_lengths,
     has_pairs,
+    joined_lengths,
     missing_pairs,
     near_ends,
+    tightened,
 )
 from evotune.problems.problem import Place
+from evotune.problems.short_cases import pair_cases
 from evotune.trial import ExecutedLengths, Region, Value
 
 PROBLEM = Attention("float32")
@@ -103,10 +107,10 @@ def test_the_range_around_a_case_is_that_of_its_own_ratio() -> None:
 def test_each_length_near_a_case_is_wanted_and_every_remainder_elsewhere(
     measured: tuple[int, ...],
 ) -> None:
-    each, (sampled, numbers) = wanted_lengths(
-        measured, each_upto=512, least_is_one=False, rng=random.Random(0)
-    )
     low, high = near_ends(measured)
+    each, (sampled, numbers) = wanted_lengths(
+        measured, [(max(1, low), high)], each_upto=512, rng=random.Random(0)
+    )
     covered = sorted([*each, *sampled])
     assert (covered[0][0], covered[-1][1]) == (max(1, low), high)
     assert all(one[1] + 1 == next_one[0] for one, next_one in itertools.pairwise(covered))
@@ -119,3 +123,57 @@ def test_each_length_near_a_case_is_wanted_and_every_remainder_elsewhere(
         assert {n % size for n in numbers} >= {n % size for n in inside}
     assert {n for n in (2047, 4095, 4097, 6143) if n in set(inside)} <= set(numbers)
     assert len(numbers) < 600
+
+
+def test_of_several_ranges_no_other_length_is_wanted() -> None:
+    reach = [(1, 40), (900, 1100), (3000, 9000)]
+    each, (sampled, numbers) = wanted_lengths([1000], reach, each_upto=512, rng=random.Random(0))
+    assert each == [(1, 40), (900, 1100)]
+    assert sampled == [(3000, 9000)]
+    assert (numbers[0], numbers[-1]) == (3000, 9000)
+    assert {n % 384 for n in numbers} == set(range(384))
+
+
+def test_ranges_are_no_wider_than_ratio_and_product_leave_them() -> None:
+    wide = {"seq_len_q": (100, 200), "seq_len_k": (1, 100000), "length_ratio": (0.9, 1.1)}
+    found = tightened({**wide, "batch": (1, 64), "heads": (4, 64), "batch_heads": (8, 16)})
+    assert found["seq_len_k"] == (90, 220)
+    assert found["seq_len_q"] == (100, 200)
+    assert (found["batch"], found["heads"]) == ((1, 4), (4, 16))
+    assert tightened({"rows": (1, 9)}) == {"rows": (1, 9)}
+
+
+def test_pairs_that_batch_heads_or_a_group_exclude_are_not_missing() -> None:
+    box = {"batch": (1, 64), "heads": (1, 64), "batch_heads": (60, 64), "group": (3, 3)}
+    found = {(first, second) for one, other, first, second in missing_pairs({}, box)
+             if (one, other) == ("batch", "heads")}  # fmt: skip
+    assert (1, 1) not in found  # too few of both
+    assert (7, 7) not in found  # too many
+    assert (1, 6) in found
+    groups = {**box, "group": (1, 3)}
+    heads = [(g, h) for one, other, g, h in missing_pairs({}, groups)
+             if (one, other) == ("group", "heads")]  # fmt: skip
+    assert (1, 1) in heads
+    assert (3, 1) not in heads  # one head has no group of 3
+
+
+def test_lengths_of_several_regions_are_joined_by_quantity_and_ratio() -> None:
+    one = ExecutedLengths("seq_len_k", {"group": 1}, ((1, 10), (20, 30)))
+    other = ExecutedLengths("seq_len_k", {"group": 4}, ((1, 5),))
+    more = ExecutedLengths("seq_len_k", {"group": 1}, ((11, 15),))
+    found = joined_lengths([one, other], [more])
+    assert found == (msgspec.structs.replace(one, ranges=((1, 15), (20, 30))), other)
+
+
+def test_pairs_of_a_rule_may_be_as_large_as_its_largest_case() -> None:
+    shape = {"batch": 4, "heads": 32, "seq_len": 4096, "head_dim": 64}
+    like = PROBLEM.case(shape, {"causal": False})
+    box = {"heads": (17, 64), "seq_len_q": (4000, 4505)}
+
+    def left(**given: int) -> int:
+        met: list[Place] = []
+        list(pair_cases(PROBLEM, like, met, box, (), lambda case: case, **given))
+        return len(list(missing_pairs(band_pairs(met), box)))
+
+    assert left() > 0
+    assert left(most_bytes=PROBLEM.bytes_moved(like)) == 0

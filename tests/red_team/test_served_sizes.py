@@ -9,7 +9,7 @@ import pytest
 from evotune.engine._planning import Planner
 from evotune.engine.setup import load_setup
 from evotune.execute.executor import SERVED, TIMED, Proposal
-from evotune.trial import Configuration, OutcomeKind
+from evotune.trial import Configuration, OutcomeKind, Region
 from evotune.verify.gate import Verdict
 from evotune.verify.kept_checks import checked_domain
 from evotune.verify.served_launches import launch_served
@@ -38,18 +38,32 @@ class Served(InProcess):
         self._gene = "KERNEL"
         self._proposals: dict[str, Proposal] = {}
 
-    def served(self, kernel: str) -> Verdict:
+    def served(self, kernel: str, made: Proposal | None = None) -> Verdict:
+        """The verdict on the launches of a confirmation, or of another proposal."""
         verdict = Verdict()
-        jobs = [job for job in self.proposal(kernel).cases if job.role == SERVED]
+        jobs = [job for job in (made or self.proposal(kernel)).cases if job.role == SERVED]
         subjects = [self._subject(job) for job in jobs]
         self.passed = launch_served(self._gate, self._problem, subjects, 0, verdict, limit_s=600.0)
         return verdict
 
     def proposal(self, kernel: str) -> Proposal:
         if kernel not in self._proposals:
-            configuration = Configuration({**self._planner.bound.default(), "KERNEL": kernel})
+            configuration = self._configuration(kernel)
             self._proposals[kernel] = self._planner.proposal(0, configuration, confirm=True)
         return self._proposals[kernel]
+
+    def of_a_rule(self, kernel: str, *lengths: int) -> Proposal:
+        """The launches for a region of a rule between cases of these lengths."""
+        shape = {"batch": 1, "heads": 2, "seq_len_q": 1, "head_dim": 32}
+        variant = {"causal": False}
+        cases = [self._problem.case({**shape, "seq_len_k": n}, variant) for n in lengths]
+        place = self._problem.place(cases[0])
+        ranges = {name: (value, value) for name, value in place.ranged.items()}
+        wanted = Region(place.fixed, {**ranges, "seq_len_k": (lengths[0], lengths[-1])}, len(cases))
+        return self._planner.served_proposal(0, self._configuration(kernel), cases, [wanted])
+
+    def _configuration(self, kernel: str) -> Configuration:
+        return Configuration({**self._planner.bound.default(), "KERNEL": kernel})
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +92,13 @@ def test_a_kernel_that_is_wrong_at_single_sizes_is_refused(kernels: Served, kern
     assert verdict.kind is OutcomeKind.WRONG_RESULT
     assert WRONG[kernel] in verdict.reason
     assert verdict.reason.endswith("(a size that a package could serve)")
+
+
+def test_between_the_cases_of_a_rule_a_wrong_length_is_met(kernels: Served) -> None:
+    """2,047 keys are near neither case."""
+    kernel = "wrong_at_2047_keys"
+    verdict = kernels.served(kernel, kernels.of_a_rule(kernel, 1024, 4096))
+    assert verdict.kind is OutcomeKind.WRONG_RESULT
+    assert WRONG[kernel] in verdict.reason
+    elsewhere = kernels.of_a_rule(kernel, 1024, 1800)
+    assert kernels.served(kernel, elsewhere).passed
