@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim", "value_dim")
+_DRAWN_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k")
 _SHAPE_NAMES = (*_SIZES, "seq_len", "scale")
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "q": ("batch", "heads", "seq_len_q", "head_dim"),
@@ -221,7 +222,8 @@ class Attention:
     def _drawn(
         seed: int, cases: Sequence[Case], longest: int, kept: Collection[str]
     ) -> Iterator[dict[str, Value]]:
-        own, like = [_integers(case) for case in cases], cases[-1]
+        like = cases[-1]
+        own = [{name: int(case.symbols[name]) for name in _DRAWN_SIZES} for case in cases]
         causal, scale = features.hides_late_keys(like), float(like.symbols["softmax_scale"])
         sizes = _kept_sizes(like, kept)
 

@@ -113,7 +113,7 @@ def test_a_header_that_the_scan_did_not_see_is_refused(
     (tmp_path / "root" / "h.h").write_text("int seen;\n")
     job = _job(tmp_path / "root", f'#include "h.h"\n{KERNEL}')
     assert _compiled(job, tmp_path) == ""
-    monkeypatch.setattr("evotune.device.sources._targets", lambda *_, certain: iter(()))
+    monkeypatch.setattr("evotune.device.sources._quoted", lambda name, content: ())
     assert _compiled(job, tmp_path).startswith("the compiler read ")
 
 

@@ -56,7 +56,7 @@ def run_request(space: Path, runs_dir: Path, **given: Any) -> RunRequest:
 @contextlib.contextmanager
 def few_random_tests(count: int) -> Iterator[None]:
     """Plans so many for a champion, and no launches at served sizes. To draw and to plan them all
-    takes a second."""
+    takes up to a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_planning, "_RANDOM_TESTS", count)
         patch.setattr(_planning, "_MOST_RANDOM_TESTS", count)
