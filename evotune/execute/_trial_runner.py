@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -45,7 +46,7 @@ from evotune.trial import CUT_SHORT, Measurement, Outcome, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import worth_keeping
 from evotune.verify.pool import InputPool
-from evotune.verify.random_tests import run_random_tests
+from evotune.verify.random_tests import in_order, run_random_tests
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
@@ -282,9 +283,10 @@ class TrialRunner:
     ) -> list[Case]:
         """Runs the random tests and returns the cases that passed."""
         chosen = [subject for item, subject in subjects if item.role == RANDOM]
+        order = in_order([self._elements(subject.case) for subject in chosen])
         made = run_random_tests(
             self._gate,
-            chosen,
+            [(number, chosen[number]) for number in order],
             self._random_kinds,
             seed,
             verdict,
@@ -295,6 +297,12 @@ class TrialRunner:
         self._check_quiet(verdict)
         stages.cut_short |= len(made) < len(chosen) and stages.is_late()
         return made
+
+    def _elements(self, case: Case) -> tuple[int, int]:
+        """Those of the largest input, and of all tensors."""
+        counts = [(math.prod(s.shape), s.is_output) for s in self._problem.tensors(case)]
+        inputs = (count for count, is_output in counts if not is_output)
+        return max(inputs, default=0), sum(count for count, _ in counts)
 
     def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
         kinds = self._problem.random_kinds(case, number)

@@ -15,6 +15,21 @@ from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 
 _LONGEST = 4  # times the limit, by the wall clock
+_LARGE, _BEYOND_FLOAT = 1 << 20, 1 << 24
+"""Elements. A float32 counts no further than the second number, so one test's input is larger."""
+
+
+def in_order(elements: Sequence[tuple[int, int]]) -> list[int]:
+    """The order of tests, by their numbers, since there may be no time for all: the first with an
+    input beyond 2^24 elements, then those of up to 2^20 in all, then the other large ones.
+
+    `elements`: those of a test's largest input, and of all its tensors.
+    """
+    numbers = range(len(elements))
+    beyond = [n for n in numbers if elements[n][0] > _BEYOND_FLOAT][:1]
+    small = [n for n in numbers if elements[n][1] <= _LARGE]
+    first = {*beyond, *small}
+    return [*beyond, *small, *(n for n in numbers if n not in first)]
 
 
 class TimeLimit:
@@ -34,7 +49,7 @@ class TimeLimit:
 
 def run_random_tests(
     gate: Gate,
-    subjects: Sequence[Subject],
+    subjects: Sequence[tuple[int, Subject]],
     kinds: Callable[[Case, int], Sequence[str]],
     seed: int,
     verdict: Verdict,
@@ -43,13 +58,13 @@ def run_random_tests(
     longest_s: float = math.inf,
     begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
-    """Run the tests and return the cases that passed. Adds one check for all: the nearest to its
+    """Run the numbered tests and return the cases that passed. Adds one check for all: the nearest to its
     limit. Cases whose tensors find no memory are left out.
 
     `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work, or
     after `longest_s`, no further test starts, and the check says how many were made. The first
     failure ends them and goes into the verdict in detail. `begins` is called before each test with
-    its number, from 1 on.
+    its place, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
@@ -59,18 +74,18 @@ def run_random_tests(
     made = Verdict()
     passed: list[Case] = []
     no_room = ""
-    for index, subject in enumerate(subjects):
+    for place, (number, subject) in enumerate(subjects, 1):
         if limit.is_over():
             break
-        begins(index + 1)
+        begins(place)
         try:
-            gate.examine(subject, kinds(subject.case, index), seed, made)
+            gate.examine(subject, kinds(subject.case, number), seed, made)
         except NoRoom as error:
             no_room = no_room or f"no memory for some, such as {error}"
             continue
         if made.kind is not None:
             failed = made.checks[-1]
-            detail = f"{failed.detail} (random test {index + 1} of {len(subjects)})"
+            detail = f"{failed.detail} (random test {number + 1} of {len(subjects)})"
             verdict.fail(made.kind, msgspec.structs.replace(failed, detail=detail))
             return passed
         passed.append(subject.case)

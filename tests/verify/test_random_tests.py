@@ -13,7 +13,7 @@ from evotune.trial import Check, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import nearest_limit, worth_keeping
 from evotune.verify.pool import InputPool
-from evotune.verify.random_tests import run_random_tests
+from evotune.verify.random_tests import in_order, run_random_tests
 
 from .kernels import PROBLEM, Compute, exact, kernel, make_case, plan
 
@@ -42,7 +42,7 @@ def verdict_on(compute: Compute, *, limit_s: float, longest_s: float = math.inf)
     verdict = Verdict()
     made = run_random_tests(
         gate,
-        subjects,
+        list(enumerate(subjects)),
         PROBLEM.random_kinds,
         7,
         verdict,
@@ -127,7 +127,7 @@ def test_after_a_failure_none_is_made() -> None:
 
     subjects = [Subject(case, plan(), explode)]
     kinds = PROBLEM.random_kinds
-    assert run_random_tests(gate, subjects, kinds, 0, verdict, limit_s=9.0) == []
+    assert run_random_tests(gate, list(enumerate(subjects)), kinds, 0, verdict, limit_s=9.0) == []
     assert (verdict.checks, verdict.reason) == ([], "before")
 
 
@@ -151,3 +151,12 @@ def test_a_record_keeps_the_nearest_of_each_measured_case_and_all_that_stands_al
     kept = worth_keeping(checks, {"timed"})
     assert kept == (checks[2], checks[3], skipped, summary, race)
     assert nearest_limit(checks[1:5]) == checks[2]
+
+
+def test_one_test_of_an_input_beyond_2_24_comes_first_and_other_large_ones_last() -> None:
+    """There may be no time for all."""
+    small, large_output = (1 << 19, 1 << 20), (1 << 19, 1 << 25)
+    first, second = (1 << 25, 1 << 26), (1 << 26, 1 << 27)
+    assert in_order([small, large_output, first, small, second]) == [2, 0, 3, 1, 4]
+    assert in_order([large_output, small]) == [1, 0]
+    assert in_order([]) == []
