@@ -31,6 +31,7 @@ from evotune.store._checksums import (
     row_sum,
     tail,
 )
+from evotune.store._log import check_log
 from evotune.store._verification import check_schema, verify
 from evotune.store.opening import (
     WRONG_SHAPE,
@@ -96,6 +97,7 @@ class RunStore(StoreQueries):
         require(path)
         # A closing writer moves the log into the main file, even into a damaged one.
         with opened_read_only(path) as connection:
+            check_log(path, connection)
             _check(path, connection, check_version(path, connection))
             connection.close()
         return cls._open_writable(path)
@@ -108,6 +110,8 @@ class RunStore(StoreQueries):
         """
         require(path)
         with opened_read_only(path) as connection:
+            if not checked:
+                check_log(path, connection)
             version = check_version(path, connection)
             if not checked:
                 _check(path, connection, version)
@@ -128,6 +132,9 @@ class RunStore(StoreQueries):
                 check_version(path, connection)
             break_seal(path)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            # A log without frames of an earlier use: damage in it can be told from their remains.
+            connection.execute("PRAGMA journal_size_limit = 0")
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             migrate(connection)
             store = cls(path, connection, os.stat(path))
             if mode != "wal":  # some network folders have no WAL: there every commit must be synced
