@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from evotune.device import held_up
-from evotune.device.held_up import HeldUp, Patience, allowance_s
+from evotune.device.held_up import HeldUp, Patience, WatchedTime, allowance_s
 
 
 class Process:
@@ -88,3 +88,39 @@ def test_a_process_of_this_system_has_counters() -> None:
     finally:
         process.communicate(b"\n")
     assert HeldUp(process.pid).seconds() == 0.0
+
+
+def test_the_time_in_which_nobody_looked_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(held_up.time, "monotonic", lambda: now_s)
+    watched = WatchedTime()
+    for _ in range(10):
+        now_s += 0.5
+        watched.seconds()
+    assert watched.seconds() == 5.0
+    now_s += 3600.0  # the container was paused for an hour
+    assert watched.seconds() == 6.0
+    now_s += 0.25
+    assert watched.seconds() == 6.25
+
+
+def test_a_process_that_is_stopped_with_the_one_that_waits_for_it_is_not_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process(9.0, 0.0, monkeypatch)
+    wait = process.wait
+
+    def stopped_at_3_s(timeout_s: float | None = None) -> int:
+        status = wait(timeout_s)
+        return status
+
+    def paused(timeout_s: float | None = None) -> int:
+        if 3.0 <= process.now_s < 4.0:
+            process.now_s += 3600.0
+            process._needed_s += 3600.0
+        return stopped_at_3_s(timeout_s)
+
+    monkeypatch.setattr(process, "wait", paused)
+    patience = Patience(10.0)
+    assert patience.status(process) == 0  # type: ignore[arg-type]
+    assert not patience.exhausted
