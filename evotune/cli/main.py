@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from evotune.cli import packages
+from evotune.cli.no_memory import is_no_memory, say_no_memory
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
 from evotune.errors import EvotuneError, Interrupted, UsageError
@@ -159,9 +160,8 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
     if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
         say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
         return _ENVIRONMENT
-    if isinstance(error, MemoryError):
-        say(f"error: no memory is left{f': {error}' if str(error) else ''}")
-        return _ENVIRONMENT
+    if is_no_memory(error):
+        return say_no_memory(error)
     if isinstance(error, OSError) and (code := _environment_code(error)):
         return code
     report_crash(error, terminal)

@@ -13,6 +13,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Text = TypeVar("Text", str, bytes)
 
 _MOST = 10
 """With its waits a process may take so many times its limit."""
@@ -98,6 +101,18 @@ class Patience:
                 self._left_s = limit_s - watched.seconds()
                 if self._left_s < _LEAST_S:
                     return None
+
+
+def communicate(process: subprocess.Popen[Text], limit_s: float) -> tuple[Text, Text]:
+    """What the process writes, as `Popen.communicate` gives it. subprocess.TimeoutExpired, and a
+    process that still runs, when it takes longer; time in which all were stopped does not count."""
+    watched = WatchedTime()
+    while True:
+        try:
+            return process.communicate(timeout=min(_LOOK_S, limit_s))
+        except subprocess.TimeoutExpired:
+            if watched.seconds() >= limit_s:
+                raise
 
 
 def allowance_s(held: HeldUp, limit_s: float) -> tuple[float, bool]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shlex
@@ -241,16 +242,25 @@ def test_a_standard_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
         assert b"wrote" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("error", "more"),
+    [
+        (MemoryError("Unable to allocate 3 TiB"), ": Unable to allocate 3 TiB"),
+        (MemoryError(), ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ""),
+        (ImportError("a.so: failed to map segment from shared object"), ""),
+    ],
+)
 def test_no_memory_is_a_matter_of_the_machine(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: Exception, more: str
 ) -> None:
     def exhausted(*_: object) -> None:
-        raise MemoryError("Unable to allocate 3 TiB")
+        raise error
 
     monkeypatch.setattr("evotune.cli.listing.list_runs", exhausted)
     result = invoke("status")
     assert result.exit_code == 3
-    assert result.stderr == "error: no memory is left: Unable to allocate 3 TiB\n"
+    assert result.stderr == f"error: no memory is left{more}\n"
 
 
 @pytest.mark.parametrize("value", ["0", "1", "²", "-1"])

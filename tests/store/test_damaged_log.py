@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
 import shutil
+import signal
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -16,6 +20,7 @@ import pytest
 
 from evotune.errors import StoreError
 from evotune.store import RunStore
+from evotune.store._log import _parsed
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 OUTCOMES = 90
@@ -72,12 +77,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return _killed(tmp_path_factory.mktemp("log") / "store.sqlite", OUTCOMES, [OUTCOMES // 2])
 
 
-def _opened(path: Path, trials: tuple[Trial, ...]) -> tuple[str, int]:
+OPENERS = (RunStore.open_for_reading, RunStore.open_for_writing)
+
+
+def _opened(
+    path: Path,
+    trials: tuple[Trial, ...],
+    openers: Iterable[Callable[[Path], RunStore]] = OPENERS,
+) -> tuple[str, int]:
     """How the store opens (`equal` or `told`), and the number of outcomes that are said to be gone.
     An assertion fails for a shorter history."""
     before = [(each.name, each.read_bytes()) for each in _stored(path)]
     found = set()
-    for opened in (RunStore.open_for_reading, RunStore.open_for_writing):
+    for opened in openers:
         try:
             with opened(path) as store:
                 assert tuple(store.trials()) == trials
@@ -120,7 +132,7 @@ def _campaign(files: Files, folder: Path, places: Iterable[int]) -> Counter[str]
     found: Counter[str] = Counter()
     for place in places:
         path = files.put(folder, _flipped(files.log, place, rng.randint(1, 255)))
-        how, gone = _opened(path, files.trials)
+        how, gone = _opened(path, files.trials, OPENERS if place % 10 == 0 else OPENERS[:1])
         found[how] += 1
         found["told with a number"] += gone > 0
     return found
@@ -215,10 +227,109 @@ def test_a_log_beside_a_sealed_store_is_refused(files: Files, tmp_path: Path) ->
         assert tuple(store.trials()) == files.trials
 
 
+# --- campaigns ----------------------------------------------------------------------------------
+
+
 @pytest.mark.soak
-def test_every_frame_of_a_log_with_a_changed_byte(
-    files: Files, tmp_path: Path, keep_result: Callable[..., None]
+def test_every_byte_of_a_log(tmp_path: Path, keep_result: Callable[..., None]) -> None:
+    """Of a run that was killed after 12 outcomes, eight of which were in the main file."""
+    files = _killed(tmp_path / "made" / "store.sqlite", 12, [7])
+    found = _campaign(files, tmp_path / "flipped", range(len(files.log)))
+    assert found["equal"] == 0
+    keep_result(
+        outcomes=12,
+        bytes_changed=len(files.log),
+        shorter_without_a_word=0,
+        told=found["told"],
+        told_with_a_number=found["told with a number"],
+    )
+
+
+@pytest.mark.soak
+def test_a_thousand_whole_logs(tmp_path: Path, keep_result: Callable[..., None]) -> None:
+    """Logs of writers that were killed at random moments, each store several times. Half of the
+    logs are used again as older versions of evotune did it: remains of earlier uses follow."""
+    rng = random.Random(0)
+    logs = with_remains = with_half_a_transaction = 0
+    while logs < 1000:
+        path = tmp_path / str(logs) / "store.sqlite"
+        path.parent.mkdir()
+        RunStore.create(path, {"state": "running"}).close()
+        truncating, known = rng.random() < 0.5, 0
+        for _ in range(5):
+            acknowledged = _write_until_killed(path, rng, truncating=truncating)
+            content = Path(f"{path}-wal").read_bytes()
+            logs += len(content) > _HEADER_BYTES
+            log = _parsed(content, 4096)
+            frames = log.frames if log else ()
+            with_remains += any(not frame.is_of(log.salts) for frame in frames if log)
+            with_half_a_transaction += bool(frames) and not frames[-1].commit
+            with RunStore.open_for_reading(path) as store:
+                numbers = [trial.number for trial in store.trials()]
+            assert numbers == list(range(len(numbers)))
+            assert len(numbers) >= max(known, acknowledged)
+            known = len(numbers)
+    assert with_remains > 100
+    keep_result(
+        logs=logs,
+        with_frames_of_an_earlier_use=with_remains,
+        ending_within_a_transaction=with_half_a_transaction,
+        warnings=0,
+    )
+
+
+def _write_until_killed(path: Path, rng: random.Random, *, truncating: bool) -> int:
+    """Has a child process append outcomes until it is killed. Returns how many the store holds at
+    least."""
+    moment_s, syncs = rng.uniform(0.002, 0.05), rng.random() * 0.3
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:  # never returns
+        with contextlib.suppress(BaseException):
+            _append_for_ever(path, random.Random(rng.random()), writing, syncs, truncating)
+        os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        began = pipe.readline()
+        time.sleep(moment_s)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return int((began + pipe.read()).split()[-1])
+
+
+def _append_for_ever(
+    path: Path, rng: random.Random, writing: int, syncs: float, truncating: bool
 ) -> None:
-    places = _places(files.log, random.Random(0), 40)
-    found = _campaign(files, tmp_path / "flipped", places)
-    keep_result(bytes_changed=len(places), shorter_without_a_word=0, **found)
+    store = RunStore.open_for_writing(path)
+    if not truncating:
+        store._connection.execute("PRAGMA journal_size_limit = -1")
+    first = store.count()
+    os.write(writing, f"{first}\n".encode())
+    for number in range(first, 1_000_000):
+        store.append(_trial(number), float(number))
+        os.write(writing, f"{number + 1}\n".encode())
+        if rng.random() < syncs:
+            store._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+@pytest.mark.soak
+def test_foreign_logs(tmp_path: Path, keep_result: Callable[..., None]) -> None:
+    """Each sealed store with the logs of its own past and of other stores."""
+    kept = [
+        _killed(tmp_path / f"{outcomes}-{at}" / "store.sqlite", outcomes, [at])
+        for outcomes in (5, 20, 40)
+        for at in (1, outcomes // 2, outcomes - 2)
+    ]
+    refused = 0
+    for files in kept:
+        path = files.put(tmp_path / "sealed")
+        RunStore.open_for_writing(path).close()
+        content = path.read_bytes()
+        for foreign in kept:
+            Path(f"{path}-wal").write_bytes(foreign.log)
+            for opened in (RunStore.open_for_reading, RunStore.open_for_writing):
+                with pytest.raises(StoreError, match="belongs to another store"):
+                    opened(path)
+                assert path.read_bytes() == content
+                refused += 1
+    keep_result(stores=len(kept), logs=len(kept), openings=refused, refused=refused)
