@@ -29,6 +29,7 @@ _FRAME = struct.Struct(">6I")  # page, pages of the store after a commit or 0, s
 _MAGIC = 0x377F0682  # 1 more where the checksums are over big-endian words
 _CHECKED_BYTES = 24  # of the header, by its checksum
 _CHECKED_FRAME_BYTES = 8  # of a frame's header, by the frame's checksum, with the page
+_PAGE_SIZES = frozenset(1 << power for power in range(9, 17))
 _PAGE_BYTES_AT = 16  # where a main file says how large its pages are
 _JOURNAL_MODE_AT = slice(18, 20)  # of a main file: 2 with a log, 1 without
 _WORD = 0xFFFFFFFF
@@ -127,20 +128,25 @@ def _damage(content: bytes, page_bytes: int) -> tuple[_Log, int] | None:
 
 
 def _parsed(content: bytes, page_bytes: int) -> _Log | None:
-    """None for a log without a frame."""
-    size = _FRAME.size + page_bytes
-    if len(content) < _HEADER.size + size or not page_bytes:
+    """None for a log without a frame. `page_bytes` is what the main file says; a log with an
+    undamaged header knows better."""
+    if len(content) < _HEADER.size + _FRAME.size:
         return None
     magic, version, told_bytes, _, *rest = _HEADER.unpack_from(content)
     salts, sums = (rest[0], rest[1]), (rest[2], rest[3])
     order = ">" if magic & 1 else "<"
-    readable = ((magic & ~1, version, told_bytes) == (_MAGIC, 3007000, page_bytes)) and _summed(
+    readable = (magic & ~1, version) == (_MAGIC, 3007000) and sums == _summed(
         content[:_CHECKED_BYTES], (0, 0), order
-    ) == sums
-    if not readable:  # the first frame tells what the header should
+    )
+    if readable:
+        page_bytes = told_bytes
+    else:  # the first frame tells what the header should
         order = "<" if struct.pack("=I", 1)[0] else ">"
         first = _FRAME.unpack_from(content, _HEADER.size)
         salts = (first[2], first[3])
+    size = _FRAME.size + page_bytes
+    if page_bytes not in _PAGE_SIZES or len(content) < _HEADER.size + size:
+        return None
     return _Log(readable, salts, tuple(_frames(content, size, sums, order)))
 
 

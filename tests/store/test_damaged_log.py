@@ -153,6 +153,18 @@ def test_a_changed_byte_of_the_log_is_told_with_the_outcomes_that_are_gone(
     assert _opened(files.put(tmp_path / "first", first_frame), files.trials) == ("told", gone)
 
 
+@pytest.mark.parametrize("by", [1, 0x10, 0xFF])
+def test_a_changed_byte_of_the_main_files_header_is_told_beside_a_log(
+    files: Files, tmp_path: Path, by: int
+) -> None:
+    """The size of a page, by which the log is read, is one of them."""
+    for place in range(100):
+        path = files.put(tmp_path / "flipped")
+        path.write_bytes(_flipped(files.main, place, by))
+        with contextlib.suppress(StoreError), RunStore.open_for_reading(path) as store:
+            assert tuple(store.trials()) == files.trials
+
+
 def test_what_lies_before_the_damage_can_be_kept(files: Files, tmp_path: Path) -> None:
     """As the message says."""
     half = len(files.log) // 2
