@@ -44,9 +44,9 @@ def cli_reference() -> str:
         "<!-- written by docs/generate.py -->\n",
         "Before or after every command: `--color auto|always|never` (auto honours NO_COLOR), `-q` "
         "for no progress, `-v` for more detail, `-h` for help.\n",
-        "Data goes to stdout, progress to stderr. Exit codes: 0 done; 1 no valid candidate, a "
-        "failed check, a regression; 2 usage or space error; 3 environment; 4 store damaged; 5 run "
-        "locked; 6 undecided, too noisy; 130 interrupted, resumable.\n",
+        "Data goes to stdout, progress to stderr. Exit codes: 0 done; 1 no valid candidate, "
+        "none confirmed, a failed check, a regression; 2 usage or space error; 3 environment; "
+        "4 store damaged; 5 run locked; 6 undecided, too noisy; 130 interrupted, resumable.\n",
     ]
     for name in application.list_commands(context):
         command = application.get_command(context, name)

@@ -44,16 +44,22 @@ def main() -> None:
     """Runs the command line and exits the process with its code."""
     _open_closed_streams()
     from evotune.cli import packages
+    from evotune.cli.no_memory import is_no_memory, say_no_memory
 
     if sys.argv[1:2] == ["doctor"] and (missing := packages.missing()):
         raise SystemExit(packages.doctor(missing, sys.argv[2:]))
     try:
         from evotune.cli.main import main as run
+
+        run()
     except ModuleNotFoundError as error:
         if (name := packages.provider(error.name)) is None:
             raise
         raise SystemExit(packages.say_missing(name)) from None
-    run()
+    except (MemoryError, ImportError) as error:
+        if not is_no_memory(error):
+            raise
+        raise SystemExit(say_no_memory(error)) from None
 
 
 def _open_closed_streams() -> None:

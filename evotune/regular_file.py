@@ -23,10 +23,10 @@ def open_regular(path: Path) -> BinaryIO:
     A file of another kind is not even opened: opening it can wait for ever, or rewind a tape.
     Another process may put one there after the check, so the file is opened without waiting.
     """
-    _require_regular(os.stat(path), path)
+    require_regular(os.stat(path), path)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _require_regular(os.fstat(handle), path)
+        require_regular(os.fstat(handle), path)
     except OSError:
         os.close(handle)
         raise
@@ -39,7 +39,8 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         return file.read() if most_bytes is None else file.read(most_bytes)
 
 
-def _require_regular(found: os.stat_result, path: Path) -> None:
+def require_regular(found: os.stat_result, path: Path) -> None:
+    """OSError when what was found at the path is no regular file."""
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise OSError(errno.EINVAL, f"expected a file, found {kind}", str(path))

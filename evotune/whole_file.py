@@ -23,6 +23,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     mount point is written to at the end of the block. OSError where that fails.
     """
     target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     aside = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
         mode = _mode(path, target)

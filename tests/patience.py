@@ -7,14 +7,30 @@ short limit of its own; nothing that must finish has that limit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from evotune.execute.compile_pool import CompilePool
     from evotune.execute.local import LocalExecutor
 
 PATIENCE_S = 3600.0
+
+
+def passing_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that lets so many seconds pass at once on this process's clock. Of a longer leap
+    a time limit takes this process to have been stopped."""
+    passed_s, now_s = 0.0, time.monotonic
+
+    def let_pass(seconds: float) -> None:
+        nonlocal passed_s
+        passed_s += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + passed_s)
+    return let_pass
 
 
 @contextlib.contextmanager
@@ -32,11 +48,11 @@ def limited_trials(executor: LocalExecutor, seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limited_compiler(pool: CompilePool, seconds: float) -> Iterator[None]:
+def limited_compiler(pool: CompilePool, seconds: float) -> Iterator[CompilePool]:
     """Ends each compilation that is begun within the block after so many seconds."""
     before = pool._timeout_s
     pool._timeout_s = seconds
     try:
-        yield
+        yield pool
     finally:
         pool._timeout_s = before

@@ -128,6 +128,8 @@ class Backend(ABC):
     highest preference."""
     exclusive: ClassVar[bool] = True
     """Whether compilers would disturb the measurements: then compiling and measuring take turns."""
+    loads_files: ClassVar[bool] = False
+    """Whether a worker loads a compiled kernel's file as code, as it does a shared library."""
     several: ClassVar[bool] = False
     """Whether a run can measure on several devices."""
     spare_worker: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """The entry point: finds the command, runs it, and turns the way it ends into an exit code.
 
-0 done · 1 no valid candidate, a check failed · 2 usage or space error · 3 environment ·
-4 store damaged · 5 run locked · 6 undecided, too noisy ·
+0 done · 1 no valid candidate, none confirmed, a check failed · 2 usage or space error ·
+3 environment · 4 store damaged · 5 run locked · 6 undecided, too noisy ·
 70 internal error (a bug; its traceback is kept) · 130 interrupted, resumable
 """
 
@@ -22,8 +22,9 @@ from typing import Any
 import click
 
 from evotune.cli import packages
+from evotune.cli.no_memory import is_no_memory, say_no_memory
 from evotune.cli.options import global_options
-from evotune.cli.terminal import Terminal, say
+from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
 from evotune.errors import EvotuneError, Interrupted, UsageError
 from evotune.space.suggest import did_you_mean, shorten
 from evotune.version import __version__
@@ -159,6 +160,8 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
     if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
         say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
         return _ENVIRONMENT
+    if is_no_memory(error):
+        return say_no_memory(error)
     if isinstance(error, OSError) and (code := _environment_code(error)):
         return code
     report_crash(error, terminal)
@@ -223,6 +226,8 @@ application = Application(
 
 def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits the process with its code."""
+    keep_going_without_stderr()
+    forget_useless_sizes()
     for stream in (sys.stdout, sys.stderr):
         # Where the stream's encoding lacks a character, its escape is printed: no exception.
         if hasattr(stream, "reconfigure"):

@@ -211,10 +211,12 @@ def _conclude(
     from evotune.report.summary import more_budget
 
     interrupted = result.reason == "interrupted"
-    failed = 0 if result.ok_trials else _NO_VALID_CANDIDATE
     data = RunData.load(result.run, _SHOWN_ROWS)
-    cut = data.unconfirmed and not any(each.ok for each in data.confirmations.values())
-    if not interrupted and (result.undecided or (not failed and cut)):
+    confirmed = any(each.ok for each in data.confirmations.values())
+    refused = bool(data.confirmations) and not confirmed
+    failed = 0 if result.ok_trials and not refused else _NO_VALID_CANDIDATE
+    cut = data.unconfirmed and not confirmed
+    if not interrupted and (result.undecided or (result.ok_trials and cut)):
         failed = _UNDECIDED
     terminal.verdict = _INTERRUPTED if interrupted else failed
     print_leaderboard(terminal, data, _SHOWN_ROWS)
@@ -224,7 +226,7 @@ def _conclude(
         again = run_command("resume", result.run.path, *(more or ()))
         why = "" if cut else f"undecided: no kernel was confirmed, since {TOO_NOISY}; "
         terminal.note(f"{why}on a quiet machine: {again}")
-    elif failed and more:
+    elif failed and more and not refused:
         terminal.note("next: correct the file and start a new run; this one has its own copy")
     elif more is not None:
         devices = more_devices(gpus, cluster, allow_mixed)

@@ -7,12 +7,13 @@ passes through `report.escape.printable` before it is printed.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PIPE_COLUMNS = 100  # the width to lay out for where there is no screen: in a pipe or a file
 _UNLIMITED_COLUMNS = 100_000  # rich shrinks tables to 80 columns when it sees no terminal
+_LEAST_SIZES = {"COLUMNS": 20, "LINES": 2}
 _ASCII = {"─": "-", "µ": "u"}
 
 
@@ -90,6 +92,35 @@ def say(text: str) -> None:
     click.echo(printable(text), file=sys.stderr)
 
 
+class _Forgiving(io.FileIO):
+    """The raw stderr. What it does not take is lost, and the command goes on."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return memoryview(content).nbytes
+
+
+def keep_going_without_stderr() -> None:
+    """Lines for people on a full disk or a closed terminal must not end a command whose data on
+    stdout are still wanted."""
+    stderr = sys.__stderr__
+    if stderr is not None and sys.stderr is stderr:
+        raw = _Forgiving(stderr.fileno(), "w", closefd=False)
+        buffered = io.BufferedWriter(raw)
+        sys.stderr = io.TextIOWrapper(buffered, stderr.encoding, line_buffering=True)
+
+
+def forget_useless_sizes() -> None:
+    """Removes a screen's size from the environment where no table fits it: COLUMNS=0 means that
+    the size is not known, and rich would leave everything out."""
+    for name, least in _LEAST_SIZES.items():
+        size = os.environ.get(name, "")
+        if not (size.isascii() and size.isdecimal() and int(size) >= least):
+            os.environ.pop(name, None)
+
+
 def write_output(text: str, output: str) -> None:
     """Writes data to stdout (`-`) or to a file; UsageError when the file cannot be written."""
     if output == "-":
@@ -146,7 +177,7 @@ def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], o
                 with growing_file(path) as write:
                     yield write
     except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _legible(text: str, encoding: str) -> str:

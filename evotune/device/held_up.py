@@ -1,8 +1,9 @@
-"""Time limits that leave out the time for which a process waited for a core.
+"""Time limits that leave out the time for which a process could not run.
 
 On a machine that has eight runnable threads for each core, a right kernel or a compiler takes eight
 times as long. Linux counts for each thread how long it was ready to run and had no core; such a
-wait does not count towards a limit.
+wait does not count towards a limit. Nor does the time for which all processes were stopped: in a
+container that was paused, a machine that was suspended, or by SIGSTOP.
 """
 
 from __future__ import annotations
@@ -12,11 +13,34 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Text = TypeVar("Text", str, bytes)
 
 _MOST = 10
 """With its waits a process may take so many times its limit."""
 _LEAST_S = 0.01
+_LOOK_S = 0.5
+_LONGEST_LOOK_S = 1.0
 _NS = 1e-9
+
+
+class WatchedTime:
+    """The seconds since it was made, for somebody who asks again at least every `_LOOK_S`.
+
+    Of the time between two looks at most `_LONGEST_LOOK_S` counts. In a longer gap this process
+    did not get to look, and then the processes that it watches may not have run either.
+    """
+
+    def __init__(self) -> None:
+        self._looked_s = time.monotonic()
+        self._seen_s = 0.0
+
+    def seconds(self) -> float:
+        now_s = time.monotonic()
+        self._seen_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
+        self._looked_s = now_s
+        return self._seen_s
 
 
 class HeldUp:
@@ -39,10 +63,11 @@ class HeldUp:
 
 
 class Patience:
-    """A limit on the processes of one job, in seconds, their waits for a core left out."""
+    """A limit on the processes of one job, in seconds, without the time in which they could not
+    run."""
 
     def __init__(self, limit_s: float) -> None:
-        self._deadline = time.monotonic() + limit_s
+        self._left_s = limit_s
         self._room_s = (_MOST - 1) * limit_s
 
     @property
@@ -54,17 +79,40 @@ class Patience:
         """Waits for the process. Its exit status; None if it took too long and was killed."""
         held, counted_s = HeldUp(process.pid), 0.0
         while True:
-            try:
-                return process.wait(max(0.0, self._deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                more_s = min(held.seconds() - counted_s, self._room_s)
+            status = self._watched(process)
+            if status is not None:
+                return status
+            more_s = min(held.seconds() - counted_s, self._room_s)
             if more_s < _LEAST_S:
                 process.kill()
                 process.wait()
                 return None
             counted_s += more_s
             self._room_s -= more_s
-            self._deadline += more_s
+            self._left_s += more_s
+
+    def _watched(self, process: subprocess.Popen[bytes]) -> int | None:
+        """The process's exit status; None when no time is left."""
+        limit_s, watched = self._left_s, WatchedTime()
+        while True:
+            try:
+                return process.wait(max(0.0, min(_LOOK_S, self._left_s)))
+            except subprocess.TimeoutExpired:
+                self._left_s = limit_s - watched.seconds()
+                if self._left_s < _LEAST_S:
+                    return None
+
+
+def communicate(process: subprocess.Popen[Text], limit_s: float) -> tuple[Text, Text]:
+    """What the process writes, as `Popen.communicate` gives it. subprocess.TimeoutExpired, and a
+    process that still runs, when it takes longer; time in which all were stopped does not count."""
+    watched = WatchedTime()
+    while True:
+        try:
+            return process.communicate(timeout=min(_LOOK_S, limit_s))
+        except subprocess.TimeoutExpired:
+            if watched.seconds() >= limit_s:
+                raise
 
 
 def allowance_s(held: HeldUp, limit_s: float) -> tuple[float, bool]:

@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evotune.device.held_up import communicate
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -20,18 +22,25 @@ class Tool:
     ) -> subprocess.CompletedProcess[str]:
         """Runs it to its end, whatever its status."""
         try:
-            return subprocess.run(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                timeout=self.limit_s,
                 env=None if environment is None else dict(environment),
-                check=False,
             )
         except OSError as error:
             raise self.failure(f"{self.name} does not start: {error.strerror}") from error
+        try:
+            with process:
+                try:
+                    output, errors = communicate(process, self.limit_s)
+                except BaseException:
+                    process.kill()
+                    raise
+            return subprocess.CompletedProcess(command, process.returncode, output, errors)
         except subprocess.TimeoutExpired as error:
             raise self.failure(f"{self.name} did not end within {self.limit_s:g} s") from error
 

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evotune.errors import EnvironmentProblem, RunLocked, UsageError
+from evotune.regular_file import require_regular
 from evotune.trial import Trial
 
 _SCRIPT = """\
@@ -70,23 +71,37 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the run's lock. RunLocked, with the holder's id, when another process has it;
-        EnvironmentProblem where the file system has no locks."""
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        EnvironmentProblem where the file system has no locks or the lock is no file."""
+        handle = self._open_lock(os.O_RDWR | os.O_CREAT)
         try:
             if not _takes_lock(handle):
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
                 raise RunLocked(f"run {self.id} is being worked on by process {holder}")
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            with _naming(self.path / "lock"):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, str(os.getpid()).encode(), 0)
             yield
         finally:
             os.close(handle)  # closing releases the lock; so does the end of the process
 
+    def _open_lock(self, flags: int) -> int:
+        """The lock's file descriptor. Anything but a file is closed again: opening a pipe in the
+        usual way would wait."""
+        lock = self.path / "lock"
+        with _naming(lock):
+            handle = os.open(lock, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+            try:
+                require_regular(os.fstat(handle), lock)
+            except OSError:
+                os.close(handle)
+                raise
+            return handle
+
     def holder(self) -> int | None:
         """Id of the process that works on the run now; None when there is none."""
         try:
-            handle = os.open(self.path / "lock", os.O_RDONLY)
-        except OSError:
+            handle = self._open_lock(os.O_RDONLY)
+        except EnvironmentProblem:
             return None
         try:
             # Shared, so that two processes that look at once do not take each other for a holder.
@@ -99,6 +114,17 @@ class RunFolder:
         finally:
             os.close(handle)
         return None
+
+
+@contextlib.contextmanager
+def _naming(lock: Path) -> Iterator[None]:
+    """An error of the system becomes an EnvironmentProblem that names the lock."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"the run's lock {lock} cannot be used: {error.strerror}"
+        ) from error
 
 
 def _takes_lock(handle: int) -> bool:

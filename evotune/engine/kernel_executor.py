@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from evotune.backends import registry
 from evotune.engine.setup import KernelSetup
 from evotune.execute.build_cache import writable_cache_dir
 from evotune.execute.in_flight import Twins
@@ -22,7 +23,7 @@ def open_kernel_executor(
     document = setup.document
     return open_local_executor(
         folder=folder,
-        cache=writable_cache_dir(),
+        cache=writable_cache_dir(executable=registry.named(setup.profile.backend).loads_files),
         profiles=setup.devices,
         problem=setup.problem_spec.name,
         dtype=setup.problem_spec.dtype,

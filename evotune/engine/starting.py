@@ -251,36 +251,44 @@ def resume_run(
     """Goes on with a run, on as many GPUs as are asked for now; `trials`, `minutes` and `champions`
     are new totals. `champions` without `minutes` are confirmed however long it takes.
     `strategy`: the maker of the strategy of a user's own that the run has."""
-    with (
-        run.locked(),
-        RunStore.open_for_writing(run.store) as store,
-        connected(cluster) as elsewhere,
-    ):
-        options = stored_options(store)
-        same_strategy(options.strategy, strategy)
-        done = store.count()
-        if trials is not None and trials < done:
-            raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
-        options = options.replaced({"trials": trials, "minutes": minutes, "champions": champions})
-        if done >= options.trials and champions is None:
-            observer.phase(f"all {done} trials are done; --trials asks for more")
-        setup = load_run_setup(run, store, gpus, elsewhere)
-        changes = []
-        if not allow_mixed:
-            now = environment.describe(setup.profile, (), setup.languages)
-            then = environment.read(run.environment, store.meta("environment"))
-            changes = environment.changes(then, now)
-        if changes:
-            raise EnvironmentProblem(
-                f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
-                "use --allow-mixed to go on all the same"
+    with run.locked(), connected(cluster) as elsewhere:
+        # Whoever closes a writer changes the files, so all refusals come before there is one.
+        with RunStore.open_for_reading(run.store) as store:
+            options = stored_options(store)
+            same_strategy(options.strategy, strategy)
+            done = store.count()
+            if trials is not None and trials < done:
+                raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
+            options = options.replaced(
+                {"trials": trials, "minutes": minutes, "champions": champions}
             )
-        with measuring_alone(() if elsewhere else setup.devices), interruptible():
+            if done >= options.trials and champions is None:
+                observer.phase(f"all {done} trials are done; --trials asks for more")
+            setup = load_run_setup(run, store, gpus, elsewhere)
+            if not allow_mixed:
+                _require_same_environment(run, store, setup)
+        with (
+            measuring_alone(() if elsewhere else setup.devices),
+            interruptible(),
+            RunStore.open_for_writing(run.store, checked=True) as store,
+        ):
             store.set_facts({"settings": options.to_json(), "state": "running"})
             patient = champions is not None and minutes is None
             return _finish(
                 run, store, setup, options, observer, elsewhere, strategy, patient=patient
             )
+
+
+def _require_same_environment(run: RunFolder, store: RunStore, setup: Setup) -> None:
+    """EnvironmentProblem when times measured here would not compare with the run's."""
+    now = environment.describe(setup.profile, (), setup.languages)
+    then = environment.read(run.environment, store.meta("environment"))
+    changes = environment.changes(then, now)
+    if changes:
+        raise EnvironmentProblem(
+            f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
+            "use --allow-mixed to go on all the same"
+        )
 
 
 def stored_options(store: RunStore) -> RunOptions:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import re
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from evotune.device.launch import Binary
 from evotune.device.sources import told_folder
@@ -40,9 +42,10 @@ def default_cache_dir() -> Path:
     return Path(base) / "evotune"
 
 
-def writable_cache_dir() -> Path:
-    """`default_cache_dir`, created if missing; EnvironmentProblem when it is not writable.
-    UsageError when compilers could not be told its name."""
+def writable_cache_dir(*, executable: bool = False) -> Path:
+    """`default_cache_dir`, created if missing; EnvironmentProblem when it is not writable, or not
+    `executable`: a process must be able to load code from there. UsageError when compilers could
+    not be told its name."""
     path = default_cache_dir()
     if path.parts[0] == "~":
         raise EnvironmentProblem(
@@ -52,14 +55,30 @@ def writable_cache_dir() -> Path:
     told_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        with tempfile.TemporaryFile(dir=path) as file:
+            can_load = not executable or _can_be_loaded(file)
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot write into the cache {path}: {error.strerror}; "
             "set EVOTUNE_CACHE_DIR to a folder that you may write into"
         ) from error
+    if not can_load:
+        raise EnvironmentProblem(
+            f"code cannot be loaded from the cache {path}: its file system is mounted noexec; "
+            "set EVOTUNE_CACHE_DIR to a folder on another one"
+        )
     return path
+
+
+def _can_be_loaded(file: IO[bytes]) -> bool:
+    """Whether the system maps the file as code."""
+    file.write(b"\0")
+    file.flush()
+    try:
+        mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except PermissionError:
+        return False
+    return True
 
 
 class BuildCache:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import Counter, deque
 from pathlib import Path
 from typing import TypeAlias
 
-from evotune.device.held_up import HeldUp, allowance_s
+from evotune.device.held_up import HeldUp, WatchedTime, allowance_s
 from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.execute.child import Child, wait_readable
@@ -54,7 +53,7 @@ class CompilePool:
         self._limit = min(processes or len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         self._language = ""
         self._idle: list[Worker] = []
-        self._busy: dict[Worker, tuple[CompileJob, float, HeldUp]] = {}
+        self._busy: dict[Worker, tuple[CompileJob, WatchedTime, HeldUp]] = {}
         self._queue: deque[CompileJob] = deque()
         self._known: set[str] = set()
         self._exceptions = 0
@@ -89,8 +88,7 @@ class CompilePool:
             child = self._free_child()
             job = self._queue.popleft()
             child.send(Compile(job, str(self._cache), str(self._scratch), self._timeout_s))
-            deadline = time.monotonic() + self._timeout_s + _GRACE_S
-            self._busy[child] = (job, deadline, HeldUp(child.pid))
+            self._busy[child] = (job, WatchedTime(), HeldUp(child.pid))
 
     def _free_child(self) -> Worker:
         """An idle child that is alive, else a new one."""
@@ -163,14 +161,13 @@ class CompilePool:
             raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Kills children past their deadline, which waits for a core put off. One that has answered
-        meanwhile is not late: this process may have waited for something else, or was stopped
-        (Ctrl-Z)."""
-        now = time.monotonic()
+        """Kills children past their limit, to which time in which they could not run does not
+        count. One that has answered meanwhile is not late: this process may have waited for
+        something else."""
         late = {}
-        for child, (_, deadline, held) in self._busy.items():
+        for child, (_, watched, held) in self._busy.items():
             more_s, is_longest = allowance_s(held, self._timeout_s)
-            if now > deadline + more_s:
+            if watched.seconds() > self._timeout_s + _GRACE_S + more_s:
                 late[child] = is_longest
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child, is_longest in late.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from evotune.backends import registry
-from evotune.device.held_up import HeldUp, allowance_s
+from evotune.device.held_up import HeldUp, WatchedTime, allowance_s
 from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.execute._spare_workers import SpareWorkers, Worker
@@ -78,7 +78,7 @@ class DeviceSlot:
     - Where the backend has spare workers, the next worker has imported its libraries and waits
       until it replaces the present one.
     - A trial's time limit counts from when the worker has its inputs and references ready; the time
-      for which the worker waits for a core does not count.
+      in which the worker cannot run does not count: see `evotune.device.held_up`.
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
     - A trial whose worker died, or lost the device, runs once more in a fresh one: somebody else
       may have killed the worker, or an earlier candidate may have broken it. A trial whose second
@@ -123,10 +123,10 @@ class DeviceSlot:
         self._opening = False
         self._failed_starts = 0  # in a row
         self._spawned = 0
-        self._deadline = 0.0
+        self._watched = WatchedTime()  # since the last message
         self._limit_s = 0.0
-        self._held: HeldUp | None = None
         self._sent = 0.0
+        self._held: HeldUp | None = None
         self._token = ""  # of the last message
         self._request: Request | None = None
         self._ahead: PrepareRequest | None = None
@@ -281,7 +281,7 @@ class DeviceSlot:
         return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
 
     def _late(self) -> bool:
-        over_s = time.monotonic() - self._deadline
+        over_s = self._watched.seconds() - self._limit_s
         return self.child is not None and over_s > 0.0 and over_s > self._allowance()[0]
 
     def _allowance(self) -> tuple[float, bool]:
@@ -311,7 +311,7 @@ class DeviceSlot:
     def _start_clock(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._sent = time.monotonic()
-        self._deadline = self._sent + limit_s
+        self._watched = WatchedTime()
         self._held = HeldUp(self._child.pid) if self._child is not None else None
 
     def _open(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from evotune.device.gathered import Work
 from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
-from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
+from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, SpaceError, UsageError
 from evotune.explain._measuring import Gathering
 from evotune.explain._sides import Side, machine_on, number_in, read_run, side_of
 from evotune.explain._subjects import ablation_of, chosen_subject
@@ -60,8 +60,9 @@ def explain_run(
     data = read_run(run, wanted)
     subject = chosen_subject(data, request.trial)
     side = side_of(run, data, subject, request.against)
-    access, missing = _access(run, data)
-    if request.measure or request.tries:
+    demanded = request.measure is True or request.tries
+    access, missing = _access(run, data, demanded=demanded)
+    if demanded:
         _require_device(data, access, missing)
     if request.measure is not False and access is not None:
         before = explain_data(data, subject.trial.number, view=_view(access))
@@ -101,13 +102,18 @@ def predict_changes(
     return predictor.changes(start, changed)
 
 
-def _access(run: RunFolder, data: RunData) -> tuple[Access | None, list[str]]:
-    """The run opened again, and why not."""
+def _access(
+    run: RunFolder, data: RunData, *, demanded: bool = False
+) -> tuple[Access | None, list[str]]:
+    """The run opened again, and why not. Where it is `demanded`, code that nobody agreed to execute
+    is an error, as it is for the other commands."""
     if data.recorded:
         return None, []
     try:
         return Access.to(run), []
     except EvotuneError as error:
+        if demanded and isinstance(error, UsageError | SpaceError):
+            raise
         return None, [f"the space's files were not read: {error}"]
 
 

@@ -70,17 +70,21 @@ _MOST_BYTES = 1000
 
 
 def is_sealed(store: Path) -> bool:
-    """Whether the file still has the bytes that its last writer left."""
+    """Whether the store still has the bytes that its last writer left."""
+    return not has_log(store) and seal_fits(store)
+
+
+def seal_fits(store: Path) -> bool:
+    """Whether the main file still has the bytes that its last writer left."""
     try:
-        text = read_regular(_seal_of(store), _MOST_BYTES).decode()
-        return not _has_log(store) and text == _line(store)
+        return read_regular(_seal_of(store), _MOST_BYTES).decode() == _line(store)
     except (OSError, ValueError):
         return False
 
 
 def make_seal(store: Path) -> None:
     """Writes the seal after the store was closed. If that fails, readers only take longer."""
-    if _has_log(store):  # a reader holds the store open, so part of it is still in the log
+    if has_log(store):  # a reader holds the store open, so part of it is still in the log
         return
     with contextlib.suppress(OSError):
         unfinished = store.with_suffix(".sha256.new")
@@ -89,15 +93,29 @@ def make_seal(store: Path) -> None:
 
 
 def break_seal(store: Path) -> None:
-    """Removes the seal, as a writer does before it changes anything."""
-    _seal_of(store).unlink(missing_ok=True)
+    """Removes the seal, as a writer does before it changes anything. After a power cut it must not
+    be back beside the writer's log."""
+    seal = _seal_of(store)
+    if seal.exists():
+        seal.unlink()
+        _sync_folder(store.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems cannot
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _seal_of(store: Path) -> Path:
     return store.with_suffix(".sha256")
 
 
-def _has_log(store: Path) -> bool:
+def has_log(store: Path) -> bool:
+    """Whether a log (WAL) with content lies beside the main file."""
     try:
         return os.path.getsize(f"{store}-wal") > 0
     except FileNotFoundError:

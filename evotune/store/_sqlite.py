@@ -31,6 +31,7 @@ from evotune.store._checksums import (
     row_sum,
     tail,
 )
+from evotune.store._log import check_log
 from evotune.store._verification import check_schema, verify
 from evotune.store.opening import (
     WRONG_SHAPE,
@@ -80,24 +81,30 @@ class RunStore(StoreQueries):
             raise StoreError(f"{path} exists already")
         unfinished = path.with_name(f".{path.name}.unfinished")
         try:
-            unfinished.unlink(missing_ok=True)
+            _remove(unfinished)
             store = cls._open_writable(unfinished)
-            with contextlib.closing(store._connection):
+            with contextlib.closing(store._connection) as connection:
                 store.set_facts(facts or {})
+                # The log keeps the old name. Closing moves it too, but does not tell if it cannot.
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             os.rename(unfinished, path)
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(OSError):
+                _remove(unfinished)
             raise damaged(path, error) from error
         return cls._open_writable(path)
 
     @classmethod
-    def open_for_writing(cls, path: Path) -> RunStore:
+    def open_for_writing(cls, path: Path, *, checked: bool = False) -> RunStore:
         """An existing store, brought to the newest version. A damaged store is refused and stays as
-        it is."""
+        it is. With `checked`, this process, which holds the run's lock, has just found it whole."""
         require(path)
-        # A closing writer moves the log into the main file, even into a damaged one.
-        with opened_read_only(path) as connection:
-            _check(path, connection, check_version(path, connection))
-            connection.close()
+        if not checked:
+            # A closing writer moves the log into the main file, even into a damaged one.
+            with opened_read_only(path) as connection:
+                check_log(path, connection)
+                _check(path, connection, check_version(path, connection))
+                connection.close()
         return cls._open_writable(path)
 
     @classmethod
@@ -108,6 +115,8 @@ class RunStore(StoreQueries):
         """
         require(path)
         with opened_read_only(path) as connection:
+            if not checked:
+                check_log(path, connection)
             version = check_version(path, connection)
             if not checked:
                 _check(path, connection, version)
@@ -128,6 +137,9 @@ class RunStore(StoreQueries):
                 check_version(path, connection)
             break_seal(path)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            # A log without frames of an earlier use: damage in it can be told from their remains.
+            connection.execute("PRAGMA journal_size_limit = 0")
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             migrate(connection)
             store = cls(path, connection, os.stat(path))
             if mode != "wal":  # some network folders have no WAL: there every commit must be synced
@@ -272,6 +284,12 @@ class RunStore(StoreQueries):
             there = False
         if not there:
             raise StoreError(f"the store {self.path} was deleted or replaced while it was in use")
+
+
+def _remove(unfinished: Path) -> None:
+    """Removes a store that was not finished, with its log."""
+    for name in (str(unfinished), f"{unfinished}-wal", f"{unfinished}-shm"):
+        Path(name).unlink(missing_ok=True)
 
 
 def _check(path: Path, connection: sqlite3.Connection, version: int) -> None:

@@ -58,8 +58,8 @@ def run_random_tests(
     longest_s: float = math.inf,
     begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
-    """Run the numbered tests and return the cases that passed. Adds one check for all: the nearest to its
-    limit. Cases whose tensors find no memory are left out.
+    """Run the numbered tests and return the cases that passed. Adds one check for all: the nearest
+    to its limit. Cases whose tensors find no memory are left out.
 
     `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work, or
     after `longest_s`, no further test starts, and the check says how many were made. The first

@@ -30,6 +30,8 @@ EXECUTING = [
     "verify RUN",
     "ablate RUN",
     "compare RUN:0 RUN:default --remeasure",
+    "explain RUN --measure",
+    "explain RUN --try",
     "run RUN/sources/space.yaml --trials 1 --champions 1",
 ]
 # The commands repeated after the user agreed: one for each kind, since each takes long.

@@ -53,6 +53,17 @@ def explain(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Explain:
     return invoke
 
 
+@pytest.mark.usefixtures("nobody_agreed")
+def test_code_from_elsewhere_is_not_measured_before_somebody_agreed(explain: Explain) -> None:
+    for wish in ("--measure", "--try"):
+        refused = explain(wish)
+        assert refused.exit_code == 2, refused.stderr
+        assert refused.stderr.endswith("read it, then add --trust\n")
+    unasked = explain()
+    assert unasked.exit_code == 0
+    assert "add --trust" in unasked.stdout
+
+
 @pytest.mark.soak
 def test_what_is_missing_is_measured_and_kept(explain: Explain, run: RunFolder) -> None:
     result = explain("--format", "json")

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -238,3 +240,54 @@ def test_a_standard_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
         assert done.returncode == 0
         assert b"error" not in done.stderr
         assert b"wrote" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "more"),
+    [
+        (MemoryError("Unable to allocate 3 TiB"), ": Unable to allocate 3 TiB"),
+        (MemoryError(), ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ""),
+        (ImportError("a.so: failed to map segment from shared object"), ""),
+    ],
+)
+def test_no_memory_is_a_matter_of_the_machine(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: Exception, more: str
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("evotune.cli.listing.list_runs", exhausted)
+    result = invoke("status")
+    assert result.exit_code == 3
+    assert result.stderr == f"error: no memory is left{more}\n"
+
+
+@pytest.mark.parametrize("value", ["0", "1", "²", "-1"])
+def test_a_width_of_no_screen_changes_nothing(tmp_path: Path, value: str) -> None:
+    make_run(tmp_path / "runs", [ok(1.2)])
+    plain = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plain.pop("COLUMNS", None)
+    shown = [
+        subprocess.run(
+            [sys.executable, "-m", "evotune", "status"],
+            cwd=tmp_path, env=env, capture_output=True, text=True, check=True,
+        ).stdout
+        for env in ({**plain, "COLUMNS": value, "LINES": value}, plain)
+    ]  # fmt: skip
+    assert shown[0] == shown[1]
+    assert "attention-cpu" in shown[0]
+
+
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2</dev/null", "2>&-"])
+def test_a_stderr_that_takes_nothing_loses_no_output(tmp_path: Path, redirected: str) -> None:
+    recording = ROOT / "tests" / "data" / "synthetic_recording.json.gz"
+    evotune = f"{shlex.quote(sys.executable)} -m evotune"
+    for command, code, rows in ((f"run {recording} --trials 5", 0, 3), ("top nosuch", 2, 0)):
+        done = subprocess.run(
+            ["bash", "-c", f"exec {evotune} {command} {redirected}"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == code
+        assert len(done.stdout.splitlines()) >= rows

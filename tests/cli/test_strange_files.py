@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from report.runs import make_run, ok
 
 from .conftest import ROOT, Invoke
 
@@ -157,3 +158,24 @@ def test_pipes_in_the_folder_of_a_run_are_waited_for_by_no_command(
     for command in ("resume", "status", "top"):
         _refused(invoke, "store.sqlite is missing", command, "latest", code=4)
     _refused(invoke, "store.sqlite is missing", "run", RECORDING, "--warm-start", run.name, code=4)
+
+
+@pytest.mark.parametrize("kind", [*STRANGE, "device", "unwritable"])
+def test_a_lock_that_is_no_file_is_told_at_once(invoke: Invoke, tmp_path: Path, kind: str) -> None:
+    run = make_run(tmp_path, [ok(1.2)])
+    lock = run.path / "lock"
+    lock.unlink(missing_ok=True)
+    if kind in STRANGE:
+        STRANGE[kind][0](lock)
+    else:
+        lock.symlink_to("/dev/null" if kind == "device" else "/proc/self/timers")
+    assert invoke("top", run.path).exit_code == 0
+    _refused(invoke, str(lock), "resume", run.path, "--trials", 2, code=3)
+
+
+@pytest.mark.parametrize("output", ["/", ".", ""])
+def test_a_folder_is_no_output(invoke: Invoke, tmp_path: Path, output: str) -> None:
+    run = make_run(tmp_path, [ok(1.2)])
+    for style in ("json", "csv", "parquet"):
+        _refused(invoke, "Is a directory", "report", run.path, "--format", style, "-o", output)
+    _refused(invoke, f"cannot write {output or '.'}: ", "schema", "-o", output)

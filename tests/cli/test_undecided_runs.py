@@ -68,3 +68,25 @@ def test_a_confirmation_that_ends_undecided_is_said_in_one_line() -> None:
     assert Standing(confirmed={3: NOISY, 4: REFUSED}).confirmations() == (
         "trial 3 undecided, trial 4 failed"
     )
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "reason", "code"),
+    [
+        ({0: REFUSED, 1: REFUSED}, "trials", 1),
+        ({0: REFUSED, 1: ok(1.1)}, "trials", 0),
+        ({0: REFUSED, 1: REFUSED}, "interrupted", 130),
+        ({}, "trials", 0),  # a recording confirms nothing
+    ],
+)
+def test_a_run_whose_finalists_all_fail_their_confirmation_has_no_valid_candidate(
+    confirmed: dict[int, Outcome],
+    reason: str,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_run(tmp_path, [ok(1.2), ok(1.1)], confirmations=confirmed)
+    result = RunResult(run, reason, 2)
+    assert run_commands._conclude(Terminal(), result, None, None, False) == code
+    assert ("resume: " in capsys.readouterr().err) is (code != 130 or bool(confirmed))

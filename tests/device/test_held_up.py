@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from evotune.device import held_up
-from evotune.device.held_up import HeldUp, Patience, allowance_s
+from evotune.device.held_up import HeldUp, Patience, WatchedTime, allowance_s, communicate
 
 
 class Process:
@@ -88,3 +88,63 @@ def test_a_process_of_this_system_has_counters() -> None:
     finally:
         process.communicate(b"\n")
     assert HeldUp(process.pid).seconds() == 0.0
+
+
+def test_the_time_in_which_nobody_looked_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(held_up.time, "monotonic", lambda: now_s)
+    watched = WatchedTime()
+    for _ in range(10):
+        now_s += 0.5
+        watched.seconds()
+    assert watched.seconds() == 5.0
+    now_s += 3600.0  # the container was paused for an hour
+    assert watched.seconds() == 6.0
+    now_s += 0.25
+    assert watched.seconds() == 6.25
+
+
+def test_a_process_that_is_stopped_with_the_one_that_waits_for_it_is_not_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process(9.0, 0.0, monkeypatch)
+    wait = process.wait
+
+    def stopped_at_3_s(timeout_s: float | None = None) -> int:
+        status = wait(timeout_s)
+        return status
+
+    def paused(timeout_s: float | None = None) -> int:
+        if 3.0 <= process.now_s < 4.0:
+            process.now_s += 3600.0
+            process._needed_s += 3600.0
+        return stopped_at_3_s(timeout_s)
+
+    monkeypatch.setattr(process, "wait", paused)
+    patience = Patience(10.0)
+    assert patience.status(process) == 0  # type: ignore[arg-type]
+    assert not patience.exhausted
+
+
+def test_a_tool_that_is_stopped_with_this_process_may_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "import time; print('one', flush=True); time.sleep(0.7); print('two')"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        now_s, began_s = held_up.time.monotonic, held_up.time.monotonic()
+        # An hour passes soon after the start, in one leap.
+        monkeypatch.setattr(
+            held_up.time,
+            "monotonic",
+            lambda: now_s() + 3600.0 * (now_s() - began_s > 0.1),
+        )
+        assert communicate(process, 60.0) == (b"one\ntwo\n", None)
+
+
+def test_a_tool_that_never_ends_is_given_up() -> None:
+    script = "import time; print('one', flush=True); time.sleep(3600)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            communicate(process, 0.6)
+        assert process.poll() is None
+        process.kill()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from evotune.engine.folder import list_runs
 from evotune.errors import StoreError
 from evotune.store import RunStore
-from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 from tests.patience import PATIENCE_S
 
 from .runs import evotune, history, recorded_space, run_here
@@ -45,6 +47,31 @@ def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) 
     assert history(run)[: len(kept)] == kept
     subprocess.run(evotune("resume", run.path), check=True, capture_output=True, timeout=PATIENCE_S)
     assert history(run) == history(run_here(space, tmp_path / "unbroken", trials=TRIALS))
+
+
+def test_a_disk_that_is_full_while_a_store_is_made_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log found room, and the main file finds none when the log moves into it."""
+    path = tmp_path / "store.sqlite"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    set_facts = RunStore.set_facts
+
+    def then_full(store: RunStore, facts: Mapping[str, Json]) -> None:
+        set_facts(store, facts)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "set_facts", then_full)
+        try:
+            with pytest.raises(StoreError, match="cannot be used now"):
+                RunStore.create(path, {"state": "running"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not path.exists()
+    with RunStore.create(path, {"state": "again"}) as store:
+        assert store.meta("state") == "again"
+    assert {found.name for found in tmp_path.iterdir()} == {"store.sqlite", "store.sha256"}
 
 
 def test_a_full_disk_is_told_apart_from_damage(tmp_path: Path) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from evotune.engine import search_loop
+from evotune.engine import environment, search_loop
 from evotune.engine._recorded_run import RecordedRun
 from evotune.engine.folder import RunFolder, list_runs
 from evotune.engine.observer import SilentObserver
+from evotune.engine.setup import GpuRequest
 from evotune.engine.starting import resume_run
-from evotune.errors import EnvironmentProblem, RunLocked, UsageError
+from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
 from evotune.store import RunStore
 from tests.patience import PATIENCE_S
 
@@ -99,6 +101,37 @@ def test_a_smaller_budget_than_what_is_done_is_refused(tmp_path: Path) -> None:
     run = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=50)
     with pytest.raises(UsageError, match="has 50 trials already"):
         resume_run(run, SilentObserver(), trials=40)
+
+
+@pytest.mark.parametrize("wish", ["fewer trials", "another machine", "GPUs"])
+def test_a_refused_resume_leaves_the_files_of_a_killed_run_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    whole = run_here(recorded_space(tmp_path / "space"), tmp_path / "runs", trials=20)
+    with RunStore.open_for_writing(whole.store) as store:
+        store.set_meta("state", "running")
+        shutil.copytree(whole.path, tmp_path / "killed")
+    run = RunFolder(tmp_path / "killed")
+    before = _files_of(run)
+    assert "store.sqlite-wal" in before
+    assert "store.sha256" not in before
+    if wish == "another machine":
+        monkeypatch.setattr(environment, "changes", lambda then, now: ["another driver"])
+    with pytest.raises(EvotuneError):
+        resume_run(
+            run,
+            SilentObserver(),
+            trials=10 if wish == "fewer trials" else 30,
+            gpus=GpuRequest(1) if wish == "GPUs" else None,
+        )
+    assert _files_of(run) == before
+
+
+def _files_of(run: RunFolder) -> dict[str, bytes]:
+    """The store's files, without the index that readers share."""
+    found = {path.name: path.read_bytes() for path in run.path.glob("store.*")}
+    found.pop("store.sqlite-shm", None)
+    return found
 
 
 def test_resuming_a_finished_run_without_more_budget_changes_nothing(tmp_path: Path) -> None:

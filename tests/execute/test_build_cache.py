@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -200,6 +201,22 @@ def test_a_cache_that_cannot_be_used_is_refused(
     monkeypatch.setattr(build_cache, "default_cache_dir", lambda: Path(folder))
     with pytest.raises((EnvironmentProblem, UsageError), match=words):
         build_cache.writable_cache_dir()
+
+
+def test_a_cache_whose_files_may_not_be_executed_is_refused_for_code_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVOTUNE_CACHE_DIR", str(tmp_path))
+    assert build_cache.writable_cache_dir(executable=True) == tmp_path
+
+    def on_a_noexec_mount(*_: object, prot: int) -> None:
+        assert prot & mmap.PROT_EXEC
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(build_cache.mmap, "mmap", on_a_noexec_mount)
+    assert build_cache.writable_cache_dir() == tmp_path
+    with pytest.raises(EnvironmentProblem, match=r"noexec.*EVOTUNE_CACHE_DIR"):
+        build_cache.writable_cache_dir(executable=True)
 
 
 # --- the contents of a job's key -------------------------------------------------------------

@@ -14,7 +14,7 @@ from evotune.device.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.execute.compile_pool import CompilePool
 from evotune.trial import OutcomeKind
-from tests.patience import PATIENCE_S, limited_compiler
+from tests.patience import PATIENCE_S, limited_compiler, passing_time
 from tests.sweeps import swept
 
 from .faulty import SPACE, compile_job, naming, wait_until_unnamed
@@ -257,8 +257,7 @@ def test_the_same_job_is_compiled_once_however_often_it_is_submitted(tmp_path: P
 def test_a_result_that_waited_is_no_time_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process may have been stopped by Ctrl-Z, which does not stop the compilers, or may have
-    waited for a device's worker to die."""
+    """This process may have waited for something else, second after second."""
     pool = CompilePool(tmp_path / "logs", tmp_path / "cache", processes=1, timeout_s=PATIENCE_S)
     try:
         pool.warm("cpp")
@@ -266,13 +265,31 @@ def test_a_result_that_waited_is_no_time_out(
         pool.submit(compile_job("compile_error"))
         pool.start_queued()
         assert select.select(pool.children(), [], [], PATIENCE_S)[0], "it has a result"
-        now_s = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: now_s() + 2 * PATIENCE_S)
-        ((_, result),) = pool.expire()
+        results = []
+        let_pass = passing_time(monkeypatch)
+        while not results:
+            let_pass(1.0)
+            results = pool.expire()
+        ((_, result),) = results
         assert isinstance(result, CompileFailure)
         assert "this kernel does not compile" in result.reason
     finally:
         pool.close()
+
+
+def test_a_compiler_that_was_stopped_with_this_process_is_not_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the container of all processes is paused."""
+    with limited_compiler(Pool(tmp_path, monkeypatch)._pool, 100.0) as pool:
+        try:
+            pool.submit(compile_job("none"))
+            pool.start_queued()
+            passing_time(monkeypatch)(10_000.0)
+            assert pool.expire() == []
+            assert pool.running == 1
+        finally:
+            pool.close()
 
 
 def test_a_killed_run_s_folder_that_cannot_be_removed_is_used_again(

@@ -19,13 +19,14 @@ from evotune.execute.executor import RANDOM, TIMED
 from evotune.execute.messages import (
     BaselinesRequest,
     Request,
+    ToDeviceWorker,
     TrialCase,
     TrialDone,
     TrialRequest,
 )
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
-from tests.patience import limited_trials
+from tests.patience import limited_trials, passing_time
 
 from .faulty import FaultyKernels
 from .test_doubtful import FakeWorker
@@ -105,11 +106,48 @@ def test_an_answer_that_lies_in_the_pipe_is_no_time_out(
     slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True)
     slot.start(TRIAL)
     assert slot.handle() is None, "its worker is open"
-    now_s = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 10_000.0)
-    answer = slot.expire()
+    let_pass, answer = passing_time(monkeypatch), None
+    while answer is None:
+        let_pass(1.0)
+        answer = slot.expire()
     assert isinstance(answer, TrialDone)
     assert answer.outcome == outcome
+    slot.close()
+
+
+class HangingWorker(FakeWorker):
+    """A worker that opens and answers no trial."""
+
+    def send(self, message: ToDeviceWorker) -> None:
+        if not isinstance(message, TrialRequest):
+            super().send(message)
+
+
+def test_a_worker_that_was_stopped_with_this_process_is_not_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it starts nor in a trial, as when the container of all processes is paused."""
+    worker = HangingWorker([])
+    monkeypatch.setattr(DeviceSlot, "_spawn", lambda _: cast(Worker, worker))
+    profile = DeviceProfile("cpu", "cpu", "", {"threads": 1})
+    slot = DeviceSlot(tmp_path, profile, PROBLEM, deterministic=True)
+    let_pass = passing_time(monkeypatch)
+    slot.open()
+    let_pass(10_000.0)
+    assert slot.expire() is None
+    assert slot.child is worker, "it still starts"
+    slot.start(TRIAL)
+    assert slot.handle() is None, "its worker is open"
+    let_pass(10_000.0)
+    assert slot.expire() is None
+    lost, seconds = None, 0
+    while lost is None:
+        let_pass(1.0)
+        seconds += 1
+        lost = slot.expire()
+    assert isinstance(lost, Outcome)
+    assert lost.kind is OutcomeKind.TIMEOUT
+    assert 800 < seconds <= 900
     slot.close()
 
 

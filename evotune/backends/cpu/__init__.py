@@ -43,6 +43,7 @@ class CpuBackend(Backend):
     turns, a short lookahead shows the first trial sooner, and leaves fewer compiled at the end."""
     binary_suffix = ".so"
     exported_call_us = 6.0  # a call of `attention` without its launch takes 5, in Python
+    loads_files = True
     times_user_problems = True
     least_half_width = 0.04
     """Programs differed by 0.7% to 3.6% in six figures of `benchmarks/carries_over.py` on quiet

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from evotune.device.held_up import communicate
 from evotune.device.profile import DeviceProfile
 from evotune.python_process import module_command
 from evotune.trial import Json
@@ -57,7 +58,7 @@ def probe(timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> GpuState
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(timeout=timeout_s)
+        output, errors = communicate(process, timeout_s)
     except subprocess.TimeoutExpired as expired:
         _kill(process)
         gpus = _parse(expired.stdout or b"").gpus

@@ -30,6 +30,7 @@ from pathlib import Path
 from evotune.backends.backend import SANITIZER, TOOLS, SanitizedCase, not_sanitized, sanitizer_check
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
 from evotune.device.channel import encode
+from evotune.device.held_up import communicate
 from evotune.python_process import module_command
 from evotune.scratch import scratch_folder
 from evotune.trial import Check, OutcomeKind
@@ -125,7 +126,7 @@ class _Tool:
             return sanitizer_check(self.name, "skipped", f"{self.name} was stopped")
         with process:
             try:
-                output, _ = process.communicate(timeout=LIMIT_S)
+                output, _ = communicate(process, LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
