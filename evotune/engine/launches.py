@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
@@ -106,7 +107,7 @@ class CasePlanner:
     def _integer(self, expression: Expression, known: Environment, type_name: str = "int64") -> int:
         """The expression's value, which must be an integer of the type."""
         value = _as_number(self._evaluator.evaluate(expression, known))
-        whole = int(value)
+        whole = int(value) if math.isfinite(value) else 0
         if whole != value:
             why = f"{_short(value)}, expected an integer: round with // or ceil_div"
         elif not -(1 << _INTEGER_BITS[type_name] - 1) <= whole < 1 << _INTEGER_BITS[type_name] - 1:

@@ -163,6 +163,20 @@ def test_the_kernel_compiles_as_it_is(invoke: Invoke, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
 
 
+def test_a_tunable_may_have_the_name_of_a_template_parameter(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    """NVRTC's own header has `template <typename T>`: the space's parameter is T_."""
+    script = SIMPLE.replace(
+        'params["block_size_x"]', 'params["T"] = [1, 2]\nparams["block_size_x"]'
+    )
+    (tmp_path / "tune.py").write_text(script.replace("a * x[i];", "a * x[i] * T / T;"))
+    assert invoke("init", "scale", "--from-kernel-tuner", "tune.py").exit_code == 0
+    assert "T_: [1, 2]" in (tmp_path / "scale" / "space.yaml").read_text()
+    made = invoke("compile", "scale/space.yaml", "--device", "l4", "--trust", "--all")
+    assert made.exit_code == 0, made.output
+
+
 def test_a_macro_that_the_source_overrides_does_not_compile(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     (tmp_path / "tune.py").write_text(SIMPLE.replace('"""\n__', '"""\n#define block_size_x 64\n__'))
@@ -341,6 +355,7 @@ MISTAKES = {
     "floats": ("[64, 128, 256]", "[0.5, 1.5]", "block_size_x has the value 0.5; a parameter has"),
     "types": ("[64, 128, 256]", "[2, True]", "block_size_x has values of several types"),
     "words": ("[64, 128, 256]", "['a b']", "block_size_x has the value 'a b'; a parameter has"),
+    "a type": ('["block_size_x"]', '["float"]', "the tunable 'float' is a word of C++: as a macro"),
     "a word": ('["block_size_x"]', '["block size"]', "'block size' cannot be a macro's name"),
     "divisor": (
         "answer=answer",

@@ -73,3 +73,12 @@ def test_a_fraction_of_some_configurations_rejects_these_in_a_run(tmp_path: Path
     rejection = planner.proposal(1, fraction).rejection
     assert rejection is not None
     assert "`33 / SPLIT` is 16.5, expected an integer" in rejection
+
+
+def test_a_macro_that_the_compilers_header_uses_is_no_parameter(tmp_path: Path) -> None:
+    """NVRTC's own header has `template <typename T>`, which -DT=1 would change."""
+    path = _changed(tmp_path, "THREADS", "T")
+    with pytest.raises(
+        SpaceError, match=r"changed\.yaml:\d+:\d+: the compiler's own header uses T,"
+    ):
+        check_space(str(path), "l4")

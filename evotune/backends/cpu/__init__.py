@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _CPP = Language(
     name="cpp",
     suffixes=(".cpp", ".cc", ".cxx"),
+    stated_suffixes=(".c", ".h", ".hpp"),
     needs="a C++ compiler",
     takes_option=_cpp_options.is_allowed,
     options_in_words=_cpp_options.IN_WORDS,
