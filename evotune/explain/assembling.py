@@ -34,6 +34,7 @@ from evotune.explain._space_effects import (
 from evotune.explain._subjects import (
     Subject,
     ablation_of,
+    begun_ablation_of,
     chosen_subject,
     evidence_for,
     kept_in,
@@ -98,7 +99,8 @@ def explain_data(
     predictor = None
     if model is not None:
         predictor = Predictor(table, view.launch_figures if view is not None else None)
-    ablation = ablation_of(data, subject)
+    whole, begun = ablation_of(data, subject), begun_ablation_of(data, subject)
+    ablation = whole or begun
     known = [one.evidence for one in (gathered, *kept) if one is not None]
     ceilings = ceilings_of(known, _profile(data), data.copy_gbps)
     roofline = _roofline(data, subject, gathered, ceilings, view)
@@ -144,7 +146,7 @@ def explain_data(
             *missing,
             *(roofline.exceeded if roofline is not None else ()),
             *(f"ceilings: {note}" for note in ceilings.notes if roofline is not None),
-            *missing_parts(data, gathered, ablation, other),
+            *missing_parts(data, gathered, ablation, other, begun=not whole),
         ),
     )
 

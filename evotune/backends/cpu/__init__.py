@@ -39,6 +39,7 @@ class CpuBackend(Backend):
     languages = (_CPP,)
     requests = ("cpu",)  # and cpu:N, with N threads
     flagship = "attention-cpu"
+    explain_minutes = 3.0
     first_look = MappingProxyType({"minutes": 3.0, "lookahead": 4})
     """Two cores take 6 to 10 minutes for the space's 120 trials. As compilers and measurements take
     turns, a short lookahead shows the first trial sooner, and leaves fewer compiled at the end."""
