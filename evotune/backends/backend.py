@@ -124,6 +124,8 @@ class Backend(ABC):
     first_look: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Options of a run whose user names neither a space nor a limit, in place of the flagship's:
     it should show a confirmed champion in a few minutes."""
+    exponential_flops: ClassVar[float] = 0.0
+    """The FLOP that an exponential takes of the unit of FMAs; 0 where another unit computes it."""
     explain_minutes: ClassVar[float] = math.inf
     """How long `evotune explain` measures at most, if the user does not say."""
     preference: ClassVar[int] = 0

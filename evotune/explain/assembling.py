@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from evotune.backends import registry
 from evotune.device.evidence import Ceilings, Evidence
 from evotune.device.gathered import GatheredEvidence, Work
 from evotune.device.profile import DeviceProfile
@@ -202,6 +203,7 @@ def _roofline(
         ceilings=ceilings,
         attributes=_attributes(data),
         launches=launches,
+        exponential_flops=registry.named(_profile(data).backend).exponential_flops,
     )
 
 
