@@ -36,6 +36,9 @@ class Language:
     name: str
     suffixes: tuple[str, ...]
     """The suffixes of its files, with the dot."""
+    stated_suffixes: tuple[str, ...] = ()
+    """Further suffixes, of files that could be in another language too: a space states `language:`.
+    """
     needs: str = ""
     """The things that a machine needs to run its kernels, in words."""
     launched: bool = False
@@ -53,6 +56,8 @@ class Language:
     only as the kernel's own."""
     one_entry: bool = False
     """Whether the compiler compiles one function, for argument types known beforehand."""
+    taken_macros: tuple[str, ...] = ()
+    """Macros that would change the compiler's own headers; no parameter can have such a name."""
     extra_arguments: tuple[str, ...] = ()
     """The types of arguments that the compiler adds after the kernel's own; all are passed as 0."""
     runs_when_compiled: bool = False

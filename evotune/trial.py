@@ -90,7 +90,7 @@ class Configuration(Mapping[str, Value]):
         return NotImplemented
 
     def __repr__(self) -> str:
-        return f"Configuration({', '.join(f'{name}={value}' for name, value in self.items())})"
+        return f"Configuration({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
     def to_json(self) -> dict[str, Value]:
         return dict(self._values)
@@ -337,5 +337,5 @@ class Trial(NamedTuple):
             found = f"{speedup:.3f}x [{low:.3f}, {high:.3f}]"
         elif outcome.reason:
             found += f": {outcome.reason}"
-        values = " ".join(f"{name}={value}" for name, value in self.configuration.items())
+        values = " ".join(f"{name}={value!r}" for name, value in self.configuration.items())
         return f"trial {self.number}: {found}, {values}"

@@ -309,6 +309,7 @@ class Run:
         against: str = "",
         measure: bool | None = None,
         effects: bool = True,
+        minutes: float | None = None,
         tries: bool = False,
         trust: bool = False,
         on_note: Callable[[str], object] = lambda text: None,
@@ -319,17 +320,19 @@ class Run:
 
         `against` is baseline, default, a trial's number as text, or RUN:NUMBER. `measure`: None
         measures what is missing where the run's device is here; False compiles and launches
-        nothing. Without `effects` the choices are not measured in turn with the trial. `tries`
-        measures the suggestions that are configurations. `trust`: see `tune`. `on_note` is called
-        with a line before each measurement. UsageError for a trial or a side that is not there,
-        and for `tries` with `measure` False; EnvironmentProblem when something must be measured and
-        the device is not here; RunLocked while another process works on the run.
+        nothing. Without `effects` the choices are not measured in turn with the trial. `minutes`:
+        measuring takes about so long at most (3 on a CPU if not given), and the next call goes on
+        with what is left. `tries` measures the suggestions that are configurations. `trust`: see
+        `tune`. `on_note` is called with a line before each measurement. UsageError for a trial or a
+        side that is not there, and for `tries` with `measure` False; EnvironmentProblem when
+        something must be measured and the device is not here; RunLocked while another process works
+        on the run.
         """
         from evotune.api._given_space import trusting
         from evotune.explain.explaining import ExplainRequest, explain_run
 
         with trusting(trust):
-            request = ExplainRequest(number, against, measure, tries, effects)
+            request = ExplainRequest(number, against, measure, tries, effects, minutes)
             return explain_run(self.folder, request, on_note)
 
     def export(

@@ -10,6 +10,7 @@ Below it: a compiled kernel as a user's own process calls it, and the lines of `
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -123,6 +124,10 @@ class Backend(ABC):
     first_look: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Options of a run whose user names neither a space nor a limit, in place of the flagship's:
     it should show a confirmed champion in a few minutes."""
+    exponential_flops: ClassVar[float] = 0.0
+    """The FLOP that an exponential takes of the unit of FMAs; 0 where another unit computes it."""
+    explain_minutes: ClassVar[float] = math.inf
+    """How long `evotune explain` measures at most, if the user does not say."""
     preference: ClassVar[int] = 0
     """Of the backends with a flagship and a device on this machine, `auto` takes the one with the
     highest preference."""

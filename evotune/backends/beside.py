@@ -27,6 +27,17 @@ def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
     return found
 
 
+def sharing(profile: DeviceProfile) -> str:
+    """How runs share the cores of a CPU without taking each other's, where another run of evotune
+    measures now; "" else."""
+    cores = len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
+    runs = len(_measuring_parents()) + 1
+    if runs == 1 or cores == 1 or "threads" not in profile.attributes:
+        return ""
+    each, request = max(1, cores // runs), named(profile.backend).requests[0]
+    return f"start each run with OMP_NUM_THREADS={each} or --device {request}:{each}"
+
+
 def in_part(profile: DeviceProfile) -> str:
     """How a run uses the device, where it uses a part of it only: a CPU with fewer threads than
     this process has physical cores. "" else."""
@@ -47,6 +58,10 @@ def _busy_cores() -> Iterator[str]:
 
 
 def _other_runs() -> Iterator[str]:
+    yield from _in_one_line(sorted(_measuring_parents()))
+
+
+def _measuring_parents() -> set[int]:
     """Other runs of evotune: their device workers name another parent than this process."""
     parents = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -54,5 +69,12 @@ def _other_runs() -> Iterator[str]:
             words = path.read_bytes().split(b"\0")
             if _WORKER in words:
                 parents.add(int(words[words.index(_WORKER) + 1]))
-    for parent in sorted(parents - {os.getpid()}):
-        yield f"another evotune run is measuring (process {parent})"
+    return parents - {os.getpid()}
+
+
+def _in_one_line(processes: Sequence[int]) -> Iterator[str]:
+    if len(processes) == 1:
+        yield f"another evotune run is measuring (process {processes[0]})"
+    elif processes:
+        named = ", ".join(map(str, processes))
+        yield f"{len(processes)} other evotune runs are measuring (processes {named})"

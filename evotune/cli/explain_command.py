@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from evotune.cli.options import (
+    POSITIVE,
     Command,
     format_option,
     output_option,
@@ -45,6 +46,12 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
     help="Whether measuring includes each choice in turn with the trial: that takes longest.",
 )
 @click.option(
+    "--minutes",
+    type=POSITIVE,
+    help="Measure for about so long at most; --try comes on top. What is left is named, and the "
+    "next call goes on with it.  [default:  3 on a CPU, no limit on a GPU]",
+)
+@click.option(
     "--try",
     "tries",
     is_flag=True,
@@ -63,6 +70,7 @@ def explain(
     against: str,
     measure: bool | None,
     effects: bool,
+    minutes: float | None,
     tries: bool,
     runs_dir: Path,
     style: str,
@@ -78,7 +86,7 @@ def explain(
     from evotune.engine.folder import find_run
     from evotune.explain.explaining import ExplainRequest, explain_run
 
-    request = ExplainRequest(trial, against, measure, tries, effects)
+    request = ExplainRequest(trial, against, measure, tries, effects, minutes)
     found = explain_run(find_run(run, runs_dir), request, terminal.note)
     if style == "json":
         from evotune.report.records import to_json

@@ -20,7 +20,6 @@ _ASCII_BLOCKS = "_.-=+*#@"
 _ELITES = 5
 _FIRST_TO_GO = ("elites", "configuration", "stages", "device", "curve")
 _ROW_BY_ROW = ("elites",)  # parts whose rows stand alone: cut between two rows, no ellipsis needed
-_WIDEST = 100  # wider lines are hard to read at a glance
 
 
 def panel(
@@ -34,7 +33,7 @@ def panel(
     from rich.console import Group
     from rich.text import Text
 
-    width = max(20, min(width - 1, _WIDEST))
+    width = max(20, width - 1)
     phase = f"{standing.phase} ({wording.duration_text(standing.elapsed_s)})"
     parts = {
         "heading": [Text(shorten(printable(standing.heading()), width), style="bold")],
@@ -42,9 +41,11 @@ def panel(
         "bar": _bar(standing, width, encoding),
         "pace": _labelled("trials", standing.pace(), width),
         "counts": _labelled("outcomes", standing.counts(), width),
-        "best": _labelled("best", standing.best(), width, style="bold green"),
+        "best": _labelled("best", standing.best(), width, _style(wins=standing.best_wins)),
         "configuration": _labelled("", standing.best_configuration(), width),
-        "confirmed": _labelled("confirmed", standing.confirmations(), width, style="bold green"),
+        "confirmed": _labelled(
+            "confirmed", standing.confirmations(), width, _style(wins=standing.confirmed_wins)
+        ),
         "curve": _curve(standing, width, encoding),
         "elites": _elites(standing, width),
         "device": _labelled("device", standing.device_state(), width),
@@ -97,6 +98,11 @@ def _labelled(label: str, text: str, width: int, style: str = "") -> list[Text]:
         Text.assemble((f"{label if at == 0 else '':{indent}}", "dim"), (line, style))
         for at, line in enumerate(lines)
     ]
+
+
+def _style(*, wins: bool) -> str:
+    """Green is for a speedup that is surely above 1."""
+    return "bold green" if wins else "bold"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -26,7 +26,7 @@ from evotune.cli.no_memory import is_no_memory, say_no_memory
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
 from evotune.errors import EvotuneError, Interrupted, UsageError
-from evotune.space.suggest import did_you_mean, shorten
+from evotune.space.suggest import did_you_mean, shorten, shorten_names
 from evotune.version import __version__
 
 # --- An internal error: the user reads one line, and a file keeps the traceback -------------------
@@ -129,7 +129,7 @@ class Application(click.Group):
             sys.stdout.flush()
             return int(code or 0)
         except EvotuneError as error:
-            say(f"error: {error}")
+            say(f"error: {shorten_names(str(error))}")
             return error.exit_code
         except KeyboardInterrupt:
             say("interrupted")
@@ -137,7 +137,10 @@ class Application(click.Group):
         except BrokenPipeError:
             _discard_stdout()  # the program that reads our output (head, less) has closed the pipe
             return terminal.verdict
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except click.ClickException as error:
+            vars(error).update(message=shorten_names(error.message))  # typed as final
+            raise
+        except (click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:  # noqa: BLE001 - nothing above this would record the error
             return _unexpected(error, terminal)

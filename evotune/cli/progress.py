@@ -50,7 +50,7 @@ class PlainProgress:
 
     def phase(self, text: str) -> None:
         if text != self._standing.phase:
-            self._standing.phase = text
+            self._standing.enter(text)
             self._say(text)
 
     def started(self, info: RunInfo) -> None:
@@ -105,7 +105,7 @@ class LiveProgress:
         self._start = start
 
     def phase(self, text: str) -> None:
-        self._standing.phase = text
+        self._standing.enter(text)
         if text.startswith((OTHER_WORK, WARNING)):  # they stay; the next phase takes their place
             with contextlib.suppress(OSError):
                 self._write(text)

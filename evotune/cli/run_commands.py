@@ -82,8 +82,8 @@ _INTERRUPTED = 130
 )
 @click.option(
     "--champions",
-    type=click.IntRange(1, 100),
-    help="How many of the best to confirm in fresh processes; 3 if not given.",
+    type=click.IntRange(0, 100),
+    help="How many of the best to confirm in fresh processes; 3 if not given, 0 confirms none.",
 )
 @gpus_option
 @cluster_option
@@ -208,7 +208,7 @@ def _conclude(
     """Prints the leaderboard on stdout and the next commands on stderr; returns the exit code."""
     from evotune.cli.tables import print_leaderboard
     from evotune.report.data import RunData
-    from evotune.report.summary import more_budget
+    from evotune.report.summary import more_budget, no_win
 
     interrupted = result.reason == "interrupted"
     data = RunData.load(result.run, _SHOWN_ROWS)
@@ -235,6 +235,8 @@ def _conclude(
     terminal.note(f"report: {run_command('report', result.run.path, *page)}")
     if data.won:
         _offer_package(terminal, result, data)
+    elif not failed and not interrupted and not data.recorded:
+        terminal.note(no_win(data))
     return terminal.verdict
 
 

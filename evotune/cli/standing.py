@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from evotune.engine.observer import Progress, RunInfo
+from evotune.engine.observer import CONFIRMING, Progress, RunInfo
 from evotune.report import wording
 from evotune.report.deciding_outcomes import figures
 from evotune.trial import Json, Outcome, Trial
@@ -42,6 +42,8 @@ class Standing:
     stage_s: Counter[str] = field(default_factory=Counter)
     confirmed: dict[int, Outcome] = field(default_factory=dict)
     """The outcomes of the confirmations in fresh processes, by the trial's number."""
+    confirming: bool = False
+    """Whether the search has ended and champions are being confirmed."""
     ended_s: float | None = None
     """Time at work over all parts of the run, once the run has ended."""
     began_s: float = field(init=False)
@@ -52,6 +54,11 @@ class Standing:
 
     def __post_init__(self) -> None:
         self.began_s = self.clock()
+
+    def enter(self, phase: str) -> None:
+        """Takes a new phase in. Remarks that come while champions are confirmed change nothing."""
+        self.phase = phase
+        self.confirming |= phase.startswith(CONFIRMING)
 
     def start(self, info: RunInfo) -> None:
         self.info = info
@@ -154,6 +161,24 @@ class Standing:
         reasons = ", ".join(map(str, self.state.get("throttled_by") or ()))
         return ", ".join((*parts, *([f"clocks lowered by {reasons}"] if reasons else [])))
 
+    def wins(self, outcome: Outcome | None) -> bool:
+        """Whether the whole interval of its speedup is above 1; a recording has no speedup."""
+        if outcome is None or is_recorded(outcome):
+            return False
+        low = outcome.fitness if outcome.fitness_low is None else outcome.fitness_low
+        return low is not None and low > 0
+
+    @property
+    def best_wins(self) -> bool:
+        best = self.progress.best if self.progress else None
+        return self.wins(best.outcome if best else None)
+
+    @property
+    def confirmed_wins(self) -> bool:
+        """Of the confirmed trial that stands first in `confirmations`."""
+        sound = [each for each in self.confirmed.values() if each.fitness is not None]
+        return self.wins(max(sound, key=lambda each: each.fitness or 0.0, default=None))
+
     def elites(self, count: int) -> list[tuple[str, str]]:
         """For each of the best few: its figure, and the parameters that differ from the first."""
         known = sorted(self.progress.elites if self.progress else (), key=lambda e: -e[0])[:count]
@@ -177,7 +202,9 @@ class Standing:
         parts = [f"generation {self.progress.generation}", f"trial {told}/{self.info.trials}"]
         if searched_s > 0:
             parts.append(f"{told / searched_s * 60:.0f}/min")
-            if self.ended_s is None:
+            if self.ended_s is None and self.confirming:
+                parts.append("confirming")
+            elif self.ended_s is None:
                 parts.append(f"{wording.duration_text(self._left_s(told, searched_s))} left")
         return ", ".join(parts)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
-from evotune.engine.observer import Observer, Progress, RunInfo
+from evotune.engine.observer import CONFIRMING, Observer, Progress, RunInfo
 from evotune.engine.stop_signal import interruptible
 from evotune.report.data import RunData
 from evotune.store import RunStore
@@ -77,7 +77,7 @@ class Follower:
             if number not in self._confirmed and trials:
                 self._observer.confirmed(trials[0], outcome)
             self._confirmed.add(number)
-        self._observer.phase("confirming" if confirmations else "searching")
+        self._observer.phase(CONFIRMING if confirmations else "searching")
         return state
 
     def _tell(self, trial: Trial, searched_s: float) -> None:

@@ -26,7 +26,21 @@ _T4_FAILURES: Final = {
     "constraints": "InvalidConfig",
     "correctness": "wrong_result",
 }
-_MS_PER_UNIT: Final = {"": 1.0, "ms": 1.0, "milliseconds": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
+_MS_PER_UNIT: Final = {
+    name: ms
+    for ms, names in (
+        (1e3, "s sec second seconds"),
+        (
+            1.0,
+            "ms msec millisecond milliseconds milisecond miliseconds",
+        ),  # misspelt in published files
+        (1e-3, "us µs μs usec microsecond microseconds"),  # micro sign, Greek mu
+        (1e-6, "ns nsec nanosecond nanoseconds"),
+    )
+    for name in names.split()
+}
+_TIME = re.compile("time|duration|latency", re.IGNORECASE)
+"""In the name of an objective that states no unit: a time. Others, as `GFLOP/s`, are not read."""
 _Records = Iterator[tuple[Mapping[str, Json], Json]]  # configuration, and time in ms or failure
 
 
@@ -36,7 +50,8 @@ def as_cache(document: Mapping[str, Json]) -> Mapping[str, Json]:
     if "cache" in document:
         return document
     if isinstance(document.get("results"), list):
-        return _cache({}, _t4_records(document["results"]), "results")
+        scale = _t4_scale(document.get("metadata"))
+        return _cache({}, _t4_records(document["results"], scale), "results")
     run, trials = document.get("run"), document.get("trials")
     if isinstance(run, dict) and isinstance(trials, list):
         device = run.get("device")
@@ -73,34 +88,86 @@ def _cache(header: Mapping[str, Json], records: _Records, key: str) -> Mapping[s
     }
 
 
-def _t4_records(results: list[Json]) -> _Records:
+def _t4_scale(metadata: Json) -> float | None:
+    """Milliseconds in the unit that the document states for all its times; None without one."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, dict):
+        raise MisplacedError('"metadata" is not an object', "metadata")
+    unit = metadata.get("timeunit")
+    if unit is None or unit == "":
+        return None
+    return _ms_per(unit, "metadata.timeunit", "metadata", "timeunit")
+
+
+def _ms_per(unit: Json, subject: str, *place: str | int) -> float:
+    """Milliseconds in the unit. MisplacedError where it is no unit of time."""
+    scale = _MS_PER_UNIT.get(unit.strip().lower()) if isinstance(unit, str) else None
+    if scale is None:
+        found = shorten(repr(unit))
+        raise MisplacedError(f"{subject} is in {found}, which is not a unit of time", *place)
+    return scale
+
+
+def _t4_records(results: list[Json], scale: float | None) -> _Records:
+    """`scale`: milliseconds in the unit of values that state none, if the document says it."""
     for i, result in enumerate(results):
         configuration = result.get("configuration") if isinstance(result, dict) else None
         if not isinstance(configuration, dict) or not configuration:
             raise MisplacedError(f"result {i} has no configuration", "results", i)
         invalidity = result.get("invalidity", "correct")
+        if not isinstance(invalidity, str):
+            raise _no_such(i, "invalidity", "a word", invalidity)
         if invalidity != "correct":
-            yield configuration, _T4_FAILURES.get(invalidity, f"{invalidity}")
+            yield configuration, _T4_FAILURES.get(invalidity, invalidity)
         else:
-            yield configuration, _t4_time_ms(i, result)
+            yield configuration, _t4_time_ms(i, result, scale)
 
 
-def _t4_time_ms(i: int, result: Mapping[str, Json]) -> Json:
+def _t4_time_ms(i: int, result: Mapping[str, Json], scale: float | None) -> Json:
     """The first objective's measurement in ms, of `time` when the result names no objective; None
     when there is no such measurement."""
-    objectives = result.get("objectives")
-    name = objectives[0] if isinstance(objectives, list) and objectives else "time"
-    for measurement in result.get("measurements") or ():
-        if isinstance(measurement, dict) and measurement.get("name") == name:
-            value, scale = measurement.get("value"), _MS_PER_UNIT.get(measurement.get("unit", ""))
-            if scale is None:
-                unit = shorten(repr(measurement["unit"]))
-                message = f"result {i}: {name} is in {unit}, which is not a unit of time"
-                raise MisplacedError(message, "results", i, "measurements")
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return value * scale
-            return value
+    name = _t4_objective(i, result)
+    measurements = result.get("measurements") or []
+    if not isinstance(measurements, list):
+        raise _no_such(i, "measurements", "a list", measurements)
+    for measurement in measurements:
+        if not isinstance(measurement, dict):
+            raise _no_such(i, "measurements", "a list of objects", measurement)
+        if measurement.get("name") == name:
+            return _t4_value_ms(i, name, measurement, scale)
     return None
+
+
+def _t4_objective(i: int, result: Mapping[str, Json]) -> str:
+    objectives = result.get("objectives") or ["time"]
+    if not isinstance(objectives, list) or not isinstance(objectives[0], str):
+        raise _no_such(i, "objectives", "a list of names", objectives)
+    return objectives[0]
+
+
+def _t4_value_ms(
+    i: int, name: str, measurement: Mapping[str, Json], scale: float | None
+) -> float | None:
+    place = "results", i, "measurements"
+    value, unit = measurement.get("value"), measurement.get("unit")
+    if unit is not None and unit != "":
+        scale = _ms_per(unit, f"result {i}: {shorten(name)}", *place)
+    elif _TIME.search(name) is None:
+        message = (
+            f"result {i}: the objective {shorten(name)} has no unit of time: only times are read"
+        )
+        raise MisplacedError(message, *place)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _no_such(i, "measurements", f"a number as the value of {shorten(name)}", value)
+    return value * (1.0 if scale is None else scale)
+
+
+def _no_such(i: int, key: str, expected: str, found: Json) -> MisplacedError:
+    message = f"result {i}: {key}: expected {expected}, found {shorten(repr(found))}"
+    return MisplacedError(message, "results", i, key)
 
 
 def _evotune_records(trials: list[Json]) -> _Records:

@@ -96,12 +96,27 @@ class CompileJobs:
     def _refuse_collisions(self) -> None:
         """SpaceError at the second of two things that would become the same -D name."""
         taken = {f"DTYPE_{dtype.upper()}" for dtype in self._problem.dtypes} | {"DTYPE"}
+        kernels = self._document.kernels
+        own = {name for kernel in kernels for name in language(kernel.language).taken_macros}
+        for kernel in kernels:
+            places = zip(kernel.compiled_in, kernel.compiled_in_positions, strict=True)
+            if wrong := [(name, place) for name, place in places if name.upper() in own]:
+                name, place = wrong[0]
+                raise place.error(
+                    f"the compiler's own header uses {name.upper()}, so '{name}' cannot be "
+                    "compiled in; pass it as an argument"
+                )
         for kernel in self._document.kernels:
             taken |= {name.upper() for name in kernel.compiled_in}
         for spec in self._document.parameters:
             choices = [v for v in (*spec.parameter.values, spec.otherwise) if isinstance(v, str)]
             words = [f"{spec.name}_{word.upper()}" for word in dict.fromkeys(choices)]
             for name in (spec.name, *(words if spec.name != "KERNEL" else ())):
+                if name in own:
+                    raise spec.position.error(
+                        f"the compiler's own header uses {name}, so no macro can have this name; "
+                        "rename the parameter"
+                    )
                 if name in taken:
                     raise spec.position.error(
                         f"{spec.name} needs the macro {name}, which is taken by another parameter, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.beside import in_part, others_at_work
+from evotune.backends.beside import in_part, others_at_work, sharing
 from evotune.counted import counted
 from evotune.engine import confirming
 from evotune.engine._calibration import calibrate
@@ -174,7 +174,8 @@ class KernelRun:
             self._observer.phase(said)
         found = others_at_work(self.setup.devices)
         if found:
-            self._observer.phase(f"{OTHER_WORK}: {'; '.join(found)}")
+            advice = sharing(self.setup.profile) if self._cluster is None else ""
+            self._observer.phase(f"{OTHER_WORK}: {'; '.join(filter(None, (*found, advice)))}")
             known = self._store.meta("beside", {})
             self._store.set_meta("beside", {**known, str(self._store.count()): found})
 

@@ -24,7 +24,7 @@ from evotune.engine._champion_cases import (
 from evotune.engine._compile_jobs import CompileJobs
 from evotune.engine._compiled_in import CompiledIn
 from evotune.engine._served_cases import served_cases
-from evotune.engine.launches import CasePlanner, Rejected, refuse_unknown_arguments
+from evotune.engine.launches import CasePlanner, NoInteger, Rejected, refuse_unknown_arguments
 from evotune.errors import SpaceError
 from evotune.execute.build_review import BuildRules
 from evotune.execute.executor import EDGE, HELD_OUT, RANDOM, SERVED, TIMED, CaseJob, Proposal
@@ -155,6 +155,15 @@ class Planner:
         made = Proposal(number, configuration, tuple(known), only_served=True)
         evaluator = CaseEvaluator(self.bound.case_scope(configuration, {}))
         return self._with_lengths(kernel, made, evaluator, compile_jobs, wanted)
+
+    def refuse_fractions(self, configuration: Configuration) -> None:
+        """SpaceError where a launch of the configuration has no integer where one belongs."""
+        try:
+            self._case_jobs(self.kernel_of(configuration), configuration, {})
+        except NoInteger as found:
+            raise found.error from None
+        except Rejected:
+            pass
 
     def _with_lengths(
         self,

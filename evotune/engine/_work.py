@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from evotune.engine.folder import RunFolder
-from evotune.engine.observer import Observer, RunInfo
+from evotune.engine.observer import CONFIRMING, Observer, RunInfo
 from evotune.engine.search_loop import SearchLoop
 from evotune.engine.setup import Setup
 from evotune.engine.stop_signal import StopSignal
@@ -138,7 +138,7 @@ class RunWork:
         return loop.run()
 
     def _confirm(self, executor: Executor) -> None:
-        self._observer.phase("confirming the best in fresh processes")
+        self._observer.phase(f"{CONFIRMING} the best in fresh processes")
         for trial, outcome in self._kind.confirmed(
             executor, stop=lambda: self._signals.requested, no_time=self._is_over_time
         ):

@@ -127,10 +127,12 @@ def ablate_run(
     number: int,
     champion: Configuration,
     more: Callable[[Sequence[AblationRow]], Sequence[Change]] = lambda rows: (),
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AblationRow]:
     """Measures every change of trial `number` and, after the last, stores the rows in the run.
     `more`: further changes of it, chosen by the rows of these. After an interruption the rows that
-    were measured are not measured again.
+    were measured are not measured again. `stop` is asked after each row that was measured: True
+    ends the ablation as an interruption does.
 
     RunLocked while another process works on the run; EnvironmentProblem on another model of device.
     """
@@ -145,31 +147,39 @@ def ablate_run(
         interrupted = _interrupted(run, about)
         changes = changes_of(reopened, champion)
         progress = Progress.from_json(interrupted, changes)
-        yield from _kept(run, about, progress, reopened, changes)
+        yield from _kept(run, about, progress, reopened, changes, stop)
+        if len(progress) < len(changes) and stop():
+            return
         known = {change.configuration for change in changes}
         changes += [each for each in more(progress.rows) if each.configuration not in known]
         told = len(progress.rows)
         progress = max(progress, Progress.from_json(interrupted, changes), key=len)
-        yield from itertools.islice(_kept(run, about, progress, reopened, changes), told, None)
+        rows_of = _kept(run, about, progress, reopened, changes, stop)
+        yield from itertools.islice(rows_of, told, None)
+        if len(progress) < len(changes) and stop():
+            return
         date = datetime.now(UTC).isoformat(timespec="seconds")
         rows: list[Json] = [row.to_json() for row in progress.rows]
         newest = {**about, "date": date, "rows": rows}
         _store(run, {_NEWEST: newest, _EARLIER: _others(run, champion), _PART: None})
 
 
-def _kept(
+def _kept(  # noqa: PLR0917
     run: RunFolder,
     about: Mapping[str, Json],
     progress: Progress,
     reopened: ReopenedRun,
     changes: Sequence[Change],
+    stop: Callable[[], bool],
 ) -> Iterator[AblationRow]:
     """The rows of the changes. Each new row is stored at once: an interruption loses none."""
     known = len(progress)
     champion = changes[0].configuration
-    for row in measured_rows(reopened, about["trial"], champion, changes, progress):
+    rows = measured_rows(reopened, about["trial"], champion, changes, progress, stop=stop)
+    for row in rows:
         if len(progress) > known:
-            _store(run, {_PART: {**about, **progress.to_json()}})
+            left = len(changes) - len(progress)
+            _store(run, {_PART: {**about, **progress.to_json(), "left": left}})
         yield row
 
 
@@ -223,10 +233,13 @@ def measured_rows(
     champion: Configuration,
     changes: Sequence[Change],
     progress: Progress | None = None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AblationRow]:
     """Measures each change of trial `number`; the first one is the champion itself. The rows that
     `progress` has are not measured; it gets the others. All of them are compiled before the first
-    is timed: on all cores, and none while a candidate is timed."""
+    is timed: on all cores, and none while a candidate is timed. Ends when `stop` says so, after at
+    least one new row: so a later call goes on."""
     progress = Progress() if progress is None else progress
     yield from tuple(progress.rows)
     left = changes[len(progress.rows) :]
@@ -237,7 +250,7 @@ def measured_rows(
         planned = (reopened.planner.proposal(number, change.configuration) for change in left)
         proposals = [against(proposal, rival) for proposal in planned]
         jobs = [job for proposal in proposals for job in proposal.compile_jobs.values()]
-        build_jobs(jobs, reopened.setup.document.timeouts.compile_s)
+        build_jobs(jobs, reopened.setup.document.timeouts.compile_s, stop)
         for change, proposal in zip(left, proposals, strict=True):
             outcome = outcome_of(executor, proposal)
             if not progress.rows:  # the champion against itself
@@ -250,6 +263,8 @@ def measured_rows(
             row = _row(change, outcome, same_code=outcome.binary == progress.binary)
             progress.rows.append(row)
             yield row
+            if stop():
+                return
 
 
 def unchanged(champion: Configuration) -> Change:

@@ -152,9 +152,12 @@ def compile_space(
     return summary
 
 
-def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary | CompileFailure]:
+def build_jobs(
+    jobs: Iterable[CompileJob], timeout_s: float, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Binary | CompileFailure]:
     """The result of each job, by its key: from the build cache, or compiled now on all cores.
-    Where all are cached no process starts."""
+    Where all are cached no process starts. When `stop` says so, the jobs that are left have no
+    result."""
     wanted, folder = {job.key: job for job in jobs}, writable_cache_dir()
     cache = BuildCache(folder)
     found: dict[str, Binary | CompileFailure] = {}
@@ -168,7 +171,7 @@ def build_jobs(jobs: Iterable[CompileJob], timeout_s: float) -> dict[str, Binary
         try:
             for job in missing:
                 pool.submit(job)
-            while len(found) < len(wanted):
+            while len(found) < len(wanted) and not stop():
                 found |= {job.key: result for job, result in pool.wait(0.5)}
         finally:
             pool.close()

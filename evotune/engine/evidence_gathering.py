@@ -32,7 +32,7 @@ from evotune.trial import Configuration, Value
 class CountsExponentials(Protocol):
     """A problem that says how many exponentials every algorithm must compute."""
 
-    def exponentials(self, case: Case) -> int: ...
+    def count_exponentials(self, case: Case) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ class Access:
 
     def work_of(self, job: CaseJob) -> Work:
         problem = self.reopened.planner.problem
-        counted = problem.exponentials(job.case) if isinstance(problem, CountsExponentials) else 0
+        counted = (
+            problem.count_exponentials(job.case) if isinstance(problem, CountsExponentials) else 0
+        )
         return Work(
             operations=job.flops,
             bytes_moved=problem.bytes_moved(job.case),

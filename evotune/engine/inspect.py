@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from evotune.backends import registry
 from evotune.engine._unread_parameters import unread_parameters
 from evotune.engine.baseline_choice import require_baseline
+from evotune.engine.compiling import distinct_samples
 from evotune.engine.setup import KernelSetup, load_setup
 from evotune.engine.spaces import find_space
 from evotune.execute.device_slot import ProblemSource
@@ -22,6 +23,9 @@ from evotune.space.parameters import Parameter
 from evotune.space.reading.yaml_source import Position
 from evotune.space.search_space import SpaceSize
 from evotune.space.suggest import did_you_mean
+
+_PLANNED = 16
+"""So many configurations are planned, the default first: `check` compiles as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ def check_space(space: str, device: str) -> CheckReport:
     setup.space.starts()
     warnings: tuple[str, ...] = ()
     if isinstance(setup, KernelSetup):
+        for configuration in distinct_samples(setup.space, _PLANNED, 0):
+            setup.planner.refuse_fractions(configuration)
         names, warnings = try_problem(setup)
         require_baseline(setup.document, names)
     document = setup.document

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
 from evotune.device.tensor_map import FIRST_ARCH, TensorMap
+from evotune.errors import SpaceError
 from evotune.languages import language
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.space.bound import BoundSpace, Evaluator
@@ -22,6 +24,17 @@ from evotune.trial import Value
 class Rejected(Exception):
     """The configuration cannot run, so it need not be compiled; the message says why."""
 
+
+class NoInteger(Rejected):
+    """The configuration has a fraction, or too large a number, where an integer belongs. `error`
+    names the expression."""
+
+    def __init__(self, error: SpaceError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+_INTEGER_BITS = {"int32": 32, "int64": 64}
 
 _parsed = functools.lru_cache(parse_expression)
 
@@ -56,10 +69,12 @@ class CasePlanner:
         self._constant: dict[int, Argument] = {}  # by their place among the arguments
 
     def plan(self, known: Environment) -> LaunchPlan:
+        """SpaceError for a number that cannot be passed, whatever the configuration is; Rejected
+        where another configuration may have one."""
         kernel = self._kernel
 
         def integer(expression: Expression) -> int:
-            return int(self._evaluator.evaluate(expression, known))
+            return self._integer(expression, known)
 
         workspaces = tuple(
             Workspace(spec.name, integer(spec.size_bytes), spec.init) for spec in kernel.workspace
@@ -89,6 +104,21 @@ class CasePlanner:
             constant_memory=self._constant_memory,
         )
 
+    def _integer(self, expression: Expression, known: Environment, type_name: str = "int64") -> int:
+        """The expression's value, which must be an integer of the type."""
+        value = _as_number(self._evaluator.evaluate(expression, known))
+        whole = int(value) if math.isfinite(value) else 0
+        if whole != value:
+            why = f"{_short(value)}, expected an integer: round with // or ceil_div"
+        elif not -(1 << _INTEGER_BITS[type_name] - 1) <= whole < 1 << _INTEGER_BITS[type_name] - 1:
+            why = f"{whole}, which does not fit {type_name}"
+        else:
+            return whole
+        error = expression.error(f"in the case {self._case.label} `{expression.text}` is {why}")
+        if self._evaluator.is_constant(expression):
+            raise error
+        raise NoInteger(error)
+
     @functools.cached_property
     def _constant_memory(self) -> tuple[ConstantMemory, ...]:
         """SpaceError for a name that is no input tensor."""
@@ -115,9 +145,12 @@ class CasePlanner:
     def _plain_argument(self, argument: ArgumentSpec, known: Environment) -> tuple[Argument, bool]:
         """The argument, and whether every configuration has the same."""
         if argument.value is not None:
-            value = self._evaluator.evaluate(argument.value, known)
             constant = self._evaluator.is_constant(argument.value)
-            return Argument(str(argument.type), value=_as_number(value)), constant
+            kind = str(argument.type)
+            if kind in _INTEGER_BITS:
+                return Argument(kind, value=self._integer(argument.value, known, kind)), constant
+            value = self._evaluator.evaluate(argument.value, known)
+            return Argument(kind, value=_as_number(value)), constant
         name = str(argument.name)
         if name in self._tensors:
             return Argument("tensor", name), True
@@ -133,6 +166,8 @@ class CasePlanner:
         kind = "int64" if name in self._strides else "int32"
         if isinstance(number, float):
             kind = "float32"
+        else:
+            number = self._integer(expression, known, kind)
         return Argument(kind, value=number), self._evaluator.is_constant(expression)
 
     def _tensor_map(
@@ -154,7 +189,7 @@ class CasePlanner:
             message = f"the box has {len(spec.box)} sizes, but {name} has {len(shape)} dimensions"
             raise spec.box_position.error(message)
         *box, swizzle_bytes, l2_promotion_bytes = (
-            int(self._evaluator.evaluate(expression, known))
+            self._integer(expression, known)
             for expression in (*spec.box, spec.swizzle_bytes, spec.l2_promotion_bytes)
         )
         dtype = tensors[name].dtype
@@ -173,6 +208,12 @@ def _as_number(value: Value) -> int | float:
         return int(value)
     assert not isinstance(value, str)
     return value
+
+
+def _short(value: float) -> str:
+    """Six digits, or more where these would look like an integer."""
+    text = f"{value:.6g}"
+    return repr(value) if float(text).is_integer() else text
 
 
 def refuse_unknown_arguments(

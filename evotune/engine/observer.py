@@ -11,6 +11,9 @@ from evotune.trial import Configuration, Outcome, Trial
 OTHER_WORK = "times may be disturbed"
 """The beginning of the phase that names other work on the machine: a remark for the whole run."""
 
+CONFIRMING = "confirming"
+"""The beginning of the phase in which champions are confirmed."""
+
 WARNING = "warning: "
 """The beginning of a phase that warns of the user's problem."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from evotune.command_line import run_command
 from evotune.device.gathered import GatheredEvidence
 from evotune.engine.ablation import AblationRow, Change, ablate_run, changes_of
 from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
@@ -35,6 +37,7 @@ from evotune.report.data import RunData
 from evotune.trial import Configuration, Json, Value
 
 _SAID_EVERY_S = 30.0
+_OWN = "this trial"
 _EXPLAINED_EFFECTS = 5  # of which the changed candidate's evidence is gathered
 _LEAST_EXPLAINED = 1.03  # a worth
 _PAIRED = 3  # a paired measurement takes about so many times the search's own
@@ -58,12 +61,21 @@ class Gathering:
     missing: list[str]
     pairs: Sequence[Pair]
     effects: Sequence[Effect]
+    seconds: float = math.inf
+    """So long it may take; the evidence of the subject and one change are measured in any case."""
+    until_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.until_s = time.monotonic() + self.seconds
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until_s
 
     def evidence(self, side: Side | None, *, demanded: bool) -> None:
         """Of the subject and of the other side. Where it is `demanded`, the other side's run must
         open."""
         subject = self.subject
-        self._trial(self.run, self.access, subject.configuration, "this trial")
+        self._trial(self.run, self.access, subject.configuration, _OWN)
         if side is None:
             return
         if side.baseline:
@@ -96,6 +108,12 @@ class Gathering:
             self._keep(side.run, gather, side.name)
 
     def _keep(self, run: RunFolder, gather: Callable[[], GatheredEvidence], name: str) -> None:
+        if self.is_over() and name != _OWN:
+            again = run_command("explain", self.run.path)
+            self.missing.append(
+                f"machine code and counters of {name}: no time was left; this goes on: {again}"
+            )
+            return
         self.note(f"reading the machine code and the counters of {name}")
         found = gathered_or_reason(gather)
         if isinstance(found, str):
@@ -104,21 +122,30 @@ class Gathering:
             keep_evidence(run, [found])
 
     def ablation(self) -> None:
-        """The paired effects of the subject, and the machine code and counters of the costliest
-        changes."""
+        """The paired effects of the subject, as far as the time allows."""
         data, subject = read_run(self.run), self.subject
         changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
         about = wording.duration_text(changes * _seconds_a_trial(data))
         self.note(
             f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
-            f"{about}; --no-effects leaves them out"
+            f"{about}{self._at_most()}; --no-effects leaves them out"
         )
         said_s = time.monotonic()
-        rows = ablate_run(self.run, subject.trial.number, subject.configuration, self._in_pairs)
+        number, own = subject.trial.number, subject.configuration
+        rows = ablate_run(self.run, number, own, self._in_pairs, self.is_over)
         for done, _ in enumerate(rows):  # the first row is the trial against itself
             if time.monotonic() - said_s >= _SAID_EVERY_S:
                 said_s = time.monotonic()
                 self.note(f"{done} changes measured")
+
+    def _at_most(self) -> str:
+        if math.isinf(self.seconds):
+            return ""
+        return f", at most {wording.duration_text(self.seconds)} in all (--minutes)"
+
+    def costliest(self) -> None:
+        """The machine code and counters of the costliest changes."""
+        subject = self.subject
         for row in _costliest(ablation_of(read_run(self.run), subject) or {}):
             changed = {**subject.configuration, row["parameter"]: row["after"], **row["also"]}
             name = f"{row['parameter']}={wording.value_text(row['after'])}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from evotune.command_line import run_command
+from evotune.counted import counted
 from evotune.device.gathered import GatheredEvidence
 from evotune.explain._limiter import PTX
 from evotune.explain._machine_differences import Machine
@@ -19,7 +21,10 @@ def missing_parts(
     gathered: GatheredEvidence | None,
     ablation: Mapping[str, Json] | None,
     other: Machine | None,
+    *,
+    begun: bool = False,
 ) -> list[str]:
+    """`begun`: the ablation has not ended."""
     found = []
     if data.recorded:
         return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
@@ -40,6 +45,13 @@ def missing_parts(
         found.append(
             "the worth of its choices, measured in turn with this trial: not measured yet; the "
             "figures shown come from the run's trials and the search's model"
+        )
+    elif begun:
+        count = ablation.get("left")
+        left = counted(count, "change") if count else "some changes"
+        found.append(
+            f"the worth of all its choices: {left} not measured yet; this goes on with them: "
+            f"{run_command('explain', data.path)}"
         )
     if other is not None and other.gathered is None:
         found.append(f"counters and machine code of {other.name}: not measured yet")

@@ -71,8 +71,10 @@ def roofline_of(
     ceilings: Ceilings,
     attributes: Mapping[str, Value],
     launches: int = 0,
+    exponential_flops: float = 0.0,
 ) -> Roofline:
-    """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence."""
+    """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence.
+    `exponential_flops`: FLOP of an exponential, where the unit of FMAs computes it."""
     counters = launch_counters(evidence)
     modelled = list(
         _modelled(
@@ -82,6 +84,7 @@ def roofline_of(
             evidence=evidence,
             ceilings=ceilings,
             attributes=attributes,
+            exponential_flops=exponential_flops,
         )
     )
     units = {
@@ -195,6 +198,7 @@ def _modelled(
     evidence: Evidence | None,
     ceilings: Ceilings,
     attributes: Mapping[str, Value],
+    exponential_flops: float,
 ) -> Iterable[Unit]:
     compute = (TENSOR, ceilings.tensor_flops)
     if not uses_tensor_cores(evidence, dtype) or ceilings.tensor_flops is None:
@@ -205,7 +209,7 @@ def _modelled(
     if work.bytes_moved <= cache:
         memory = (L2, ceilings.l2_bytes_per_s)
     for (name, rate), demand, unit in (
-        (compute, work.operations, "FLOP/s"),
+        (compute, work.operations + exponential_flops * work.exponentials, "FLOP/s"),
         (memory, work.bytes_moved, "bytes/s"),
         ((MUFU, ceilings.exp2_per_s), work.exponentials, "exp2/s"),
     ):

@@ -121,11 +121,12 @@ def _kind(roofline: Roofline) -> str:
 
 
 def _flops_of(unit: Unit, roofline: Roofline) -> float | None:
-    """The FLOP/s at which the kernel fills this unit; None where its work there is not known, as
+    """The FLOP/s at which the kernel fills this unit, which may have exponentials to compute beside
+    the problem's operations; None where its work there is not known, as
     that of tensor cores in a kernel without products."""
     if not unit.rate or not unit.work:
         return None
-    if unit.unit == "FLOP/s":
+    if unit.unit == "FLOP/s" and unit.work <= roofline.operations:
         return unit.rate
     return roofline.operations * unit.rate / unit.work
 

@@ -73,7 +73,7 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
     meta = data.meta
     if model != own:
         # Measured on the run's first one.
-        others = ("ablation", "earlier_ablations", "tries", "baselines", FACT)
+        others = ("ablation", "earlier_ablations", "ablation_part", "tries", "baselines", FACT)
         meta = {name: fact for name, fact in meta.items() if name not in others}
         meta["device"] = {"name": model}
     return dataclasses.replace(data, meta=meta, trials=tuple(filter(belongs, data.trials)))
@@ -162,3 +162,11 @@ def ablation_of(data: RunData, subject: Subject) -> Mapping[str, Json] | None:
     """The stored ablation of this configuration."""
     own = subject.configuration.to_json()
     return next((each for each in data.ablations if each.get("configuration") == own), None)
+
+
+def begun_ablation_of(data: RunData, subject: Subject) -> Mapping[str, Json] | None:
+    """The rows so far of an ablation of this configuration that has not ended; `left` counts the
+    changes that are not measured yet, where the run's evotune kept that."""
+    found = data.meta.get("ablation_part")
+    own = subject.configuration.to_json()
+    return found if found and found.get("rows") and found.get("configuration") == own else None

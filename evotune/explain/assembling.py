@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from evotune.backends import registry
 from evotune.device.evidence import Ceilings, Evidence
 from evotune.device.gathered import GatheredEvidence, Work
 from evotune.device.profile import DeviceProfile
@@ -34,6 +35,7 @@ from evotune.explain._space_effects import (
 from evotune.explain._subjects import (
     Subject,
     ablation_of,
+    begun_ablation_of,
     chosen_subject,
     evidence_for,
     kept_in,
@@ -98,7 +100,8 @@ def explain_data(
     predictor = None
     if model is not None:
         predictor = Predictor(table, view.launch_figures if view is not None else None)
-    ablation = ablation_of(data, subject)
+    whole, begun = ablation_of(data, subject), begun_ablation_of(data, subject)
+    ablation = whole or begun
     known = [one.evidence for one in (gathered, *kept) if one is not None]
     ceilings = ceilings_of(known, _profile(data), data.copy_gbps)
     roofline = _roofline(data, subject, gathered, ceilings, view)
@@ -144,7 +147,7 @@ def explain_data(
             *missing,
             *(roofline.exceeded if roofline is not None else ()),
             *(f"ceilings: {note}" for note in ceilings.notes if roofline is not None),
-            *missing_parts(data, gathered, ablation, other),
+            *missing_parts(data, gathered, ablation, other, begun=not whole),
         ),
     )
 
@@ -200,6 +203,7 @@ def _roofline(
         ceilings=ceilings,
         attributes=_attributes(data),
         launches=launches,
+        exponential_flops=registry.named(_profile(data).backend).exponential_flops,
     )
 
 

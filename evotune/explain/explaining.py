@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from evotune.backends import registry
 from evotune.device.gathered import Work
 from evotune.engine.evidence_gathering import Access
 from evotune.engine.folder import RunFolder
@@ -35,6 +36,8 @@ class ExplainRequest:
       without the device too. False compiles and launches nothing.
     - `tries`: measures the suggestions that are configurations.
     - `effects`: whether measuring includes each choice in turn with the trial, which takes longest.
+    - `minutes`: measuring takes about so long at most, tries apart; None: as long as the backend
+      has it. What is left is named, and measured the next time.
     """
 
     trial: int | None = None
@@ -42,6 +45,7 @@ class ExplainRequest:
     measure: bool | None = None
     tries: bool = False
     effects: bool = True
+    minutes: float | None = None
 
 
 def explain_run(
@@ -67,7 +71,9 @@ def explain_run(
     if request.measure is not False and access is not None:
         before = explain_data(data, subject.trial.number, view=_view(access))
         known = (before.over_space.pairs, before.effects)
-        _gather(Gathering(run, subject, access, note, missing, *known), side, request)
+        minutes = request.minutes or _usual_minutes(access)
+        gathering = Gathering(run, subject, access, note, missing, *known, seconds=60 * minutes)
+        _gather(gathering, side, request)
         data = read_run(run, wanted)
     other = machine_on(side, subject, read_run(side.run, wanted)) if side is not None else None
     if other is not None and other.time_us is None:
@@ -117,13 +123,19 @@ def _access(
         return None, [f"the space's files were not read: {error}"]
 
 
+def _usual_minutes(access: Access) -> float:
+    return registry.named(access.reopened.setup.profile.backend).explain_minutes
+
+
 def _gather(gathering: Gathering, side: Side | None, request: ExplainRequest) -> None:
     try:
         gathering.evidence(side, demanded=bool(request.measure))
         if gathering.access.away:
             gathering.missing.append(f"nothing was launched: {gathering.access.away}")
-        elif request.effects and not ablation_of(read_run(gathering.run), gathering.subject):
-            gathering.ablation()
+        elif request.effects:
+            if not ablation_of(read_run(gathering.run), gathering.subject):
+                gathering.ablation()
+            gathering.costliest()
     except RunLocked as error:
         if request.measure:
             raise

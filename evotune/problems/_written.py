@@ -83,11 +83,12 @@ class Written:
                 raise self.mistake(method, f"{message}: rename the tensor")
             taken[spec.name] = "an input"
 
-    def operations(self, sizes: Mapping[str, int]) -> int:
-        found = self.call("operations", **sizes)
+    def count(self, method: str, sizes: Mapping[str, int]) -> int:
+        """What `operations` or `exponentials` gives."""
+        found = self.call(method, **sizes)
         number = isinstance(found, numbers.Real) and not isinstance(found, bool)
         if not number or not math.isfinite(found) or found < 0:
-            raise self._wrong("operations", found, "a number")
+            raise self._wrong(method, found, "a number")
         return int(found)
 
     def indices(

@@ -149,8 +149,8 @@ class Attention:
             found -= sum(s.nbytes * hidden // keys for s in self.tensors(case) if s.name in "kv")
         return found
 
-    def exponentials(self, case: Case) -> int:
-        """One for each visible score (`evotune explain` holds them against MUFU)."""
+    def count_exponentials(self, case: Case) -> int:
+        """One for each visible score: `evotune explain` counts them as work."""
         s = case.symbols
         return self.flops(case) // (2 * (int(s["head_dim"]) + int(s["value_dim"])))
 

@@ -57,6 +57,8 @@ def check_declarations(kind: Any, file: ProblemFile) -> None:
         listed = isinstance(found, tuple | list)
         if not listed or not all(isinstance(each, str) and fits(each) for each in found):
             raise wrong(name, f"{name} is {found!r}, expected a tuple of {expected[name]}")
+    if twice := _named_twice(kind):
+        raise wrong(*twice)
     if not kind.dtypes or tuple(kind.input_kinds[:1]) != ("normal",):
         name = "input_kinds" if kind.dtypes else "dtypes"
         raise wrong(name, f"{name} is {getattr(kind, name)!r}, expected {expected[name]}")
@@ -71,9 +73,23 @@ def check_declarations(kind: Any, file: ProblemFile) -> None:
             raise wrong("ranges", f"ranges names {name!r}, which is none of the constants")
 
 
+def _named_twice(kind: Any) -> tuple[str, str] | None:
+    """The class variable that names a size or a flag again, and the message; None without one."""
+    known: list[str] = []
+    for variable in ("sizes", "flags"):
+        for name in getattr(kind, variable):
+            if name in known:
+                return variable, f"{variable} names {name!r} again; each name stands once"
+            known.append(name)
+    return None
+
+
 def _numbers(found: object) -> bool:
     return isinstance(found, Mapping) and all(
-        isinstance(name, str) and name.isidentifier() and isinstance(value, int | float)
+        isinstance(name, str)
+        and name.isidentifier()
+        and isinstance(value, int | float)
+        and not math.isnan(value)
         for name, value in found.items()
     )
 

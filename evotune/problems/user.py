@@ -109,6 +109,10 @@ class UserProblem(abc.ABC):
 
     # --- may be written ----------------------------------------------------------------------
 
+    def exponentials(self, **sizes: int) -> int:
+        """Exponentials that any kernel must compute. `evotune explain` counts them as work."""
+        return 0
+
     def baselines_of(self, **inputs: torch.Tensor) -> Mapping[str, Callable[[], Tensors]]:
         """Baselines: functions without arguments, by `torch:NAME`. Each must be correct."""
         from evotune.problems import _user_torch
@@ -203,7 +207,10 @@ class UserProblem(abc.ABC):
         return made
 
     def flops(self, case: Case) -> int:
-        return self.written.operations(self.sizes_of(case))
+        return self.written.count("operations", self.sizes_of(case))
+
+    def count_exponentials(self, case: Case) -> int:
+        return self.written.count("exponentials", self.sizes_of(case))
 
     def bytes_moved(self, case: Case) -> int:
         return sum(spec.nbytes for spec in self.tensors(case))

@@ -67,6 +67,15 @@ class _Ablation(msgspec.Struct):
     rows: Sequence[_Change]
 
 
+class _BegunAblation(msgspec.Struct):
+    """An ablation that has not ended. `left`: the changes that are not measured yet."""
+
+    trial: int
+    configuration: Mapping[str, Value]
+    rows: Sequence[_Change]
+    left: int = 0
+
+
 class _Try(msgspec.Struct):
     """The shape of a stored result of `explain --try`: one configuration in turn with another."""
 
@@ -90,6 +99,7 @@ _FACTS: Mapping[str, type] = {
     "devices": list[_Calibration],
     "baselines": _Baselines,
     "ablation": _Ablation,
+    "ablation_part": _BegunAblation,
     "earlier_ablations": list[_Ablation],
     "tries": list[_Try],
     _EVIDENCE: list,

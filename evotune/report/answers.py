@@ -79,8 +79,11 @@ def answers(
 def _winner(data: RunData, leader: Row) -> str:
     number, speedup = f"{leader.number} of {data.totals.trials}", leader.figures.speedup
     text = f"Trial {number}"
-    if not data.recorded and speedup is not None and speedup < 1:
-        text = f"Nothing is faster than the baseline. The best is trial {number}"
+    low, high = leader.figures.speedup_low, leader.figures.speedup_high
+    if not data.recorded and speedup is not None and (low or speedup) <= 1:
+        slower = (high or speedup) < 1
+        surely = "faster" if slower else "surely faster"
+        text = f"Nothing is {surely} than the baseline. The best is trial {number}"
     if data.default is None:
         return f"{text}."
     changed = wording.difference(leader.configuration, data.default)

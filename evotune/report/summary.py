@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from evotune.command_line import run_command
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
@@ -157,3 +158,20 @@ def more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
     if reason in ("trials", "minutes"):
         return [f"--{reason}", f"{2 * settings[reason]:.15g}"]  # 1e+06 is no number of trials
     return None
+
+
+def no_win(data: RunData) -> str:
+    """One sentence for a run whose confirmed champions win no timed case: it says so, and what to
+    do."""
+    champions = [outcome for outcome in data.confirmations.values() if outcome.ok]
+    if not champions:
+        again = run_command("resume", data.path, "--champions", "3")
+        return f"no win: nothing is confirmed; this confirms the best: {again}"
+    timed = [m for outcome in champions for m in outcome.measurements if m.counts]
+    if any(m.speedup_high >= 1 for m in timed):
+        return (
+            "no win yet: whether the best is faster than the baseline is open, since its 95% "
+            "interval holds 1; run again on a quiet machine, or search on with more trials"
+        )
+    why = run_command("explain", data.path)
+    return f"no win: all that is confirmed is slower than the baseline; what limits the best: {why}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -30,6 +31,16 @@ def shorten(text: str, limit: int = 60) -> str:
     """One line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+MOST_NAME = 200
+_LONG = re.compile(rf"\S{{{MOST_NAME + 1},}}")
+
+
+def shorten_names(text: str) -> str:
+    """The text, in which each word, as a name or a path, has at most 200 characters: the first and
+    the last ones."""
+    return _LONG.sub(lambda found: f"{found[0][: MOST_NAME - 50]}…{found[0][-49:]}", text)
 
 
 def describe(found: object) -> str:

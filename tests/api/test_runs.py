@@ -68,6 +68,13 @@ def test_candidates_and_trials_are_printed_in_a_line(tmp_path: Path) -> None:
     assert "\n" not in "".join(map(str, run.trials))
 
 
+def test_a_trial_prints_its_values_as_python_writes_them() -> None:
+    values = {"MODE": "row 1", "TILE": 16, "PACK": True}
+    made = Trial(0, Configuration(values), failed(OutcomeKind.TIMEOUT))
+    assert str(made).endswith("MODE='row 1' TILE=16 PACK=True")
+    assert repr(made.configuration) == "Configuration(MODE='row 1', TILE=16, PACK=True)"
+
+
 def test_a_space_of_objects_is_tuned(space: Path) -> None:
     recorded = evotune.Space(name="mine", root=space.parent, recorded={"file": "recording.json.gz"})
     run = evotune.tune(recorded, trials=3, runs_dir=space.parents[1] / "runs")

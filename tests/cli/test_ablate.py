@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from evotune.engine.reopening import ReopenedRun
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
 from evotune.store import RunStore
-from evotune.trial import Configuration, Outcome
+from evotune.trial import Configuration, Outcome, OutcomeKind
 from tests.engine.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
@@ -100,7 +101,9 @@ def test_the_rows_are_shown_as_a_table(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "space.yaml").write_text(SPACE)
     run = run_of(tmp_path / "space.yaml", tmp_path / "runs", CHAMPION)
 
-    def rows(reopened: Any, number: int, own: Any, changes: Any, progress: Any) -> Any:
+    def rows(
+        reopened: Any, number: int, own: Any, changes: Any, progress: Any, **given: Any
+    ) -> Any:
         for change in changes:
             row = AblationRow(change, "ok", "", 1.5, 1.4, 1.6, same_code=False)
             progress.rows.append(row)
@@ -155,8 +158,8 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     events: list[Any] = []
     compile_all, measure = ablation_module.build_jobs, ablation_module.outcome_of
 
-    def build_jobs(jobs: list[Any], timeout_s: float) -> Any:
-        found = compile_all(jobs, timeout_s)
+    def build_jobs(jobs: list[Any], timeout_s: float, stop: Callable[[], bool]) -> Any:
+        found = compile_all(jobs, timeout_s, stop)
         events.append(set(found))
         return found
 
@@ -268,7 +271,9 @@ def test_each_configuration_keeps_its_ablation(
     (tmp_path / "space.yaml").write_text(SPACE)
     run = run_of(tmp_path / "space.yaml", tmp_path / "runs", CHAMPION)
 
-    def rows(reopened: Any, number: int, own: Any, changes: Any, progress: Any) -> Any:
+    def rows(
+        reopened: Any, number: int, own: Any, changes: Any, progress: Any, **given: Any
+    ) -> Any:
         row = ablation_module.AblationRow(changes[0], "ok", "", 1.0, 0.9, 1.1, same_code=True)
         progress.rows.append(row)
         yield row
@@ -298,7 +303,9 @@ def test_further_changes_follow_from_the_rows_and_outlive_an_interruption(
     timed: list[Configuration] = []
     lasts_for = 2
 
-    def rows(reopened: Any, number: int, own: Any, changes: Any, progress: Any) -> Any:
+    def rows(
+        reopened: Any, number: int, own: Any, changes: Any, progress: Any, **given: Any
+    ) -> Any:
         yield from tuple(progress.rows)
         for change in changes[len(progress.rows) :]:
             if len(timed) == lasts_for:
@@ -323,3 +330,30 @@ def test_further_changes_follow_from_the_rows_and_outlive_an_interruption(
     assert [row.change for row in found] == [ablation_module.unchanged(own), *further]
     assert timed == [own, *(change.configuration for change in further)]
     assert len(RunData.load(run).meta["ablation"]["rows"]) == 3
+
+
+def test_an_ablation_whose_time_is_over_goes_on_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call measures at least one row, however short its time is."""
+    (tmp_path / "space.yaml").write_text(SPACE)
+    run = run_of(tmp_path / "space.yaml", tmp_path / "runs", CHAMPION)
+    own = Configuration(CHAMPION)
+    changes = [ablation_module.unchanged(own)]
+    changes += [Change(Configuration({**own, "UNUSED": value}), "UNUSED", own["UNUSED"], value,
+                       "default", {}) for value in (1, 8)]  # fmt: skip
+    monkeypatch.setattr(ablation_module, "changes_of", lambda reopened, own: changes)
+    monkeypatch.setattr(ablation_module, "build_jobs", lambda jobs, timeout_s, stop: {})
+    ended = Outcome(OutcomeKind.OK, fitness=0.0, fitness_low=-0.1, fitness_high=0.1)
+    monkeypatch.setattr(ablation_module, "outcome_of", lambda executor, proposal: ended)
+    monkeypatch.setattr(ablation_module, "repeated", lambda run, proposal, first, processes: first)
+    monkeypatch.setattr(ReopenedRun, "executor", lambda self: contextlib.nullcontext())
+    for left in (2, 1):
+        list(ablation_module.ablate_run(run, 0, own, stop=lambda: True))
+        facts = RunData.load(run).meta
+        assert facts["ablation_part"]["left"] == left
+        assert "ablation" not in facts
+    list(ablation_module.ablate_run(run, 0, own, stop=lambda: True))
+    facts = RunData.load(run).meta
+    assert len(facts["ablation"]["rows"]) == 3
+    assert "ablation_part" not in facts

@@ -163,6 +163,20 @@ def test_the_kernel_compiles_as_it_is(invoke: Invoke, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
 
 
+def test_a_tunable_may_have_the_name_of_a_template_parameter(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    """NVRTC's own header has `template <typename T>`: the space's parameter is T_."""
+    script = SIMPLE.replace(
+        'params["block_size_x"]', 'params["T"] = [1, 2]\nparams["block_size_x"]'
+    )
+    (tmp_path / "tune.py").write_text(script.replace("a * x[i];", "a * x[i] * T / T;"))
+    assert invoke("init", "scale", "--from-kernel-tuner", "tune.py").exit_code == 0
+    assert "T_: [1, 2]" in (tmp_path / "scale" / "space.yaml").read_text()
+    made = invoke("compile", "scale/space.yaml", "--device", "l4", "--trust", "--all")
+    assert made.exit_code == 0, made.output
+
+
 def test_a_macro_that_the_source_overrides_does_not_compile(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     (tmp_path / "tune.py").write_text(SIMPLE.replace('"""\n__', '"""\n#define block_size_x 64\n__'))
@@ -341,6 +355,7 @@ MISTAKES = {
     "floats": ("[64, 128, 256]", "[0.5, 1.5]", "block_size_x has the value 0.5; a parameter has"),
     "types": ("[64, 128, 256]", "[2, True]", "block_size_x has values of several types"),
     "words": ("[64, 128, 256]", "['a b']", "block_size_x has the value 'a b'; a parameter has"),
+    "a type": ('["block_size_x"]', '["float"]', "the tunable 'float' is a word of C++: as a macro"),
     "a word": ('["block_size_x"]', '["block size"]', "'block size' cannot be a macro's name"),
     "divisor": (
         "answer=answer",
@@ -454,3 +469,65 @@ def test_a_number_that_doubles_each_line_takes_no_time(tmp_path: Path) -> None:
     doubling = "n = 3\nm = n + 0 * n\n" + "m = m + m - m\n" * 60
     made = brought_in(tmp_path, SIMPLE.replace("n = 5000\n", f"{doubling}"))
     assert value_of(made.files["problem.py"].decode(), "sizes") == ("n",)
+
+
+HELPERS = SIMPLE.replace(
+    """params = dict()
+params["block_size_x"] = [64, 128, 256]
+""",
+    """
+def sizes(least, most=256):
+    found = []
+    for i in range(10):
+        if least <= 2 ** i <= most:
+            found.append(2 ** i)
+    return found
+
+def tunables(n):
+    params = dict()
+    params["block_size_x"] = sizes(64)
+    return params, 3
+
+params, most = tunables(n)
+""",
+)
+
+
+def test_what_a_function_of_the_script_returns_is_known(tmp_path: Path) -> None:
+    made = brought_in(tmp_path, HELPERS)
+    parameters = space_of(made).parameters
+    assert [(p.name, [*p.parameter.values]) for p in parameters] == [
+        ("BLOCK_SIZE_X", [64, 128, 256])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("return params, 3", "if input(): return {}, 3\n    return params, 3", "condition at line"),
+        ("return params, 3", "while True: return params, 3", "it is changed at line"),
+        ("return params, 3", "yield params", "the result of tunables() is not followed"),
+        ("return params, 3", "return tunables(n)", "the result of tunables() is not followed"),
+    ],
+)
+def test_a_function_that_cannot_be_followed_is_named(
+    invoke: Invoke, tmp_path: Path, old: str, new: str, why: str
+) -> None:
+    (tmp_path / "tune.py").write_text(HELPERS.replace(old, new))
+    made = invoke("init", "mine", "--from-kernel-tuner", "tune.py")
+    assert_refused(made, "cannot tell tune_params: ")
+    assert why in made.stderr
+
+
+def test_a_templated_helper_beside_the_kernel_compiles(invoke: Invoke, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    helper = (
+        "template <typename V> __device__ V twice(V v) { return v + v; }\n__global__ void scale"
+    )
+    script = SIMPLE.replace("__global__ void scale", helper).replace(
+        "a * x[i];", "a * twice(x[i]) / 2;"
+    )
+    (tmp_path / "tune.py").write_text(script)
+    assert invoke("init", "scale", "--from-kernel-tuner", "tune.py").exit_code == 0
+    made = invoke("compile", "scale/space.yaml", "--device", "l4", "--trust", "--sample", "1")
+    assert made.exit_code == 0, made.output

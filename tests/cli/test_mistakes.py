@@ -180,3 +180,23 @@ def test_a_run_that_another_process_works_on_is_not_resumed(invoke: Invoke, run:
         result = invoke("resume", "latest", "--trials", "90")
     assert (result.exit_code, result.stdout) == (5, "")
     assert result.stderr == f"error: run {run.name} is being worked on by process {os.getpid()}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", CPU, "--strategy", "x" * 5000),
+        ("check", CPU, "--device", "x" * 5000),
+        ("check", "folder/" * 400 + "x"),
+        ("top", "x" * 5000),
+        ("init", "x" * 5000),
+        ("run", CPU, "--trials", "x" * 5000),
+        ("x" * 5000,),
+    ],
+    ids=lambda command: f"{command[0][:8]} {len(command)}",
+)
+def test_a_long_name_is_quoted_in_part(invoke: Invoke, command: tuple[object, ...]) -> None:
+    result = invoke(*command)
+    assert result.exit_code == 2
+    assert max(map(len, result.stderr.split())) <= 200
+    assert "…" in result.stderr

@@ -313,6 +313,16 @@ def test_a_method_that_takes_no_such_size_is_told_with_the_sizes(
             "8: constants is ['factor'], expected a dict, name -> nu",
         ),
         ('{"factor": 3.0}', '{"factor": "3"}', "8: constants is {'factor': '3'}, expected a dict"),
+        (
+            '{"factor": 3.0}',
+            '{"factor": float("nan")}',
+            "8: constants is {'factor': nan}, expected",
+        ),
+        (
+            '("rows", "columns")',
+            '("rows", "rows")',
+            "7: sizes names 'rows' again; each name stands",
+        ),
         ("def compute", "def computes", "6: Scale lacks compute"),
         ("from pathlib import Path", "import nothing_like_this", "1: ModuleNotFoundError: No mod"),
         ("from pathlib import Path", "import sys; sys.exit()", "1 called sys.exit()"),

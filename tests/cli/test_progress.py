@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from report.runs import configuration, failed, ok, recorded
 from rich.console import Console
+from rich.text import Text
 
 from evotune.cli.live_view import panel, sparkline
 from evotune.cli.progress import LiveProgress, PlainProgress
 from evotune.cli.standing import Standing
-from evotune.engine.observer import Progress, RunInfo
+from evotune.engine.observer import CONFIRMING, Progress, RunInfo
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 
@@ -277,3 +278,42 @@ def test_a_sparkline_keeps_the_last_of_each_stretch() -> None:
     assert sparkline(list(range(1000)), 60)[-1] == "█"
     assert sparkline([math.nan], 9) == ""
     assert sparkline([2.0, 2.0], 9) == "▁▁"
+
+
+def styles(standing: Standing, text: str) -> set[str]:
+    """The styles of the panel's lines that hold the text."""
+    rows = panel(standing, 100).renderables
+    lines = [row for row in rows if isinstance(row, Text) and text in row.plain]
+    return {str(span.style) for line in lines for span in line.spans}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "green"), [(ok(1.2), True), (ok(0.9), False), (ok(1.05, 0.95, 1.2), False)]
+)
+def test_a_speedup_is_green_only_above_one(outcome: Outcome, green: bool) -> None:
+    standing = Standing(Clock(), info())
+    best = trial(0, outcome)
+    standing.tell(best, progress(1, best))
+    assert ("bold green" in styles(standing, "best ")) is green
+    standing.confirmed[0] = outcome
+    assert ("bold green" in styles(standing, "confirmed ")) is green
+
+
+def test_while_champions_are_confirmed_nothing_is_said_to_be_left() -> None:
+    live = LiveProgress(standing := Standing(Clock()), lambda line: None)
+    live.started(dataclasses.replace(info(), champions=3))
+    best = trial(0, ok(1.2))
+    live.phase("searching")
+    live.told(best, progress(100, best))
+    assert "left" in standing.pace()
+    live.phase(f"{CONFIRMING} the best in fresh processes")
+    live.step("checking the best side by side")
+    assert standing.pace().endswith("/min, confirming")
+
+
+def test_the_live_panel_uses_the_whole_width() -> None:
+    standing = Standing(Clock(), info())
+    best = Trial(0, Configuration({f"PARAMETER_{n}": n for n in range(30)}), ok(1.2))
+    standing.tell(best, progress(50, best))
+    rows = [row.plain for row in panel(standing, 160).renderables if isinstance(row, Text)]
+    assert 150 < max(map(len, rows)) < 160

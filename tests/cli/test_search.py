@@ -10,7 +10,7 @@ import pytest
 from report.runs import make_run, ok
 
 from evotune.engine import starting
-from evotune.engine.starting import RunResult
+from evotune.engine.starting import RunRequest, RunResult
 from evotune.trial import Outcome
 from tests.patience import PATIENCE_S
 
@@ -51,6 +51,22 @@ def test_run_prints_its_id_its_leaderboard_and_what_to_do_next(
         f"#{place} trial" for place in range(1, 6)
     ]
     assert result.stdout.count("block_x=") >= 1
+
+
+def test_a_run_may_confirm_no_champion_and_says_what_confirms_one(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def start_run(request: RunRequest, observer: object) -> RunResult:
+        asked.append(request.options["champions"])
+        return RunResult(make_run(tmp_path, [ok(2.0)]), "trials", 1)
+
+    monkeypatch.setattr(starting, "start_run", start_run)
+    result = invoke("run", RECORDING, "--champions", "0")
+    assert (result.exit_code, asked) == (0, [0])
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("no win: ")]
+    assert "--champions 3" in line
 
 
 @pytest.mark.parametrize(("confirmations", "code"), [({}, 6), ({0: ok(1.9)}, 0)])

@@ -391,6 +391,42 @@ def test_reads_t4_results(tmp_path: Path) -> None:
     assert [list(p.values) for p in space.space.parameters] == [[16, 32, 64], ["row", "column"]]
 
 
+@pytest.mark.parametrize(
+    ("unit", "ms"),
+    [
+        ("Microseconds", 2e-3),
+        ("Nanoseconds", 2e-6),
+        ("Milliseconds", 2.0),
+        ("Seconds", 2e3),
+        ("miliseconds", 2.0),
+        ("seconds", 2e3),
+        ("\N{MICRO SIGN}s", 2e-3),
+        ("\N{GREEK SMALL LETTER MU}s", 2e-3),
+        ("", 2.0),
+        (None, 2.0),
+    ],
+)
+def test_reads_the_units_of_published_t4_results(tmp_path: Path, unit: str, ms: float) -> None:
+    results = [t4(measurements=[{"name": "time", "value": 2, "unit": unit}])]
+    space = read_recorded_space(write(tmp_path, {"results": results}))
+    assert list(space.times_ms.values()) == pytest.approx([ms])
+
+
+def test_times_without_a_unit_have_the_documents(tmp_path: Path) -> None:
+    measured = {"name": "time", "value": 2.0}
+    results = [
+        t4(measurements=[{**measured, "unit": ""}]),
+        t4(configuration={"TILE": 32, "MODE": "row"}, measurements=[measured]),
+        t4(
+            configuration={"TILE": 64, "MODE": "row"},
+            measurements=[{**measured, "unit": "ms"}],
+        ),
+    ]
+    content = {"results": results, "metadata": {"timeunit": "seconds"}}
+    space = read_recorded_space(write(tmp_path, content))
+    assert space.times_ms == {at(16): 2000.0, at(32): 2000.0, at(64): 2.0}
+
+
 def test_the_last_record_of_a_configuration_counts_however_its_numbers_are_written(
     tmp_path: Path,
 ) -> None:
@@ -418,11 +454,48 @@ def test_the_last_record_of_a_configuration_counts_however_its_numbers_are_writt
             [t4(measurements=[{"name": "time", "value": 1, "unit": "W"}])],
             "is not a unit of time",
         ),
+        (
+            [t4(measurements=[{"name": "time", "value": 1, "unit": ["ms"]}])],
+            r"result 0: time is in \['ms'\], which is not a unit of time",
+        ),
+        (
+            [
+                t4(
+                    objectives=["GFLOP/s"],
+                    measurements=[{"name": "GFLOP/s", "value": 1, "unit": ""}],
+                )
+            ],
+            "result 0: the objective GFLOP/s has no unit of time",
+        ),
+        ([t4(measurements={"time": 1})], "measurements: expected a list, found"),
+        ([t4(measurements=[1])], "measurements: expected a list of objects, found 1"),
+        (
+            [t4(measurements=[{"name": "time", "value": "1.5", "unit": "ms"}])],
+            "expected a number as the value of time, found '1.5'",
+        ),
+        ([t4(objectives="time")], "objectives: expected a list of names, found 'time'"),
+        ([t4(objectives=[["time"]])], "objectives: expected a list of names"),
+        ([t4(invalidity=["compile"])], r"invalidity: expected a word, found \['compile'\]"),
     ],
 )
 def test_refuses_damaged_t4_results(tmp_path: Path, results: Any, message: str) -> None:
     with pytest.raises(SpaceError, match=message):
         read_recorded_space(write(tmp_path, {"results": results}))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"timeunit": "parsecs"}, "metadata.timeunit is in 'parsecs', which is not a unit of time"),
+        ({"timeunit": ["s"]}, "metadata.timeunit is in"),
+        ([], '"metadata" is not an object'),
+    ],
+)
+def test_refuses_an_unknown_unit_of_a_t4_document(
+    tmp_path: Path, metadata: Any, message: str
+) -> None:
+    with pytest.raises(SpaceError, match=message):
+        read_recorded_space(write(tmp_path, {"results": [t4()], "metadata": metadata}))
 
 
 def test_reads_failures_that_stand_beside_the_time(tmp_path: Path) -> None:

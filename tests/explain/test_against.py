@@ -87,6 +87,7 @@ def test_a_side_that_cannot_be_opened_is_missing_unless_measuring_is_demanded(
     monkeypatch.setattr(Gathering, "_trial", lambda *args: None)
     monkeypatch.setattr(Gathering, "ablation", lambda self: None)
     monkeypatch.setattr(explaining, "_view", lambda access: None)
+    monkeypatch.setattr(explaining, "_usual_minutes", lambda access: 1.0)
     request = ExplainRequest(measure=measure, against=other.id)
     if measure:
         with pytest.raises(UsageError, match="cannot be opened"):

@@ -8,6 +8,7 @@ import math
 import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import jsonschema
 import msgspec
@@ -18,10 +19,11 @@ from evotune.api.run import Run
 from evotune.device.evidence import Ceilings
 from evotune.engine.ablation import AblationRow, Change
 from evotune.engine.folder import RunFolder
-from evotune.errors import StoreError, UsageError
+from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.explain import _limiter, _sides, _tries, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
+from evotune.explain._measuring import Gathering
 from evotune.explain._sentences import limiter_words
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
@@ -522,6 +524,34 @@ def test_a_run_without_its_device_says_what_is_missing(tmp_path: Path) -> None:
     refused = explained(tmp_path / "refused", gathered(launch(counted=False)))
     assert refused.counters == {"unavailable": "ERR_NVGPUCTRPERM: not permitted"}
     assert "counters: ERR_NVGPUCTRPERM: not permitted" in refused.missing
+
+
+def test_an_ablation_that_has_not_ended_counts_and_says_what_is_left(tmp_path: Path) -> None:
+    rows = [row("", None, 1.0, {}), row("STAGES", 2, 0.5, {})]
+    begun = {**ablation(rows), "fitnesses": [0.0], "binary": "", "left": 7}
+    found = explain_data(read_run(planted_run(tmp_path / "runs", ablation_part=begun)))
+    measured = next(e for e in found.effects if e.basis == "paired")
+    assert (measured.parameter, measured.worth) == ("STAGES", pytest.approx(2.0))
+    (left,) = [text for text in found.missing if "7 changes" in text]
+    assert "not measured yet; this goes on with them: evotune explain " in left
+
+
+def test_a_measurement_for_which_no_time_is_left_is_named(tmp_path: Path) -> None:
+    """The evidence of the trial itself is measured however short the time is."""
+    run = planted_run(tmp_path / "runs")
+    missing: list[str] = []
+    subject = chosen_subject(read_run(run), None)
+
+    def gather(configuration: Configuration, label: str) -> NoReturn:
+        raise EvotuneError("asked for")
+
+    access: Any = SimpleNamespace(away="", gather=gather)
+    side = side_of(run, read_run(run), subject, str(number_of(PAD=False)))
+    gathering = Gathering(run, subject, access, lambda text: None, missing, (), (), seconds=0.0)
+    gathering.evidence(side, demanded=False)
+    own, other = missing
+    assert own == "machine code and counters of this trial: asked for"
+    assert "no time was left; this goes on: evotune explain " in other
 
 
 def test_ceilings_that_were_measured_for_one_trial_hold_for_all_of_the_run(tmp_path: Path) -> None:

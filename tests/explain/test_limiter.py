@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from evotune.backends.cpu import CpuBackend
 from evotune.device.evidence import Ceilings
 from evotune.device.gathered import Work
+from evotune.engine.evidence_gathering import CountsExponentials
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
 from evotune.explain._sentences import held_text
-from evotune.explain.explanation import Limiter
+from evotune.explain.explanation import Limiter, Roofline
+from evotune.problems import create_problem
 
 from .planted import CASE, CEILINGS, DEVICE, gathered, launch
+
+ROOT = Path(__file__).parents[2]
 
 
 def held_by(found: object, *, ceilings: Ceilings = CEILINGS, time_us: float = 10.0) -> Limiter:
@@ -269,3 +276,36 @@ def test_buffers_that_fit_the_l2_cache_do_not_count_for_dram() -> None:
     names = {unit.name for unit in roofline.units}
     assert "L2" in names
     assert "DRAM" not in names
+
+
+def test_exponentials_are_work_of_a_cpus_fma_units() -> None:
+    """A softmax: five FLOP and an exponential for each element."""
+    softmax = Work(operations=5 * 10**6, bytes_moved=8 * 10**6, exponentials=10**6)
+
+    def rooflined(exponential_flops: float) -> Roofline:
+        return roofline_of(
+            CASE,
+            100.0,
+            softmax,
+            dtype="float32",
+            evidence=None,
+            ceilings=Ceilings(kind="measured", dram_bytes_per_s=1e12, fma_flops=2.5e11),
+            attributes={},
+            exponential_flops=exponential_flops,
+        )
+
+    without, counted = rooflined(0.0), rooflined(CpuBackend.exponential_flops)
+    assert limiter_of(Case(without, None, {})).name == ""
+    limiter = limiter_of(Case(counted, None, {}))
+    assert (limiter.name, limiter.share) == ("FMA", pytest.approx(21e6 / 2.5e11 / 100e-6))
+    assert counted.exponentials == 10**6
+
+
+@pytest.mark.parametrize(
+    "problem", ["softmax/problem.py:Softmax", "cross_entropy/problem.py:CrossEntropy"]
+)
+def test_shipped_problems_count_their_exponentials(problem: str) -> None:
+    found = create_problem(f"kernels/{problem}", "float32", ROOT)
+    assert isinstance(found, CountsExponentials)
+    sizes = dict(zip(found.sizes, (3, 5), strict=True))  # type: ignore[attr-defined]
+    assert found.count_exponentials(found.case(sizes, {})) == 15  # type: ignore[attr-defined]

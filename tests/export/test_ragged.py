@@ -316,13 +316,17 @@ def test_a_maximum_must_be_given(varlen: ModuleType) -> None:
 
 def test_the_misses_are_cases_of_the_problem(varlen: ModuleType, tmp_path: Path) -> None:
     from evotune.problems import create_problem
+    from evotune.space.reading.case_file import read_cases
 
     varlen.attention_varlen(*TIMED, causal=False)
     varlen.attention_varlen(*packed([90], [90], (90, 90)), causal=True, scale=0.5)
     varlen.write_misses(tmp_path / "cases.yaml")
-    cases = json.loads((tmp_path / "cases.yaml").read_text())
+    assert (tmp_path / "cases.yaml").read_text().startswith("- kind: ")
+    cases = read_cases(tmp_path / "cases.yaml")
+    varlen.write_misses(tmp_path / "cases.json")
+    assert [each["count"] for each in json.loads((tmp_path / "cases.json").read_text())] == [1, 1]
     problem = create_problem("attention_varlen", "float32")
-    labels = {problem.case(each["shape"], each["variant"]).label for each in cases}
+    labels = {problem.case(each.shape, each.variant).label for each in cases}
     assert labels == {
         "(sequences=5,heads=4,kv_heads=2,tokens_q=70,tokens_k=90,longest_q=30,longest_k=40,"
         "head_dim=32) full",

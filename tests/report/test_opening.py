@@ -123,6 +123,13 @@ def test_times_that_contradict_the_speedup_are_left_out(tmp_path: Path) -> None:
     assert "probably slower than the baseline at" in said(found["Is it sure?"])
 
 
+def test_a_figure_below_one_whose_interval_holds_one_claims_nothing(tmp_path: Path) -> None:
+    noisy = ok(0.97, 0.9, 1.05)
+    found = opening(tmp_path, [noisy], confirmations={0: noisy})
+    assert "Nothing is surely faster than the baseline." in said(found["What won?"])
+    assert "open: the 95% interval holds 1" in said(found["Is it sure?"])
+
+
 def test_a_page_without_a_browser_has_the_same_answers(tmp_path: Path) -> None:
     data = RunData.load(make_run(tmp_path, [ok(1.5)], confirmations={0: ok(1.4, 1.35, 1.45)}))
     page = markdown.page(data)

@@ -10,9 +10,9 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
 from evotune.report.records import to_json
-from evotune.report.summary import StageTime, more_budget, summarize
+from evotune.report.summary import StageTime, more_budget, no_win, summarize
 from evotune.report.wording import markdown_text
-from evotune.trial import Json, OutcomeKind
+from evotune.trial import Json, Outcome, OutcomeKind
 
 from .runs import failed, make_run, ok, text_of
 
@@ -143,3 +143,25 @@ def test_states_are_put_into_words(state: str, text: str) -> None:
 )
 def test_twice_the_budget_is_a_number_that_resume_takes(reason: str, now: float, more: str) -> None:
     assert more_budget(reason, {reason: now}) == [f"--{reason}", more]
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "words"),
+    [
+        (None, "no win: nothing is confirmed; this confirms the best: evotune resume"),
+        (
+            ok(0.8),
+            "no win: all that is confirmed is slower than the baseline; what limits the best",
+        ),
+        (ok(1.05, 0.9, 1.2), "no win yet: whether the best is faster than the baseline is open"),
+    ],
+)
+def test_a_run_without_a_win_says_so_and_what_to_do(
+    tmp_path: Path, confirmed: Outcome | None, words: str
+) -> None:
+    known = {} if confirmed is None else {0: confirmed}
+    data = RunData.load(make_run(tmp_path, [ok(1.2)], confirmations=known))
+    assert not data.won
+    text = no_win(data)
+    assert words in text
+    assert "\n" not in text

@@ -130,9 +130,28 @@ def test_a_name_of_two_words_is_told_what_a_name_may_hold() -> None:
         parse_space((HEAD + PARAMETERS).replace("small", "two words"), Path("space.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("source", "language"),
+    [("a.h", "cuda"), ("a.cuh", "cuda"), ("a.hpp", "cuda"), ("a.c", "cpp"), ("a.h", "cpp")],
+)
+def test_a_stated_language_takes_files_that_could_be_in_another(source: str, language: str) -> None:
+    launches = "[{grid: [1], block: [1]}]"
+    kernel = f"{{source: {source}, language: {language}, entry: f, launches: {launches}}}"
+    document = parse_space(
+        "name: small\nproblem: {name: a, shapes: [{n: 1}]}\n"
+        f"kernels: {{k: {kernel}}}\nparameters: {{A: [1]}}\n"
+    )
+    assert document.kernels[0].language == language
+
+
 BAD_KERNELS = [
     ("{source: a.rs, entry: f}", "expected a .cpp, .cc, .cxx, .cu or .py file, found 'a.rs'"),
     ("{source: S.txt, language: cpp, entry: f}", "expected a .cpp, .cc or .cxx file, found 'S.t"),
+    ("{source: S.h, entry: f}", "file, found 'S.h'; state `language: cpp or cuda`"),
+    (
+        "{source: S.cuh, language: cpp, entry: f}",
+        "expected a .cpp, .cc or .cxx file, found 'S.cuh'",
+    ),
     ("{source: .cpp, language: cpp, entry: f}", "expected a .cpp, .cc or .cxx file, found '.cpp'"),
     ("{source: a.cpp, language: cuda, entry: f}", "expected a .cu file, found 'a.cpp'"),
     ("{source: a.cu, language: triton, entry: f}", "expected a .py file, found 'a.cu'"),

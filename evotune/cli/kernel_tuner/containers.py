@@ -44,9 +44,12 @@ def bind(target: ast.expr, value: Value, names: Names) -> None:
     elif isinstance(target, ast.Tuple | ast.List):
         items = value.items if isinstance(value, Listed) else []
         why = "it is one of several values that cannot be told apart"
+        line = target.lineno
+        if isinstance(value, Unknown) and value.why:
+            why, line = value.why, value.line or line
         for place, part in enumerate(target.elts):
             fits = len(items) == len(target.elts)
-            bind(part, items[place] if fits else Unknown(target.lineno, why), names)
+            bind(part, items[place] if fits else Unknown(line, why), names)
 
 
 def truth_of(value: Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from evotune.cli.kernel_tuner import numpy_functions
 from evotune.cli.kernel_tuner.arithmetic import NoNumber, combine, negative, product
@@ -64,12 +64,17 @@ BUILTINS = (
 )
 
 
+Follow = Callable[[Function, Sequence[Value], Mapping[str, Value]], Value | None]
+
+
 class Evaluator:
     """Evaluates the expressions of one script. It bounds the steps and the items of all of them
     together."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, follow: Follow = lambda *given: None) -> None:
+        """`follow`: gives what a function of the script returns, or None."""
         self.script = script
+        self._follow = follow
         self._steps = 0
         self._items = 0
 
@@ -328,16 +333,21 @@ class Evaluator:
         if isinstance(function, Unknown):
             return function
         arguments, keywords = self._arguments(node, names, depth)
-        if not isinstance(function, Dotted) or function.path.split(".")[0] not in _FOLLOWED:
+        found: Value | None = None
+        if isinstance(function, Function):
+            found = self._follow(function, arguments, keywords)
+        if found is None and not _is_followed(function):
             for value in (*arguments, *keywords.values()):
                 change(value, f"it is given to {_words(node.func)}(), which may change it")
             raise NotRead(f"the result of {_words(node.func)}() is not followed")
-        found = self._known_call(function.path, arguments, keywords)
+        if isinstance(function, Dotted):
+            found = self._known_call(function.path, arguments, keywords)
         if found is not None:
             return found
         for value in (*arguments, *keywords.values()):
             if isinstance(value, Unknown):
                 return value
+        assert isinstance(function, Dotted)
         return numpy_functions.call(function.path, arguments, keywords)
 
     def _arguments(
@@ -385,6 +395,10 @@ class Evaluator:
             raise NotRead(f"a range of more than {MOST_ITEMS} values")
         self._count(len(values))
         return Listed([constant(value) for value in values])
+
+
+def _is_followed(function: Value) -> bool:
+    return isinstance(function, Dotted) and function.path.split(".")[0] in _FOLLOWED
 
 
 def _known_constant(path: str) -> Value:

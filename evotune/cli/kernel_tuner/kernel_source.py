@@ -17,6 +17,7 @@ _CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*(if|endif)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _FILE = re.compile(r"[A-Za-z0-9_./+ -]+")
 _CUDA = ("CUDA", "CUPY", "NVCUDA")
+_KERNELS_IN_C = '#undef __global__\n#define __global__ extern "C" __attribute__((global))\n'
 _HELP = "evotune brings in CUDA kernels"
 
 
@@ -127,15 +128,15 @@ def _is_file_name(text: str) -> bool:
 def wrapper(source: KernelSource, lines: Sequence[str], checks: Sequence[str]) -> str:
     """A source that includes the script's file between `lines` and `checks`.
 
-    It gives the file C linkage, as Kernel Tuner does. The file's headers in angle brackets come
-    first, outside of that linkage: templates cannot have it.
+    It gives the file's kernels C linkage, as Kernel Tuner does, and nothing else: templates cannot
+    have it. So the file's headers in angle brackets come first.
     """
     head = f"// Fits {source.main}, which is as Kernel Tuner had it, to space.yaml.\n"
     has_linkage = 'extern "C"' in source.text
     include = f'#include "{source.main}"\n'
     if not has_linkage:
         angle = "".join(f"{line}\n" for line in _angle_includes(source.text))
-        include = f'{angle}extern "C" {{\n{include}}}\n'
+        include = f"{angle}{_KERNELS_IN_C}{include}"
     before, after = ("".join(f"{line}\n" for line in part) for part in (lines, checks))
     return f"{head}{before}{include}{after}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from evotune.space.suggest import did_you_mean
 _MOST_BYTES = 1 << 20
 _MOST_CALLERS = 8
 _CHANGING = (ast.While, ast.Delete, ast.ClassDef, ast.Match, ast.AsyncFor, ast.AsyncWith)
+_NOT_FOLLOWED = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await)
 _TUNE = "kernel_tuner.tune_kernel"
 PARAMETERS = (
     *("kernel_name", "kernel_source", "problem_size", "arguments", "tune_params"),
@@ -115,11 +116,20 @@ class _Reached(Exception):
     """The next statement contains the call: reading ends before it."""
 
 
+class _Returned(Exception):
+    """A function that is followed returns this value."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.value = value
+
+
 class _Reader:
     def __init__(self, path: Path, tree: ast.Module) -> None:
         self._path = path
         self._tree = tree
-        self._evaluator = Evaluator(str(path))
+        self._evaluator = Evaluator(str(path), self._follow)
+        self._followed = 0  # functions that call each other, at this moment
         self._parents = {
             child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
         }
@@ -130,6 +140,7 @@ class _Reader:
             if isinstance(node, ast.Call) and _dotted(node.func, aliases) == _TUNE
         ]
         self.calls.sort(key=lambda call: call.lineno)
+        self._plain = set(_followed_functions(tree, self.calls))
 
     def read(self, call: ast.Call) -> TuneCall:
         for parent in self._above(call):
@@ -210,6 +221,44 @@ class _Reader:
                     found[word.arg] = self._evaluator.evaluate(word.value, theirs)
         return found
 
+    def _follow(
+        self, function: Function, arguments: Sequence[Value], keywords: Mapping[str, Value]
+    ) -> Value | None:
+        """The value that a function of the script returns; None for one that is not followed, as
+        one that tunes: its arguments are read where it tunes."""
+        node = function.node
+        if node not in self._plain or self._followed == _MOST_CALLERS:
+            return None
+        assert isinstance(node, ast.FunctionDef)
+        if self._evaluator.exhausted:
+            return Unknown(node.lineno, "the script takes too many steps to read")
+        spec = node.args
+        known = [part.arg for part in (*spec.posonlyargs, *spec.args)]
+        names = {*known, *(part.arg for part in spec.kwonlyargs)}
+        if len(arguments) > len(known) or not keywords.keys() <= names:
+            return None
+        defaults = zip(known[::-1], spec.defaults[::-1], strict=False)
+        stated = zip((part.arg for part in spec.kwonlyargs), spec.kw_defaults, strict=True)
+        local, around = dict(function.names), dict(function.names)
+        for name, default in (*defaults, *stated):
+            if default is not None:
+                local[name] = self._evaluator.evaluate(default, around)
+        local.update({**dict(zip(known, arguments, strict=False)), **keywords})
+        self._followed += 1
+        try:
+            self._run(node.body, local, set())
+        except _Returned as returned:
+            return returned.value
+        finally:
+            self._followed -= 1
+        return Nothing()
+
+    def _give_up(self, node: ast.stmt, names: Names, why: str) -> None:
+        """Makes unknown what the statement may change, or what the function may return there."""
+        if self._followed and any(isinstance(part, ast.Return) for part in ast.walk(node)):
+            raise _Returned(Unknown(node.lineno, why))
+        _forget(node, names, why)
+
     def _run_until(self, body: list[ast.stmt], names: Names, target: set[ast.AST]) -> None:
         try:
             self._run(body, names, target)
@@ -226,7 +275,7 @@ class _Reader:
             try:
                 self._statement(statement, names, target)
             except NotRead:
-                _forget(statement, names, "it is made in a way that is not followed")
+                self._give_up(statement, names, "it is made in a way that is not followed")
 
     def _statement(  # noqa: C901, PLR0912 (a case for each kind of statement)
         self, node: ast.stmt, names: Names, target: set[ast.AST]
@@ -245,6 +294,8 @@ class _Reader:
                 self._assign(node.target, evaluate(self._added(node), names), names)
             case ast.Expr():
                 evaluate(node.value, names)
+            case ast.Return() if self._followed:
+                raise _Returned(evaluate(node.value, names) if node.value else Nothing())
             case ast.With():
                 for item in node.items:
                     if item.optional_vars is not None:
@@ -257,7 +308,7 @@ class _Reader:
             case ast.For():
                 self._loop(node, names)
             case _ if isinstance(node, _CHANGING):
-                _forget(node, names, f"it is changed at line {node.lineno}")
+                self._give_up(node, names, f"it is changed at line {node.lineno}")
 
     @staticmethod
     def _added(node: ast.AugAssign) -> ast.expr:
@@ -299,16 +350,16 @@ class _Reader:
         elif isinstance(test, Number):
             self._run(node.body if test.value else node.orelse, names, target)
         else:
-            _forget(node, names, f"it depends on a condition at line {node.lineno}")
+            self._give_up(node, names, f"it depends on a condition at line {node.lineno}")
 
     def _loop(self, node: ast.For, names: Names) -> None:
         values = self._evaluator.evaluate(node.iter, names)
         if not isinstance(values, Listed) or _leaves_early(node):
-            _forget(node, names, f"it is changed in a loop at line {node.lineno}")
+            self._give_up(node, names, f"it is changed in a loop at line {node.lineno}")
             return
         for item in list(values.items):
             if self._evaluator.exhausted:
-                _forget(node, names, "the script takes too many steps to read")
+                self._give_up(node, names, "the script takes too many steps to read")
                 return
             bind(node.target, item, names)
             self._run(node.body, names, set())
@@ -338,6 +389,30 @@ def _forget(node: ast.stmt, names: Names, why: str) -> None:
             changed = None if part.func.attr in READING else part.func.value
         if isinstance(changed, ast.Name) and not isinstance(names.get(changed.id), Dotted):
             names[changed.id] = Unknown(changed.lineno, why)
+
+
+def _followed_functions(tree: ast.Module, calls: Sequence[ast.Call]) -> Iterator[ast.FunctionDef]:
+    """The functions that neither make one of the calls nor call such a function, and do nothing
+    else that is not followed."""
+    called = {
+        node: {part.func.id for part in ast.walk(node) if _is_named_call(part)}  # type: ignore[attr-defined]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
+    wanted = {*calls}
+    tuning = {node.name for node in called if wanted.intersection(ast.walk(node))}
+    while more := {n.name for n in called if called[n] & tuning} - tuning:
+        tuning |= more
+    for node in called:
+        plain = not any(isinstance(part, _NOT_FOLLOWED) for part in ast.walk(node))
+        spec = node.args
+        plain = plain and not (spec.vararg or spec.kwarg or node.decorator_list)
+        if plain and node.name not in tuning:
+            yield node
+
+
+def _is_named_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
 def _leaves_early(node: ast.For) -> bool:

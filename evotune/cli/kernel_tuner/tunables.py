@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import re
 from collections.abc import Sequence
 
 from evotune.cli.kernel_tuner import expression_text as expressions
@@ -21,7 +22,18 @@ from evotune.cli.kernel_tuner.values import (
     Text,
     Value,
 )
+from evotune.languages import language
 from evotune.trial import Value as ParameterValue
+
+_CPP_WORD = re.compile(
+    r"alignas|alignof|asm|auto|bool|break|case|catch|char|class|const|constexpr|continue|"
+    r"decltype|default|delete|do|double|else|enum|explicit|extern|false|float|for|friend|"
+    r"goto|if|inline|int|long|mutable|namespace|new|noexcept|nullptr|operator|private|"
+    r"protected|public|register|return|short|signed|sizeof|static|struct|switch|template|"
+    r"this|throw|true|try|typedef|typename|union|unsigned|using|virtual|void|volatile|"
+    r"wchar_t|while"
+)
+_TAKEN = language("cuda").taken_macros
 
 Tunables = dict[str, list[ParameterValue]]
 
@@ -36,6 +48,11 @@ def read_tunables(call: TuneCall) -> Tunables:
     for name, values in found.items.items():
         if not NAME.fullmatch(name) or keyword.iskeyword(name):
             raise call.error("tune_params", f"the tunable {name!r} cannot be a macro's name")
+        if _CPP_WORD.fullmatch(name):
+            message = (
+                f"the tunable {name!r} is a word of C++: as a macro it would change the kernel"
+            )
+            raise call.error("tune_params", f"{message}; rename it")
         if not isinstance(values, Listed) or not values.items:
             hint = "make it a list of integers"
             raise call.cannot_tell("tune_params", f"the values of {name}", values, hint)
@@ -71,7 +88,7 @@ def parameter_names(tunables: Tunables, source: KernelSource, sizes: Sizes) -> d
         upper = name.lstrip("_").upper()
         if not upper or not upper[0].isalpha():
             upper = f"P{upper}"
-        while (upper in words and upper != name) or upper in made.values():
+        while (upper in words and upper != name) or upper in {*made.values(), *_TAKEN}:
             upper += "_"
         made[name] = upper
     return made

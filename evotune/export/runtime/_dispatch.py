@@ -169,7 +169,7 @@ def _in_numbers(plan: Mapping[str, Any], binary: Mapping[str, Any], names: Names
     """The plan with every expression evaluated."""
 
     def whole(expression: Any) -> int:
-        return int(evaluate(expression, names))
+        return int(_scalar("int64", evaluate(expression, names)))
 
     shared = binary.get("resources", {}).get(_SHARED_BYTES)
     return {

@@ -109,15 +109,24 @@ class Misses:
         ]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes `cases` as a JSON list, which is YAML too. The file lists each case once, whatever
-        the kinds of its misses."""
+        """Writes `cases`: as YAML where the path ends with .yaml or .yml, else as a JSON list. The
+        file lists each case once, whatever the kinds of its misses."""
         merged: dict[str, dict[str, Any]] = {}
         for case in self.cases():
             key = json.dumps([case[name] for name in ("shape", "variant", "dtype")])
             first = merged.setdefault(key, {**case, "count": 0})
             first["count"] += case["count"]
-        text = ",\n".join(json.dumps(case) for case in merged.values())
-        Path(path).write_text(f"[{text}]\n", encoding="utf-8")
+        if merged and Path(path).suffix in (".yaml", ".yml"):
+            text = "".join(map(_in_yaml, merged.values()))
+        else:
+            text = "[" + ",\n".join(map(json.dumps, merged.values())) + "]\n"
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _in_yaml(case: Mapping[str, Any]) -> str:
+    """The case as an item of a list. JSON's values are YAML's too, so no text needs a library."""
+    lines = [f"{name}: {json.dumps(value)}" for name, value in case.items()]
+    return "- " + "\n  ".join(lines) + "\n"
 
 
 def _level_of_the_user() -> int:

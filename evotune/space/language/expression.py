@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evotune.counted import counted
+from evotune.errors import SpaceError
 from evotune.space.language.columns import Array, Column, column_of, evaluate_columns
 from evotune.space.language.nodes import (
     FUNCTIONS,
@@ -259,7 +260,7 @@ class Expression:
         """Every use of a name, from left to right."""
         return tuple(names_in(self.node))
 
-    def error(self, message: str, offset: int = 0) -> Exception:
+    def error(self, message: str, offset: int = 0) -> SpaceError:
         return self.position.error(message, offset)
 
     def evaluate(self, scope: Mapping[str, Value]) -> Value:

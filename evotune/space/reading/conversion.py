@@ -183,6 +183,8 @@ class Converter:
         about it would show the file's text."""
         stated = find_language(kernel.language) if kernel.language else None
         suffix = PurePosixPath(kernel.source).suffix
+        if stated and suffix in stated.stated_suffixes:
+            return stated
         languages: list[Language] = []
         for language in (stated,) if stated else all_languages():
             if suffix in language.suffixes:
@@ -191,6 +193,8 @@ class Converter:
         *others, last = (suffix for language in languages for suffix in language.suffixes)
         known = f"{', '.join(others)} or {last}" if others else last
         message = f"expected a {known} file, found '{kernel.source}'"
+        if meant := [each.name for each in languages if suffix in each.stated_suffixes]:
+            message += f"; state `language: {' or '.join(meant)}`"
         raise self.source.position(("kernels", name, "source")).error(message)
 
     def _source_file(self, source: str, path: DataPath) -> Path:

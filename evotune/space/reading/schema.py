@@ -149,7 +149,8 @@ class KernelModel(SpaceModel):
     entry: Identifier
     """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`."""
     language: LanguageName | None = None
-    """cpp, cuda or triton; if not given, by the suffix (.cpp, .cc, .cxx; .cu; .py)."""
+    """cpp, cuda or triton; if not given, by the suffix (.cpp, .cc, .cxx; .cu; .py). Must be given
+    for .h and .hpp, for .cuh (cuda) and for .c (cpp, compiled as C++)."""
     supports: dict[Identifier, Support] = {}
     """Symbol -> values it takes, or what must hold of it, as `">= 80"` or `"% 64 == 0"`; other
     shapes are left out."""

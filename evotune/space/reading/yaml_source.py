@@ -20,7 +20,7 @@ import yaml
 from evotune.errors import SpaceError
 from evotune.regular_file import read_regular
 from evotune.space.reading.object_path import Data, DataPath, Scalar, object_path
-from evotune.space.suggest import shorten
+from evotune.space.suggest import shorten, shorten_names
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -67,7 +67,7 @@ class Position:
     place: str = ""
 
     def error(self, message: str, offset: int = 0) -> SpaceError:
-        message = shorten(message, MAX_MESSAGE)
+        message = shorten(shorten_names(message), MAX_MESSAGE)
         if self.place:
             place = f"{self.place}, character {offset + 1}" if offset else self.place
             return SpaceError(message, place=place)
