@@ -21,6 +21,7 @@ from evotune.export._expression_json import to_json
 from evotune.export._feature_regions import completing, score_mods
 from evotune.export._package_readme import readme
 from evotune.export._readme_words import length_words
+from evotune.harmless_text import printable
 from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name
@@ -310,7 +311,7 @@ def _summary(champion: Champion) -> str:
     setup = champion.run.setup
     call = call_name(setup.problem_spec.name, setup.planner.problem)
     text = f"{call} in {setup.problem_spec.dtype} for {setup.profile.name}."
-    return " ".join(text.replace('"', "'").replace("\\", "/").split())
+    return " ".join(printable(text).replace('"', "'").replace("\\", "/").split())
 
 
 def _version(files: Mapping[str, str]) -> str:

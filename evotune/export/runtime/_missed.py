@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ._shown_text import shown
+
 _MOST_CASES = 10_000
 
 
@@ -84,7 +86,7 @@ class Misses:
     def say(self, words: str, before: str) -> None:
         """Warns the user, naming the package and what serves the calls instead."""
         serves = f"; {before} serves it" if before else ""
-        warnings.warn(f"{self._package}: {words}{serves}", stacklevel=_level_of_the_user())
+        warnings.warn(shown(f"{self._package}: {words}{serves}"), stacklevel=_level_of_the_user())
 
     def _counted(self) -> list[Missed]:
         self.collect()
