@@ -36,6 +36,13 @@ class Names(dict[str, Any]):
 def evaluate(expression: Any, names: Mapping[str, Any]) -> Any:
     """The expression's value; NoValue where it has none. `and`, `or`, `if` evaluate only the
     operands that they need."""
+    try:
+        return _evaluated(expression, names)
+    except RecursionError:
+        raise NoValue("the expression is nested too deeply") from None
+
+
+def _evaluated(expression: Any, names: Mapping[str, Any]) -> Any:
     if isinstance(expression, dict):
         return names[expression["name"]]
     if not isinstance(expression, list):
@@ -43,11 +50,11 @@ def evaluate(expression: Any, names: Mapping[str, Any]) -> Any:
     name, *operands = expression
     if name in ("and", "or"):
         stop = name == "or"
-        return stop if any(_truth(evaluate(o, names)) is stop for o in operands) else not stop
+        return stop if any(_truth(_evaluated(o, names)) is stop for o in operands) else not stop
     if name == "if":
         condition, then, otherwise = operands
-        return evaluate(then if _truth(evaluate(condition, names)) else otherwise, names)
-    return _OPERATORS[name](*(evaluate(operand, names) for operand in operands))
+        return _evaluated(then if _truth(_evaluated(condition, names)) else otherwise, names)
+    return _OPERATORS[name](*(_evaluated(operand, names) for operand in operands))
 
 
 def _bounded(number: Any) -> Any:

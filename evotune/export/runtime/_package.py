@@ -50,7 +50,7 @@ def load(folder: Path, name: str, reloaded: Package | None = None) -> Package:
         warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
     try:
         loaded = _opened(contents, name)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         if not contents.damage:
             raise
         raise ImportError(f"{name}: {contents.damage}") from error
