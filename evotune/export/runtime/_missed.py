@@ -45,7 +45,8 @@ class Missed:
         with misses.lock:
             self.number += times
             told = self.kind in misses.told
-            misses.told.add(self.kind)
+            if not told:
+                misses.told.add(self.kind)
         if not told:
             misses.say(f"a call is not served ({self.kind}): {self.words}", self.before)
 

@@ -37,7 +37,7 @@ from ._padded_places import (
     unpacked,
 )
 from ._plain_features import plain_with_features
-from ._plain_state import are_plain
+from ._plain_state import are_plain, below_function_modes
 from ._ragged_package import RaggedKernels
 from ._transformers_hook import Asking, Said, is_capturing
 
@@ -87,6 +87,10 @@ class PaddedModels:
             self._left.count(*reason)
             return None
         assert mask is not None
+        with below_function_modes():
+            return self._by_packing(call, mask, said)
+
+    def _by_packing(self, call: Call, mask: torch.Tensor, said: Said | None) -> torch.Tensor | None:
         facts = _facts(call)
         plan = None if said is None else self._kept(mask, said, facts)
         told = said if plan is not None else _told(call, mask, said)
