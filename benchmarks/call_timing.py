@@ -28,13 +28,21 @@ Paths = Mapping[str, Callable[[], object]]
 
 
 def run(
-    doc: str | None, measured: Callable[..., dict[str, Any]], *, calls: int, numbered: bool
+    doc: str | None,
+    measured: Callable[..., dict[str, Any]],
+    *,
+    calls: int,
+    numbered: bool,
+    modes: bool = False,
 ) -> None:
-    """The script's command line. `numbered`: the case is chosen by its number."""
+    """The script's command line. `numbered`: the case is chosen by its number; `modes`: the script
+    has states of PyTorch to measure in."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
     parser.add_argument("package", type=Path)
     if numbered:
         parser.add_argument("--case", dest="number", type=int, default=0)
+    if modes:
+        parser.add_argument("--modes", action="store_true", help="in several states of PyTorch")
     parser.add_argument("--calls", type=int, default=calls)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("-o", "--output", type=Path)
@@ -55,7 +63,7 @@ def show(result: dict[str, Any], output: Path | None) -> None:
     for row in result["paths"]:
         graph = f"{row['graph_us']:9.2f}" if "graph_us" in row else ""
         figures = f"{row['host_us']:9.2f} {row['low']:9.2f} {row['high']:9.2f} {graph}"
-        print(f"{row['path']:18} {figures}", file=sys.stderr)
+        print(f"{row['path']:28} {figures}", file=sys.stderr)
     text = json.dumps(result, indent=1) + "\n"
     if output:
         output.write_text(text)

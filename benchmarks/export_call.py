@@ -1,6 +1,7 @@
 """Times what one call of an exported attention package costs the host, path by path.
 
-    python benchmarks/export_call.py PACKAGE [--case N] [--calls 50] [--rounds 60] [-o FILE]
+    python benchmarks/export_call.py PACKAGE [--case N] [--modes] [--calls 50] [--rounds 60]
+        [-o FILE]
 
 PACKAGE is the package's module folder (DIR/NAME of `evotune export`). All paths compute the same
 case: the N-th that was timed and is served. They take turns, so that all see the machine alike.
@@ -19,12 +20,18 @@ time of one call in a captured graph, and SDPA's beside it.
 - hook: F.scaled_dot_product_attention while the package is active.
 - SDPA: the same before.
 - SDPA, miss: SDPA on a case that the package does not serve; hook, miss: that while it is active.
+
+With `--modes` the last four paths, and calls with a mask, run in each of these states of PyTorch:
+plain, a default device, autocast (to the kernels' type), a profiler, inference mode. `extra_us` is
+what a call costs on top of SDPA in the same state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +41,9 @@ from call_timing import about, device_of, run, times_of
 _IN_GRAPHS = ("package", "SDPA", "hook")
 
 
-def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any]:
+def measured(
+    module: Any, number: int, calls: int, rounds: int, modes: bool = False
+) -> dict[str, Any]:
     kernels = module._loaded._kernels
     symbols = kernels.dispatch.exact_cases()[number]
     device = device_of(module)
@@ -49,6 +58,12 @@ def measured(module: Any, number: int, calls: int, rounds: int) -> dict[str, Any
     q = tensor(heads, int(symbols["seq_len_q"]))
     k, v = (tensor(kv_heads, int(symbols["seq_len_k"])) for _ in range(2))
     options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
+    if modes:
+        states = states_of(device, kernels.dtype)
+        rows = modes_of(module, (q, k, v), options, states, calls=calls, rounds=rounds)
+        extra = {f"extra µs, {row['path']}": row["extra_us"] for row in rows if "extra_us" in row}
+        circumstances = about("export_call", module, calls, rounds)
+        return {**circumstances, "case": symbols, "ratios": extra, "paths": rows}
     paths = paths_of(module, (q, k, v), options)
     rows = times_of(paths, device, calls=calls, rounds=rounds, warm_up=20, in_graphs=_IN_GRAPHS)
     medians = {row["path"]: row["host_us"] for row in rows}
@@ -99,6 +114,57 @@ def paths_of(
     return paths
 
 
+def states_of(
+    device: torch.device, dtype: torch.dtype
+) -> dict[str, Callable[[], contextlib.AbstractContextManager[object]]]:
+    """The states of PyTorch, by name."""
+    activity = torch.profiler.ProfilerActivity
+    seen = [activity.CPU] if device.type == "cpu" else [activity.CPU, activity.CUDA]
+    low = torch.bfloat16 if dtype == torch.float32 else dtype
+    return {
+        "plain": contextlib.nullcontext,
+        "default device": lambda: torch.device(device),
+        "autocast": lambda: torch.autocast(device.type, low),
+        "profiler": lambda: torch.profiler.profile(activities=seen),
+        "inference mode": torch.inference_mode,
+    }
+
+
+def modes_of(
+    module: Any,
+    tensors: tuple[torch.Tensor, ...],
+    options: dict[str, Any],
+    states: dict[str, Callable[[], contextlib.AbstractContextManager[object]]],
+    *,
+    calls: int,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """A row for each path in each state. In a state all paths take turns."""
+    q, k, v = tensors
+    causal, grouped = options["is_causal"], options["enable_gqa"]
+    odd, scale = unserved(module._loaded._kernels, tensors, causal, grouped)
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    masked = {"attn_mask": mask, "enable_gqa": grouped}
+    before, replaced = F.scaled_dot_product_attention, with_hook(module)
+    rows = []
+    for state, entered in states.items():
+        paths: dict[str, Callable[[], object]] = {}
+        for side, function in (("SDPA", before), ("hook", replaced)):
+            paths |= {
+                f"{side}, {state}": partial(function, q, k, v, **options),
+                f"{side}, miss, {state}": partial(function, *odd, scale=scale, **options),
+                f"{side}, mask, {state}": partial(function, q, k, v, **masked),
+            }
+        with entered():
+            found = times_of(paths, q.device, calls=calls, rounds=rounds, warm_up=20, in_graphs=())
+        beside = {row["path"]: row["host_us"] for row in found}
+        for row in found:
+            if row["path"].startswith("hook"):
+                row["extra_us"] = row["host_us"] - beside[row["path"].replace("hook", "SDPA", 1)]
+        rows += found
+    return rows
+
+
 def unserved(
     kernels: Any, tensors: tuple[torch.Tensor, ...], causal: bool, grouped: bool
 ) -> tuple[list[torch.Tensor], float]:
@@ -137,4 +203,4 @@ def empty_operator(device_type: str) -> Callable[..., torch.Tensor]:
 
 
 if __name__ == "__main__":
-    run(__doc__, measured, calls=50, numbered=True)
+    run(__doc__, measured, calls=50, numbered=True, modes=True)

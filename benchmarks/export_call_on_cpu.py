@@ -1,9 +1,10 @@
 """Times the paths of `export_call.py` without a GPU: on a driver whose launches do nothing.
 
-    python benchmarks/export_call_on_cpu.py [--rounds 400] [-o FILE]
+    python benchmarks/export_call_on_cpu.py [--modes] [--rounds 400] [-o FILE]
 
 The tensors lie in the CPU's memory, and a launch is a call of an empty function. So the times are
-those of PyTorch's and the package's code on the host; compare them with each other only. It needs a
+those of PyTorch's and the package's code on the host; compare them with each other only. With
+`--modes` SDPA does nothing either, so that `extra_us` is the package's share of a call. It needs a
 C++ compiler, and the repository's tests.
 """
 
@@ -20,6 +21,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).parents[1]
 NAME = "package_on_cpu"
@@ -28,6 +30,7 @@ NAME = "package_on_cpu"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--modes", action="store_true", help="in several states of PyTorch")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
@@ -37,11 +40,19 @@ def main() -> None:
         write_package(Path(folder))
         sys.path.insert(0, folder)
         export_call = importlib.import_module("export_call")
-        result = export_call.measured(importlib.import_module(NAME), 0, 100, arguments.rounds)
+        if arguments.modes:
+            F.scaled_dot_product_attention = nothing
+        result = export_call.measured(
+            importlib.import_module(NAME), 0, 100, arguments.rounds, arguments.modes
+        )
         result["command"] = "python benchmarks/export_call_on_cpu.py"
         result["device"] = "CPU, empty kernel"
-        del result["ratios"]["package / SDPA"]  # SDPA computes
+        result["ratios"].pop("package / SDPA", None)  # SDPA computes
         importlib.import_module("call_timing").show(result, arguments.output)
+
+
+def nothing(*given: object, **named: object) -> None:
+    """In SDPA's place: takes its arguments."""
 
 
 def write_package(folder: Path) -> None:

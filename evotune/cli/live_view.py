@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evotune.cli.standing import Standing
+from evotune.harmless_text import printable
 from evotune.report import wording
-from evotune.report.wording import printable
 from evotune.space.suggest import shorten
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from evotune.problems.index_inputs import index_bytes
 from evotune.problems.problem import Case, Problem
 from evotune.scratch import scratch_folder
 from evotune.trial import Check, Domain
+from evotune.verify.aligned_launches import WORDS, launch_aligned
 from evotune.verify.disturbed import CASE, PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, checked_domain
@@ -76,6 +77,20 @@ class ChampionChecks:
         self._gate = gate
         self._pool = pool
         self._deterministic = deterministic
+
+    def launch_aligned(
+        self,
+        subjects: Sequence[tuple[TrialCase, Subject]],
+        seed: int,
+        verdict: Verdict,
+        stages: Stages,
+    ) -> None:
+        """Launches each checked case on inputs that are aligned as little as a package serves."""
+        chosen = [each for item, each in subjects if item.role not in WHEN_THERE_IS_TIME]
+        launch_aligned(
+            *(self._gate, chosen, self._problem.input_kinds[0], seed, verdict),
+            begins=lambda number: stages.at(f"{WORDS}, case", number, len(chosen)),
+        )
 
     def launch_served(  # noqa: PLR0917
         self,

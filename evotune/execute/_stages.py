@@ -7,10 +7,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+from evotune.verify.aligned_launches import WORDS
+
 _WORDS = {
     "load": "loading the kernels",
     "start": "checking the first launches",
     "verify": "checking cases",
+    "alignment": WORDS,
     "random_tests": "random cases",
     "served_sizes": "launching at served sizes",
     "perturbation": "checking disturbed launches",
@@ -30,6 +33,8 @@ class Stages:
         self._until_s = until_s
         self.seconds: dict[str, float] = {}
         self.cut_short = False
+        self.step = ""
+        """The present step in words."""
 
     def left_s(self) -> float:
         """The time that the present stage may take, a little in any case."""
@@ -43,7 +48,7 @@ class Stages:
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        self._tell(_WORDS[stage])
+        self._begin(_WORDS[stage])
         started = time.monotonic()
         try:
             yield
@@ -52,4 +57,8 @@ class Stages:
 
     def at(self, what: str, number: int, count: int) -> None:
         """The stage is at part `number` of so many."""
-        self._tell(f"{what} {number} of {count}")
+        self._begin(f"{what} {number} of {count}")
+
+    def _begin(self, step: str) -> None:
+        self.step = step
+        self._tell(step)

@@ -173,7 +173,8 @@ class TrialRunner:
                 raise
             self.tainted = fault.fatal
             self.doubtful = fault.kind is OutcomeKind.DEVICE_OOM
-            return Outcome(fault.kind, reason=fault.reason, stage_s=stages.seconds)
+            where = f" ({stages.step})" if job.confirm else ""
+            return Outcome(fault.kind, reason=f"{fault.reason}{where}", stage_s=stages.seconds)
         if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
             self.doubtful = not self._pool.intact()
         measured = {i.case.label for i in job.cases if i.role in (TIMED, HELD_OUT)}
@@ -201,6 +202,10 @@ class TrialRunner:
         with stages.timed("start"):
             self._check_start(subjects, job, seed, verdict)
         self._examine(subjects, seed, verdict, stages)
+        if "alignment" not in self._without:
+            with stages.timed("alignment"):
+                self._champions.launch_aligned(subjects, seed, verdict, stages)
+                self._check_quiet(verdict)
         if "random" not in self._without:
             with stages.timed("random_tests"):
                 random_tests = self._test_randomly(subjects, seed, verdict, stages)

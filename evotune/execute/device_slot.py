@@ -369,7 +369,7 @@ class DeviceSlot:
         if self._opening:
             self._start_failed()
             return None
-        status = self._child.reap()
+        status, step = self._child.reap(), self.step
         unreadable, reason = self._child.unreadable, self._child.end_in_words(status)
         log = self._child.log_tail()
         long_log = self._child.log_tail(1 << 16)
@@ -390,6 +390,8 @@ class DeviceSlot:
         # A memory access that crashes prints nothing: the log's last line may be about anything.
         if last and not unreadable and status != -signal.SIGSEGV:
             reason += f": {last}"
+        if step and kind is not None:
+            reason += f" ({step})"
         return Outcome(
             kind or OutcomeKind.WORKER_LOST,
             reason=reason,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from evotune.counted import counted
 from evotune.explain._sentences import BASES
 from evotune.explain._stall_reasons import STALLS
+from evotune.harmless_text import printable
 from evotune.report import wording
-from evotune.report.wording import printable
 from evotune.trial import Json
 
 if TYPE_CHECKING:

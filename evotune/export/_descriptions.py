@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -21,6 +22,7 @@ from evotune.export._expression_json import to_json
 from evotune.export._feature_regions import completing, score_mods
 from evotune.export._package_readme import readme
 from evotune.export._readme_words import length_words
+from evotune.harmless_text import printable
 from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name
@@ -163,10 +165,15 @@ def _layout(champion: Champion) -> str:
 
 
 def certificate(
-    name: str, chosen: Selection, kernels: Sequence[BuiltChampion], files: Mapping[str, str]
+    name: str,
+    chosen: Selection,
+    kernels: Sequence[BuiltChampion],
+    described: Mapping[str, Json],
+    files: Mapping[str, str],
 ) -> dict[str, Json]:
     """`certificate.json`: what was checked and measured, where, with which versions, of which
-    bytes. `files`: the SHA-256 of every other file of the package."""
+    bytes. `described`: the content of `dispatch.json`; `files`: the SHA-256 of every other file of
+    the package."""
     best = chosen.best
     setup, problem = best.run.setup, best.run.planner.problem
     record, _ = _record(best)
@@ -184,8 +191,16 @@ def certificate(
         "environment": record,
         "measured": {each.run.run.id: _record(each)[1] for each in chosen.champions},
         "files": dict(files),
+        "call_sha256": _call_sha256(described),
         "champions": [_champion(each.champion) for each in kernels],
     } | ({"portfolio": dict(chosen.rule)} if chosen.rule is not None else {})
+
+
+def _call_sha256(described: Mapping[str, Json]) -> str:
+    """The hash of those parts of `dispatch.json` on which a fallback depends, as the package's
+    `_certificate.py` has it. So a fallback serves where another part was changed."""
+    parts = [described[part] for part in ("problem", "cases_from", "shapes")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, bytes]:
@@ -310,7 +325,7 @@ def _summary(champion: Champion) -> str:
     setup = champion.run.setup
     call = call_name(setup.problem_spec.name, setup.planner.problem)
     text = f"{call} in {setup.problem_spec.dtype} for {setup.profile.name}."
-    return " ".join(text.replace('"', "'").replace("\\", "/").split())
+    return " ".join(printable(text).replace('"', "'").replace("\\", "/").split())
 
 
 def _version(files: Mapping[str, str]) -> str:

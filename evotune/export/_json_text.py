@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from evotune.harmless_text import escaped_json
 from evotune.trial import Json
 
 _WIDTH = 100
 
 
 def json_text(found: Json) -> str:
-    """The value as JSON with sorted keys."""
-    return _text(found, "") + "\n"
+    """The value as JSON with sorted keys, of characters that a terminal shows."""
+    return escaped_json(_text(found, "")) + "\n"
 
 
 def _text(found: Json, indent: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from evotune.export._compute_source import COMPUTE_FILE
 from evotune.export._feature_regions import NONE
 from evotune.export._readme_words import figure_words, region_words
+from evotune.harmless_text import markdown_text
 from evotune.trial import Json
 
 _MOST_REGIONS = 40
@@ -108,8 +109,10 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     count = device.get("multiprocessors") or device.get("threads")
     unit = "multiprocessors" if device.get("multiprocessors") else "threads"
     yield f"# {name}\n"
-    yield f"{certificate['summary']} Tuned and checked by evotune {certificate['evotune']}.\n"
-    yield f"- Device: {device['name']}, {device['arch']}{f', {count} {unit}' if count else ''}."
+    summary = markdown_text(certificate["summary"])
+    yield f"{summary} Tuned and checked by evotune {certificate['evotune']}.\n"
+    named = markdown_text(f"{device['name']}, {device['arch']}")
+    yield f"- Device: {named}{f', {count} {unit}' if count else ''}."
     yield "  On any other device no kernel runs."
     layouts = sorted({_LAYOUTS[region["layout"]] for region in dispatch["domain"]})
     types = [f"; {tensor} {dtype}" for tensor, dtype in problem.get("types", {}).items()]
@@ -118,7 +121,8 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
     versions = [f"{each} {packages[each]}" for each in ("torch",) if each in packages]
     if driver := certificate["device"].get("driver"):
         versions.append(f"driver {driver}")
-    yield f"- Measured with {', '.join(versions) or 'versions that were not recorded'}.\n"
+    measured = markdown_text(", ".join(versions)) or "versions that were not recorded"
+    yield f"- Measured with {measured}.\n"
     yield "## Install and use\n"
     yield "```sh\npip install --no-deps .      # needs PyTorch, and no network\n```\n"
     arguments = ", ".join(problem["inputs"])
@@ -179,7 +183,7 @@ def _lengths(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     yield "384 stands for the others. `lengths not executed`: only those of tried cases were.\n"
     for number, champion in enumerate(champions):
         for line in champion["lengths"]:
-            yield f"- kernel {number}: {line}"
+            yield f"- kernel {number}: {markdown_text(line)}"
     yield ""
 
 
@@ -191,8 +195,8 @@ def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
     yield ""
     for number, region in enumerate(portfolio["rule"], 1):
         least = f"at least {region['speedup_low']:.3f}x in {region['measured']} measured cases"
-        yield f"{number}. {region['cases']}: kernel {region['kernel']} ({least})"
-    yield f"{len(portfolio['rule']) + 1}. all others: {portfolio['otherwise']}\n"
+        yield f"{number}. {markdown_text(region['cases'])}: kernel {region['kernel']} ({least})"
+    yield f"{len(portfolio['rule']) + 1}. all others: {markdown_text(portfolio['otherwise'])}\n"
     yield "`listed`: the whole list; `seen`: the cases that the rule was made of; `held out`: the"
     yield "others of the list; `drawn`: cases drawn where losses are likely. `without single"
     yield "cases`: the lines for one case each are left out. A case in no line of the rule counts"
@@ -200,8 +204,9 @@ def _rule(portfolio: Mapping[str, Json]) -> Iterator[str]:
     for group, figures in portfolio["figures"].items():
         if figures["cases"]:
             yield (
-                f"- {group}: {figures['cases']} cases, {figures['served']} by kernels, mean "
-                f"{figures['mean']:.3f}x, worst {figures['worst']:.3f}x ({figures['worst_case']})"
+                f"- {markdown_text(group)}: {figures['cases']} cases, {figures['served']} by "
+                f"kernels, mean {figures['mean']:.3f}x, worst {figures['worst']:.3f}x "
+                f"({markdown_text(figures['worst_case'])})"
             )
     yield ""
 
@@ -213,9 +218,10 @@ def _figures(champions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
         for each in champion["figures"]:
             if each["cache"] != "warm":
                 continue
-            case = f"*{each['case']}*" if each["held_out"] else each["case"]
+            case, baseline = markdown_text(each["case"]), markdown_text(each["baseline"])
+            case = f"*{case}*" if each["held_out"] else case
             yield (
-                f"| {number} | {case} | {each['time_us']:.4g} | {each['baseline']} | "
+                f"| {number} | {case} | {each['time_us']:.4g} | {baseline} | "
                 f"{each['baseline_us']:.4g} | {each['speedup']:.3f} | "
                 f"{each['low']:.3f} to {each['high']:.3f} |"
             )
@@ -254,4 +260,4 @@ def _cell(region: Mapping[str, Json], name: str) -> str:
 def _text(value: Json) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else markdown_text(str(value))

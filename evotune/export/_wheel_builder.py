@@ -82,7 +82,10 @@ def _certificate() -> tuple[str, dict[str, Any]]:
 def _files(name: str, certificate: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """The package's files, held to the certificate. Others, such as __pycache__, stay behind."""
     for file, sha256 in sorted(certificate["files"].items()):
-        content = (_ROOT / name / file).read_bytes()
+        path = _ROOT / name / file
+        if not path.is_file():  # a pipe would be waited for
+            raise RuntimeError(f"{name}/{file} is missing, or no file")
+        content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != sha256:
             raise RuntimeError(f"{name}/{file} was changed since it was exported")
         yield f"{name}/{file}", content

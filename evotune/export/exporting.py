@@ -131,7 +131,7 @@ def _contents(
     files = package_files(name, kernels)
     files["dispatch.json"] = json_text(described).encode()
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
-    certified = certificate(name, chosen, kernels, dict(sorted(hashes.items())))
+    certified = certificate(name, chosen, kernels, described, dict(sorted(hashes.items())))
     files["certificate.json"] = json_text(certified).encode()
     found = {f"{name}/{path}": content for path, content in files.items()}
     return found | frame(name, certified, described)

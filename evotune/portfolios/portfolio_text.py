@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evotune.counted import counted
+from evotune.harmless_text import markdown_text
 from evotune.portfolios._held_out_judge import Figures
 from evotune.portfolios.portfolio_file import Portfolio
 
@@ -103,16 +104,17 @@ def markdown(found: Portfolio) -> str:
 
 def _parts(found: Portfolio) -> Iterator[str]:
     kernels = counted(len(found.kernels), "kernel")
-    yield f"# {found.space}: {kernels} for {counted(len(found.cases), 'case')}\n"
-    yield f"On {found.device}, {found.dtype}. The first line that holds a case decides."
+    yield f"# {markdown_text(found.space)}: {kernels} for {counted(len(found.cases), 'case')}\n"
+    device = markdown_text(found.device)
+    yield f"On {device}, {found.dtype}. The first line that holds a case decides."
     yield "Ratios of sizes (heads to key heads, keys to queries) must be near those of measured"
     yield "cases.\n"
-    yield from _table(RULE_COLUMNS, rule_rows(found))
+    yield from _table(RULE_COLUMNS, _as_markdown(rule_rows(found)))
     yield "## Figures\n"
-    yield from _table(FIGURE_COLUMNS, figure_rows(found))
-    yield from (f"- {line}" for line in remarks(found))
+    yield from _table(FIGURE_COLUMNS, _as_markdown(figure_rows(found)))
+    yield from (f"- {markdown_text(line)}" for line in remarks(found))
     yield "\n## Kernels\n"
-    yield from _table(KERNEL_COLUMNS, kernel_rows(found))
+    yield from _table(KERNEL_COLUMNS, _as_markdown(kernel_rows(found)))
     yield "## Cases\n"
     yield "Speedup of each kernel over the baseline, with the lower end of its interval.\n"
     yield from _table(
@@ -121,8 +123,12 @@ def _parts(found: Portfolio) -> Iterator[str]:
     )
 
 
+def _as_markdown(rows: Rows) -> Rows:
+    return [tuple(map(markdown_text, row)) for row in rows]
+
+
 def case_rows(found: Portfolio) -> Rows:
-    """The cases with each kernel's speedup."""
+    """The cases with each kernel's speedup, in Markdown."""
     cells = {(cell.case, cell.run, cell.trial): cell for cell in found.cells}
     rows: Rows = []
     for case in found.cases:
@@ -135,15 +141,16 @@ def case_rows(found: Portfolio) -> Rows:
                 speedups.append(cell.outcome)
             else:
                 speedups.append(f"{cell.speedup:.3f} ({cell.speedup_low:.3f})")
-        label = f"*{case.label}*" if case.held_out else case.label
-        rows.append((label, f"{case.given.count:g}", case.baseline, *speedups))
+        label = markdown_text(case.label)
+        label = f"*{label}*" if case.held_out else label
+        rows.append((label, f"{case.given.count:g}", markdown_text(case.baseline), *speedups))
     return rows
 
 
 def _table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    """A table whose cells are Markdown."""
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     for row in rows:
-        cells = (cell.replace("|", "\\|") for cell in row)
-        yield f"| {' | '.join(cells)} |"
+        yield f"| {' | '.join(row)} |"
     yield ""

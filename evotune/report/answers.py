@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from evotune.command_line import run_command
 from evotune.counted import counted
+from evotune.harmless_text import printable
 from evotune.package_name import package_commands
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Row
 from evotune.report.summary import RunSummary, more_budget
-from evotune.report.wording import printable
 from evotune.trial import CUT_SHORT, Json, Measurement
 
 _WHY, _NEXT = "Why?", "What next?"

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from evotune.command_line import run_command
+from evotune.harmless_text import markdown_code, markdown_text
 from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report._table import TextTable, leaderboard_table
@@ -20,7 +21,6 @@ from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.reasons import alike_reasons
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.whole import failures, in_proposal_order
-from evotune.report.wording import markdown_code, markdown_text
 from evotune.space.suggest import shorten
 from evotune.trial import Json
 

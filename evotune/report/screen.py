@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.command_line import run_command
+from evotune.harmless_text import printable
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Figures
@@ -17,7 +18,6 @@ from evotune.report.front import MEANING, pareto_front
 from evotune.report.layout import Column, Line, Role, Span, grid, grid_width, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.reasons import alike_reasons
-from evotune.report.wording import printable
 from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
 
 # --- The leaderboard's columns for a given width --------------------------------------------------

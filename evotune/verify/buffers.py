@@ -29,6 +29,9 @@ POISON_BYTE = 0xFF  # all ones is a NaN in every type of floats
 _POISON_OF_INTEGERS = 0xA5
 """A right kernel seldom writes these bits. It often writes -1 or 255, which are all ones."""
 _ALIGNMENT = 256
+LEAST_ALIGNMENT = 16
+"""Of the inputs that exported packages serve. PyTorch allocates outputs and workspaces there, at
+multiples of 64 bytes or more."""
 _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
 lie at distances of 2^m and share the same sets of a cache."""
@@ -77,7 +80,9 @@ class _Layout:
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) -> _Layout:
+def _layout(
+    specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...], is_least_aligned: bool
+) -> _Layout:
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     zeroed = tuple(w.name for w in workspaces if w.init == "zero_once")
@@ -94,6 +99,8 @@ def _layout(specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...]) ->
         # A payload's end has no padding: the first byte past it is guard.
         start = end + _GUARD_BYTES + index * _STAGGER_BYTES
         start += -start % _ALIGNMENT
+        if is_least_aligned and name in inputs:
+            start += LEAST_ALIGNMENT  # a multiple of that and of no larger power of two
         if index == len(kept):
             kept_bytes = start
         segments[name] = _Segment(name, start, end := start + sizes[name])
@@ -151,12 +158,16 @@ class BufferSets:
         plan: LaunchPlan,
         inputs: Sequence[Mapping[str, torch.Tensor]],
         device: str,
+        *,
+        is_least_aligned: bool = False,
     ) -> None:
+        """Each payload begins at a multiple of 256 bytes; with `is_least_aligned` each input begins
+        at one of 16 and of no more."""
         far = [spec for spec in specs if spec.is_far]
         if far and len(inputs) > 1:
             raise LaunchFailure("a tensor whose parts lie gigabytes apart needs a set of its own")
         near = tuple(spec for spec in specs if spec not in far)
-        layout = _layout(near, tuple(plan.workspaces))
+        layout = _layout(near, tuple(plan.workspaces), is_least_aligned)
         room = len(inputs) * layout.nbytes + _ALIGNMENT
         storage = torch.full((room // 2,), _GUARD_WORD, dtype=torch.int16, device=device)
         storage = storage.view(torch.uint8)

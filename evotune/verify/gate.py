@@ -86,15 +86,23 @@ class Gate:
                 self._examine(subject, kinds[start : start + together], seed, verdict)
 
     def examine_once(
-        self, subjects: Sequence[Subject], kind: str, seed: int, verdict: Verdict
+        self,
+        subjects: Sequence[Subject],
+        kind: str,
+        seed: int,
+        verdict: Verdict,
+        *,
+        is_kept: bool = False,
     ) -> None:
         """Launch each subject once in fresh memory, on inputs of one kind, and read the evidence of
-        all launches together. The first failure ends it."""
+        all launches together. The first failure ends it. Inputs are aligned as little as those that
+        a package serves. `is_kept`: the pool keeps the sets, which other checks use too."""
         launched: list[tuple[Subject, InputSet, Evidence]] = []
         memory: list[BufferSets] = []  # no two launches share addresses
         for subject in subjects:
-            inputs = self._pool.once(subject.case, kind, seed)
-            buffers = self.buffers(subject, [inputs])
+            made = self._pool.get if is_kept else self._pool.once
+            inputs = made(subject.case, kind, seed)
+            buffers = self.buffers(subject, [inputs], is_least_aligned=True)
             memory.append(buffers)
             self._launch(self._bind(subject, buffers, 0))
             evidence = self.look(buffers, buffers.snapshot(), buffers.inspect(), [inputs])
@@ -323,12 +331,17 @@ class Gate:
         launch()
         self._session.settle()
 
-    def buffers(self, subject: Subject, inputs: Sequence[InputSet]) -> BufferSets:
+    def buffers(
+        self, subject: Subject, inputs: Sequence[InputSet], *, is_least_aligned: bool = False
+    ) -> BufferSets:
         """Allocate fresh memory for each set, at other addresses than the sets before."""
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
         # The previous sets are still held here, so the allocator cannot use their addresses.
-        self._latest = BufferSets(specs, subject.plan, [each.inputs for each in inputs], device)
+        values = [each.inputs for each in inputs]
+        self._latest = BufferSets(
+            specs, subject.plan, values, device, is_least_aligned=is_least_aligned
+        )
         return self._latest
 
     def look(

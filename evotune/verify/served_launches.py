@@ -10,6 +10,7 @@ import msgspec
 from evotune.problems.problem import Case, Problem
 from evotune.problems.short_cases import short_kinds
 from evotune.trial import Check
+from evotune.verify.aligned_launches import WORDS
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, nearest_limit
 from evotune.verify.random_tests import TimeLimit
@@ -31,10 +32,10 @@ def launch_served(
     """Launches each case once, and returns those that passed. Adds one check for all: the nearest
     to its limit.
 
-    The evidence of `together` launches is read at once. After `limit_s` of work, or after
-    `longest_s`, no further launch starts, and the check says how many were made. The first failure
-    ends them and goes into the verdict. `begins` is called with the number of the next launch, from
-    1 on.
+    Inputs are aligned as little as those that a package serves. The evidence of `together` launches
+    is read at once. After `limit_s` of work, or after `longest_s`, no further launch starts, and
+    the check says how many were made. The first failure ends them and goes into the verdict.
+    `begins` is called with the number of the next launch, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
@@ -54,7 +55,7 @@ def launch_served(
             gate.examine_once(alike, kind, seed, made)
         if made.kind is not None:
             failed = made.checks[-1]
-            detail = f"{failed.detail} (a size that a package could serve)"
+            detail = f"{failed.detail}, {WORDS} (a size that a package could serve)"
             verdict.fail(made.kind, msgspec.structs.replace(failed, detail=detail))
             return passed
         passed += [each.case for each in some]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import pytest
 from verify.kernels import Memory, exact, kernel
 
 from evotune.backends import registry
+from evotune.backends.cuda.cuda_session import classify
 from evotune.device.launch import CompileJob
 from evotune.device.session import Disturb
 from evotune.execute import _stages, _trial_runner
@@ -142,3 +144,32 @@ def test_it_begins_before_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> N
         assert begun == ["rebuilding"]
         assert runner.run(request, beside).kind is OutcomeKind.OK
     assert begun[1] == "launched"
+
+
+@pytest.mark.parametrize("fails", ["by a fault", "by its result"])
+def test_a_champion_must_be_right_at_the_least_alignment_that_a_package_serves(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    right = kernel(CASES[0], exact)
+
+    def launch(*pointers: ctypes.c_void_p) -> None:
+        right(*pointers)
+        if any((pointer.value or 0) % 32 for pointer in pointers[:3]):
+            if fails == "by a fault":
+                raise RuntimeError("CUDA error: misaligned address")
+            ctypes.memset(pointers[3].value, 0, 64)
+
+    monkeypatch.setattr(
+        DisturbedSession, "fault", lambda _, error: classify(error, lambda: False), raising=False
+    )
+    backend = type(registry.named(PROFILE.backend))
+    monkeypatch.setattr(backend, "rebuilt", lambda *_: {"slowly": "no compiler"})
+    runner = TrialRunner(
+        DisturbedSession({CASES[0].label: launch}), PROFILE, PROBLEM, deterministic=True
+    )
+    request = champion()
+    with runner.beside(request) as beside:
+        outcome = runner.run(request, beside)
+    expected = OutcomeKind.ILLEGAL_ACCESS if fails == "by a fault" else OutcomeKind.WRONG_RESULT
+    assert outcome.kind is expected, outcome
+    assert "alignment of 16 bytes" in outcome.reason

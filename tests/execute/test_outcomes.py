@@ -466,3 +466,14 @@ def _with_workspace(kernels: FaultyKernels, nbytes: int) -> Proposal:
         for case in proposal.cases
     ]
     return dataclasses.replace(proposal, cases=tuple(cases))
+
+
+def test_a_champion_whose_loads_need_more_alignment_than_a_package_has_is_refused(
+    faulty: FaultyKernels,
+) -> None:
+    assert faulty.run("wide_loads").ok  # where all tensors begin at multiples of 256 bytes
+    made = planner().proposal(7001, Configuration({"FAULT": "wide_loads"}), confirm=True)
+    outcome = faulty.run_proposal(made)
+    assert outcome.kind is OutcomeKind.ILLEGAL_ACCESS
+    assert "SIGSEGV" in outcome.reason
+    assert "inputs at an alignment of 16 bytes, case 1 of" in outcome.reason

@@ -280,7 +280,7 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
     assert "attention_mma/_cuda_launcher.py" in one
     assert "attention_mma/_cpu_launcher.py" not in one
     readme = one["README.md"].decode()
-    assert "NVIDIA H200, sm_90a, 132 multiprocessors" in readme
+    assert r"NVIDIA H200, sm\_90a, 132 multiprocessors" in readme
     assert "F.scaled_dot_product_attention" in readme
 
 

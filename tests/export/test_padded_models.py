@@ -199,7 +199,7 @@ def test_what_is_no_fact_of_tensors_is_asked_at_each_call(
     finally:
         torch.set_num_threads(threads)
     assert registry.left_to_sdpa == 4
-    assert package.info()["misses"].keys() == {"grad", "device"}
+    assert package.info()["misses"].keys() == {"dropout", "grad", "dtype", "device"}
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -388,7 +388,7 @@ def test_other_calls_go_to_sdpa(package: ModuleType, registry: Registry) -> None
     assert given[0].grad is not None
     assert registry.left_to_sdpa == 8
     assert package.info()["calls"] == 0
-    assert package.info()["misses"].keys() == {"grad", "dtype"}
+    assert package.info()["misses"].keys() == {"mask", "dropout", "grad", "dtype"}
 
 
 def test_a_wide_window_hides_nothing(package: ModuleType, registry: Registry) -> None:
@@ -432,3 +432,35 @@ def test_models_are_served(package: ModuleType, name: str, left: bool) -> None:
             outputs.append(model(tokens, attention_mask=exist.long()).logits)
     torch.testing.assert_close(outputs[0][exist], outputs[1][exist])
     assert package.info()["calls"] == 2, package.info()["misses"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("mask", {"mask": None}),
+        ("mask", {"mask": torch.ones(5, 1, LONGEST, LONGEST, dtype=torch.bool).tril()}),
+        ("dropout", {"dropout": 0.1}),
+        ("features", {"softcap": 5.0}),
+        ("bias", {"position_bias": torch.zeros(5, HEADS, LONGEST, LONGEST)}),
+        ("weights", {"output_attentions": True}),
+    ],
+)
+def test_each_call_that_is_not_packed_is_counted(
+    package: ModuleType, registry: Registry, kind: str, others: dict[str, Any]
+) -> None:
+    given = {"mask": masked(registry, padding(), False), **others}
+    attend(registry, given.pop("mask"), **given)
+    found = package.info()
+    assert found["calls"] == 0
+    assert {each: told["count"] for each, told in found["misses"].items()} == {kind: 1}
+
+
+def test_a_call_that_a_compiler_traces_is_counted(package: ModuleType, registry: Registry) -> None:
+    mask = masked(registry, padding(), False)
+
+    def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return registry.forward(MODULE, q, k, v, mask)[0]
+
+    with torch.no_grad():
+        torch.compile(layer, backend="eager")(*tensors())
+    assert package.info()["misses"]["graph"]["count"] == 1

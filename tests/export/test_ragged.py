@@ -459,3 +459,39 @@ def test_the_benchmark_times_each_path(
         "package / unchecked, host_us",
         "package / fallback, host_us",
     }
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_an_exported_program_keeps_the_tokens_open(varlen: ModuleType, is_strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, *given: torch.Tensor) -> Any:
+            return varlen.attention_varlen(*given, 30, 40)
+
+    rows, keys = (torch.export.Dim(name, min=2, max=4096) for name in ("rows", "keys"))
+    sizes = ({0: rows}, {0: keys}, {0: keys}, {}, {})
+    torch._dynamo.reset()
+    with torch.no_grad():
+        program = torch.export.export(
+            Layer(), tuple(TIMED[:5]), dynamic_shapes=(sizes,), strict=is_strict
+        )
+        for given in (TIMED, packed([3, 9, 1, 4, 2], [4, 9, 2, 4, 7])):
+            expected = varlen.attention_varlen(*given[:5], 30, 40)
+            torch.testing.assert_close(program.module()(*given[:5]), expected)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_an_exported_program_keeps_the_pages_open(paged: ModuleType, is_strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, *given: torch.Tensor) -> Any:
+            return paged.attention_paged(*given)
+
+    found = torch.export.Dim("pages", min=2, max=4096)
+    sizes = ({}, {0: found}, {0: found}, {}, {})
+    given = pages([70, 35, 23, 17])
+    torch._dynamo.reset()
+    with torch.no_grad():
+        program = torch.export.export(
+            Layer(), tuple(given), dynamic_shapes=(sizes,), strict=is_strict
+        )
+        more = [given[0], *(torch.cat([each, each]) for each in given[1:3]), *given[3:]]
+        torch.testing.assert_close(program.module()(*more), paged.attention_paged(*given))

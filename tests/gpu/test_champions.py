@@ -15,6 +15,7 @@ from evotune.backends.cuda._discover import open_profile
 from evotune.backends.cuda._sanitizer import find_sanitizer
 from evotune.execute.device_worker import open_session
 from evotune.trial import Json
+from evotune.verify.aligned_launches import WORDS
 
 pytestmark = pytest.mark.gpu
 
@@ -71,6 +72,13 @@ def test_a_champion_passed_a_hundred_random_tests_not_fewer_for_lack_of_time(
     """With strides there are tests of far tensors beside the hundred."""
     (check,) = [check for check in champion["checks"] if check["case"].endswith(" random tests")]
     assert int(check["case"].split()[0]) >= 100
+    assert (check["status"], check["detail"]) == ("passed", "")
+
+
+def test_a_champion_was_right_at_the_least_alignment_that_a_package_serves(
+    champion: Json,
+) -> None:
+    (check,) = [check for check in champion["checks"] if check["case"].endswith(WORDS)]
     assert (check["status"], check["detail"]) == ("passed", "")
 
 

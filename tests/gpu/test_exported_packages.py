@@ -376,3 +376,25 @@ def test_another_gpu_than_the_current_one(opened: Open, native: bool) -> None:
         assert str(out.device) == device
         agree(out, inputs(device=device))
     assert module.info()["calls"] == 3
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_calls_are_served_and_counted_under_a_default_device(opened: Open, native: bool) -> None:
+    module = opened(native)
+    tensors, halves = inputs(), [tensor.half() for tensor in inputs()]
+    with module.active(), torch.device("cuda"), torch.no_grad():
+        for _ in range(3):
+            agree(F.scaled_dot_product_attention(*tensors, **GROUPED), tensors)
+            F.scaled_dot_product_attention(*halves, **GROUPED)
+    assert module.info()["calls"] == 3
+    assert module.info()["misses"]["dtype"]["count"] == 3
+
+
+def test_the_benchmark_times_each_state_of_pytorch(
+    opened: Open, benchmark_module: Callable[[str], ModuleType]
+) -> None:
+    with torch.no_grad():
+        record = benchmark_module("export_call").measured(
+            opened(), 0, calls=2, rounds=2, modes=True
+        )
+    assert sum("extra_us" in row for row in record["paths"]) == 15

@@ -17,6 +17,7 @@ from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
+from evotune.harmless_text import markdown_text
 from evotune.portfolios import _portfolio_work
 from evotune.portfolios.building import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
@@ -157,7 +158,8 @@ def test_readme_and_certificate_have_the_rule(made: tuple[Path, Portfolio, Path]
     _, portfolio, package = made
     readme = (package / "README.md").read_text()
     for number, region in enumerate(portfolio.rule, 1):
-        assert f"\n{number}. {region.words}: kernel {region.kernel} (at least 1." in readme
+        words = markdown_text(region.words)
+        assert f"\n{number}. {words}: kernel {region.kernel} (at least 1." in readme
     assert f"\n{len(portfolio.rule) + 1}. all others: PyTorch\n" in readme
     assert "- seen: 20 cases, 16 by kernels, mean " in readme
     certificate = json.loads((package / "attention_cpu/certificate.json").read_text())

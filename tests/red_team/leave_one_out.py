@@ -20,6 +20,7 @@ from pathlib import Path
 
 from evotune.execute.executor import RANDOM, TIMED
 from evotune.trial import Check, Outcome
+from evotune.verify.aligned_launches import WORDS as ALIGNED
 from evotune.verify.disturbed import CASE as DISTURBED
 
 from .cuda_expected import CLASSES
@@ -50,6 +51,7 @@ def _name(check: Check, roles: dict[str, str]) -> str:
     alternatives = {
         "sanitizer": "sanitizer" in check.inputs,
         "perturbation": check.case == DISTURBED,
+        "alignment": ALIGNED in check.detail,
         _NAMES.get(how, ""): bool(how),
         RANDOM: role == RANDOM,
         "second launch": "differ between two equal launches" in check.detail,

@@ -9,21 +9,30 @@ from typing import Any, Literal
 import torch
 
 from ._asked_features import Asked
-from ._attention_package import AttentionKernels, Call, cast_for_autocast, plain_attention
-from ._dispatch import NOT_WON, OUTSIDE, Choice
+from ._attention_package import DTYPE, AttentionKernels, Call, cast_for_autocast, plain_attention
+from ._dispatch import LAYOUT, NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, memory_holds_values, needs_grad
-from ._plain_state import are_plain, every_backend_is_allowed, modes_look_at_calls
+from ._plain_state import (
+    are_plain,
+    below_function_modes,
+    every_backend_is_allowed,
+    modes_look_at_calls,
+)
 from ._tracing import decided_while_tracing, forward_mode, is_exporting, is_transformed
 
 # Looked up once, since look-ups cost every call.
 _is_compiling = torch.compiler.is_compiling
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to torch.compile
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
+_function_modes = torch._C._len_torch_function_stack
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _USUAL = math.nan
 _MOST_LOST = 4096
+_LASTING = (NOT_WON, OUTSIDE, LAYOUT, DTYPE)
+"""The kinds of misses that follow from the facts of a call."""
 _OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 _WHILE_TRACING = {
     "export": "torch.export traces the call",
@@ -44,7 +53,6 @@ class AttentionCalls:
         self._served = operator.served
         self._misses = misses
         self._device_type = kernels.kernels.device_type
-        self._dtype = kernels.dtype
         self._grad = misses.missed("grad", None, "an input requires grad")
         self._mask = misses.missed("mask", None, "the call has an attention mask")
         self._dropout = misses.missed("dropout", None, "the call has dropout")
@@ -115,14 +123,26 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The output, or None when the kernels do not serve the call."""
-        if not _is_traced() and self._direct is not None:
+        # Under autocast native code leaves each call to Python.
+        if not _is_traced() and self._direct is not None and not _is_any_autocast_enabled():
             out: torch.Tensor | Literal[False] | None
             out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
             if out is not None:
                 return None if out is False else out
         if _is_compiling():
             return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
-        return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        if not _function_modes():
+            return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+        with below_function_modes():
+            if self._direct is not None:
+                if modes_look_at_calls():
+                    self._other.count()
+                    return None
+                # Native code serves calls under a default device, which it does not see here.
+                out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+                if out is not None:
+                    return None if out is False else out
+            return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
 
     def _attempt(
         self,
@@ -136,9 +156,12 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The same for an eager call, without the native launcher's function."""
+        cast_to = None
+        if _is_any_autocast_enabled() and _is_autocast_enabled(self._device_type):
+            cast_to = torch.get_autocast_dtype(self._device_type)
         if self._lost:  # a miss must cost little
-            lost = self._lost_before(q, k, v, is_causal, scale, enable_gqa)
-            if lost is not None:
+            lost = self._lost.get(_lost_key(q, k, v, is_causal, scale, enable_gqa, cast_to))
+            if lost:
                 lost.count()
                 return None
         missed = self.untakable(mask, dropout, is_causal, scale, enable_gqa)
@@ -147,7 +170,8 @@ class AttentionCalls:
         if missed is not None:
             missed.count()
             return None
-        if _is_autocast_enabled(self._device_type):
+        call = Call(q, k, v, is_causal, scale, enable_gqa)
+        if cast_to is not None:
             q, k, v = (cast_for_autocast(tensor, self._device_type) for tensor in (q, k, v))
         if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             self._grad.count()
@@ -161,42 +185,27 @@ class AttentionCalls:
             usual = _USUAL if scale is None else scale
             out = self._native(q, k, v, is_causal, usual, enable_gqa)
         if out is None:
-            self._note(Call(q, k, v, is_causal, scale, enable_gqa))
+            self._note(call, Call(q, k, v, is_causal, scale, enable_gqa), cast_to)
         return out
 
     def forget(self) -> None:
         """Forgets the shapes for which no call can be served."""
         self._lost.clear()
 
-    def _lost_before(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Missed | None:
-        """The miss of every call with such facts, if it is one."""
-        plain = type(q) is type(k) is type(v) is torch.Tensor
-        if not plain or q.is_nested or k.is_nested or v.is_nested:
-            return None
-        return self._lost.get(_lost_key(q, k, v, is_causal, scale, enable_gqa)) or None
-
-    def _note(self, call: Call) -> None:
-        """Remembers a miss that every call with such facts is, whatever else it has."""
-        q, k, v = call[:3]
-        key = _lost_key(*call[:6])
+    def _note(self, call: Call, cast: Call, cast_to: torch.dtype | None) -> None:
+        """Remembers a miss that every call with such facts is, whatever else it has. `cast`: the
+        call as autocast makes it."""
+        key = _lost_key(*call[:6], cast_to)
         if key in self._lost:
             return
         if len(self._lost) >= _MOST_LOST:
             self._lost.clear()
         self._lost[key] = False
-        contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-        if q.dtype == k.dtype == v.dtype == self._dtype and contiguous:
-            choice = self._kernels.chosen(call, q.device)
-            if isinstance(choice, Refused) and choice.kind in (NOT_WON, OUTSIDE):
-                self._lost[key] = self._kernels.missed(call, choice)
+        q, k, v = call[:3]
+        if q.dtype == k.dtype == v.dtype and q.device == k.device == v.device:
+            choice = self._kernels.chosen(cast, q.device)
+            if isinstance(choice, Refused) and choice.kind in _LASTING:
+                self._lost[key] = self._kernels.missed(cast, choice)
 
     def untakable(
         self,
@@ -346,8 +355,16 @@ def _lost_key(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> tuple[object, ...]:
-    """The facts of a call on which a remembered miss depends."""
-    contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-    tensors = q.shape, k.shape, v.shape, q.dtype, q.device, contiguous
-    return *tensors, is_causal, scale, enable_gqa
+    cast_to: torch.dtype | None,
+) -> tuple[object, ...] | None:
+    """The facts of a call on which a remembered miss depends; None for tensors without such facts.
+    `cast_to` is autocast's type. Where k and v have another type or device than q, a call is a miss
+    too, so those are left out."""
+    plain = type(q) is type(k) is type(v) is torch.Tensor
+    if not plain or q.is_nested or k.is_nested or v.is_nested:
+        return None
+    layout: Any = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+    if not layout:
+        layout = q.stride(), k.stride(), v.stride()
+    tensors = q.shape, k.shape, v.shape, q.dtype, q.device, layout
+    return *tensors, is_causal, scale, enable_gqa, cast_to

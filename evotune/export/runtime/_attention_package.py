@@ -30,7 +30,7 @@ from ._missed import Missed, Misses
 
 BEFORE, PYTORCH = "scaled_dot_product_attention", "PyTorch"
 ALIGNMENT = 16
-FEATURES = "features"
+FEATURES, DTYPE = "features", "dtype"
 _NAMES = ("q", "k", "v", "out")
 _STRIDES = ("batch", "head", "row")
 _MOST_DECISIONS = 4096
@@ -280,7 +280,7 @@ class AttentionKernels:
         if dtypes == {self.dtype}:
             return None
         found = ", ".join(sorted(map(str, dtypes)))
-        return Refused("dtype", f"the tensors are {found}, the kernels take {self.dtype}")
+        return Refused(DTYPE, f"the tensors are {found}, the kernels take {self.dtype}")
 
     def _same_cases(self, call: Call) -> Iterable[tuple[Asked, bool]]:
         """The features and the mask of all cases that are the call's, and that kernels may have."""

@@ -18,6 +18,31 @@ class NoValue(Exception):
     """The expression has no value here: a division by zero, an overflow, text as a number."""
 
 
+def whole(number: Any) -> Any:
+    """The number as an integer. One that a compiler leaves open is one already."""
+    return int(number) if isinstance(number, int | float) else number
+
+
+def solved(expression: Any, value: Any) -> tuple[str, Any] | None:
+    """The only name in the expression, and what it stands for where the expression has this value.
+    None unless the expression is a name, or a sum, a difference or a product of one and a number.
+    """
+    if isinstance(expression, dict):
+        return expression["name"], value
+    if not isinstance(expression, list) or len(expression) != 3:
+        return None
+    operation, left, right = expression
+    if type(left) is int and operation in ("+", "*"):
+        left, right = right, left
+    if type(right) is not int:
+        return None
+    if operation == "+":
+        return solved(left, value - right)
+    if operation == "-":
+        return solved(left, value + right)
+    return solved(left, value // right) if operation == "*" and right else None
+
+
 class Names(dict[str, Any]):
     """Values by name. `lets` are expressions over these and other names; each is evaluated once,
     when it is first asked for."""
@@ -36,6 +61,13 @@ class Names(dict[str, Any]):
 def evaluate(expression: Any, names: Mapping[str, Any]) -> Any:
     """The expression's value; NoValue where it has none. `and`, `or`, `if` evaluate only the
     operands that they need."""
+    try:
+        return _evaluated(expression, names)
+    except RecursionError:
+        raise NoValue("the expression is nested too deeply") from None
+
+
+def _evaluated(expression: Any, names: Mapping[str, Any]) -> Any:
     if isinstance(expression, dict):
         return names[expression["name"]]
     if not isinstance(expression, list):
@@ -43,14 +75,16 @@ def evaluate(expression: Any, names: Mapping[str, Any]) -> Any:
     name, *operands = expression
     if name in ("and", "or"):
         stop = name == "or"
-        return stop if any(_truth(evaluate(o, names)) is stop for o in operands) else not stop
+        return stop if any(_truth(_evaluated(o, names)) is stop for o in operands) else not stop
     if name == "if":
         condition, then, otherwise = operands
-        return evaluate(then if _truth(evaluate(condition, names)) else otherwise, names)
-    return _OPERATORS[name](*(evaluate(operand, names) for operand in operands))
+        return _evaluated(then if _truth(_evaluated(condition, names)) else otherwise, names)
+    return _OPERATORS[name](*(_evaluated(operand, names) for operand in operands))
 
 
 def _bounded(number: Any) -> Any:
+    if not isinstance(number, int | float):  # a compiler leaves it open: it would note a comparison
+        return number
     if -LIMIT < number < LIMIT:
         return number
     raise NoValue("the result is 2**63 or more")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from ._case_expressions import Names, NoValue, evaluate
+from ._case_expressions import Names, NoValue, evaluate, solved
 
 Shapes = Mapping[str, tuple[int, ...]]
 _STEPS = (1, 2, 3)
@@ -64,11 +64,33 @@ class CaseSizes:
         constants = {name: options.get(name, value) for name, value in self.constants.items()}
         return {**fits[0], **self._flags_of(shapes, options), **constants, "dtype": self._dtype}
 
+    def open_symbols(
+        self, shapes: Mapping[str, tuple[Any, ...]], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The same of inputs with extents that a compiler leaves open, which stay open: nothing is
+        compared with them. Only extents that are one size and a number tell a size; sizes that
+        neither they nor options give, and on which timed cases differ, are missing."""
+        found: dict[str, Any] = {}
+        for name, shape in shapes.items():
+            expected = self._shapes[name]
+            if len(shape) != len(expected):
+                raise ValueError(f"{name} must be {shape_text(expected)}")
+            for known in filter(None, map(solved, expected, shape)):
+                size, value = known
+                if size not in found or isinstance(value, int):
+                    found[size] = value
+        for size in self.sizes:
+            values = {like[size] for like in self.tuned}
+            if size not in found and (size in options or len(values) == 1):
+                found[size] = options[size] if size in options else values.pop()
+        constants = {name: options.get(name, value) for name, value in self.constants.items()}
+        return {**found, **self._flags_of(shapes, options), **constants, "dtype": self._dtype}
+
     def _inputs_text(self) -> str:
         """The inputs with their shapes in sizes, as in `x (rows, columns)`."""
         return ", ".join(f"{name} {shape_text(shape)}" for name, shape in self._shapes.items())
 
-    def _flags_of(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, bool]:
+    def _flags_of(self, shapes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, bool]:
         found = {}
         for flag, tensors in self.flags.items():
             given = {name in shapes for name in tensors}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import stat
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from ._shown_text import shown
 
 _CERTIFICATE = "certificate.json"
 _DISPATCH = "dispatch.json"
 _FORMAT = 1
+CALL_SHA256 = "call_sha256"
+CALL_PARTS = ("problem", "cases_from", "shapes")
 
 
 class Damaged(Exception):
@@ -33,13 +40,21 @@ class Contents:
                 raise ImportError(f"{folder / name}: expected format {_FORMAT}")
         if not isinstance(self.certificate.get("files"), dict):
             raise ImportError(f"{folder / _CERTIFICATE}: expected `files` with their hashes")
-        self.damage = next(filter(None, map(self._fault, self._read_at_import())), "")
+        self.damage = next(filter(None, map(self.fault, self._read_at_import())), "")
 
     def _read_at_import(self) -> list[str]:
         files = self.certificate["files"]
         return [_DISPATCH, *(name for name in files if name.endswith(".py"))]
 
-    def _fault(self, name: str) -> str:
+    def says_what_is_called(self) -> bool:
+        """Whether `dispatch` has the inputs, outputs, types and constants of the export, whatever
+        else of it was changed. A certificate that has no hash of them does not tell."""
+        expected = self.certificate.get(CALL_SHA256)
+        found = self.dispatch
+        return expected in (None, call_sha256([found.get(name) for name in CALL_PARTS]))
+
+    def fault(self, name: str) -> str:
+        """What is wrong with a file, in words; "" where it is the certificate's."""
         try:
             self.bytes_of(name)
         except Damaged as fault:
@@ -50,9 +65,11 @@ class Contents:
         """The bytes of a file; Damaged where they are others than the certificate's."""
         path = self.path(name)
         try:
-            content = path.read_bytes()
-        except OSError:
+            content = _read_file(path)
+        except FileNotFoundError:
             raise Damaged(f"{name} is missing") from None
+        except OSError as error:
+            raise Damaged(f"{name} cannot be read: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != self.certificate["files"].get(name):
             raise Damaged(f"{name} is not the file that {_CERTIFICATE} names")
         return content
@@ -69,11 +86,28 @@ class Contents:
         return name in self.certificate["files"]
 
 
+def call_sha256(parts: list[Any]) -> str:
+    """The hash of the parts of a description that say what is called: `CALL_PARTS`."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _read_file(path: Path) -> bytes:
+    """The bytes of a file. OSError for a pipe or a device, which may have no end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        return file.read()
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ImportError(f"{path}: {' '.join(str(error).split())}") from error
+        found = json.loads(_read_file(path))
+    except OSError as error:
+        raise ImportError(f"{path}: {error.strerror}") from error
+    except RecursionError:
+        raise ImportError(f"{path}: its lists and objects are nested too deeply") from None
+    except ValueError as error:
+        raise ImportError(shown(f"{path}: {' '.join(str(error).split())}")) from error
     if not isinstance(found, dict):
         raise ImportError(f"{path}: expected an object")
     return found

@@ -13,6 +13,7 @@ from ._asked_features import NONE, asked_of
 from ._attention_package import AttentionKernels, Call, Outputs, sdpa
 from ._feature_checking import compared, seeded_features
 from ._missed import Missed
+from ._shown_text import shown
 
 _SCORES_PER_TILE = 1 << 24
 _TIMES_SDPA = 2.0
@@ -47,7 +48,7 @@ class Result:
         for row in self.rows:
             end = row.fault or "ok"
             lines.append(f"{row.case:{width}}  {row.error:9.2e}  {row.allowed:9.2e}  {end}")
-        return "\n".join(lines)
+        return shown("\n".join(lines))
 
 
 def first_sentence(error: Exception) -> str:

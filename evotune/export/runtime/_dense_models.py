@@ -13,11 +13,15 @@ import torch
 from ._asked_features import NONE, Asked
 from ._attention_package import Call
 from ._feature_calls import FeatureCalls
+from ._left_calls import LeftCalls
 from ._transformers_hook import Asking, Serve
 
 
-def serving(attempt: Callable[..., torch.Tensor | None], features: FeatureCalls) -> Serve:
-    """For `register`. `attempt` gives the output of a call without features, or None."""
+def serving(
+    attempt: Callable[..., torch.Tensor | None], features: FeatureCalls, left: LeftCalls
+) -> Serve:
+    """For `register`. `attempt` gives the output of a call without features, or None, and counts a
+    call that it does not serve. `left` counts the calls that nothing else is asked about."""
 
     def serve(asking: Asking) -> torch.Tensor | None:
         call, mask, said, dropout, others = asking
@@ -35,11 +39,13 @@ def serving(attempt: Callable[..., torch.Tensor | None], features: FeatureCalls)
         if own != NONE:
             return features.serve(call, mask, dropout)[0]
         if mask is not None:
+            left.count("mask", "the model's mask is neither causal nor a window, or has padding")
             return None
         if call.asked != NONE:
             found = features.attempt(call, None, dropout)
             return None if found is None else found[0]
         if call.is_causal and call.q.shape[2] != call.k.shape[2]:
+            left.count("mask", "the call is causal, has no mask, and its lengths differ")
             return None
         return attempt(*call[:3], None, dropout, *call[3:6])
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ._case_expressions import Names, NoValue, evaluate
+from ._case_expressions import Names, NoValue, evaluate, whole
 
 CONTIGUOUS = "contiguous"
 STRIDED = "strided"
@@ -67,7 +67,7 @@ class Dispatch:
     def extents(self, tensor: str, symbols: Mapping[str, Any]) -> tuple[int, ...]:
         """The shape of a tensor in the case."""
         names = Names(symbols, self._quantities)
-        return tuple(int(evaluate(extent, names)) for extent in self.shapes[tensor])
+        return tuple(whole(evaluate(extent, names)) for extent in self.shapes[tensor])
 
     def exact_cases(self) -> list[dict[str, Any]]:
         """The symbols of the cases that were timed themselves and are served."""

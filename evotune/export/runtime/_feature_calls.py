@@ -20,7 +20,7 @@ from ._attention_package import (
 )
 from ._operators import AttentionOperator, laid_out, memory_holds_values, needs_grad
 from ._plain_features import plain_with_features, require_fit
-from ._plain_state import are_plain
+from ._plain_state import are_plain, below_function_modes
 from ._tracing import forward_mode
 
 OPERATOR = "attention_with_features"
@@ -93,6 +93,10 @@ class FeatureCalls:
         """The outputs, or None where no kernel serves the call."""
         if torch.compiler.is_compiling():
             return self._traced(call, mask, dropout)
+        with below_function_modes():
+            return self._attempt(call, mask, dropout)
+
+    def _attempt(self, call: Call, mask: torch.Tensor | None, dropout: float) -> Outputs | None:
         if device_type := autocast_device(call.q):
             call = cast(call, device_type)
         missed = self._calls.untakable(mask, dropout, call.is_causal, call.scale, call.enable_gqa)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ._shown_text import shown
+
 _MOST_CASES = 10_000
 
 
@@ -43,7 +45,8 @@ class Missed:
         with misses.lock:
             self.number += times
             told = self.kind in misses.told
-            misses.told.add(self.kind)
+            if not told:
+                misses.told.add(self.kind)
         if not told:
             misses.say(f"a call is not served ({self.kind}): {self.words}", self.before)
 
@@ -84,7 +87,7 @@ class Misses:
     def say(self, words: str, before: str) -> None:
         """Warns the user, naming the package and what serves the calls instead."""
         serves = f"; {before} serves it" if before else ""
-        warnings.warn(f"{self._package}: {words}{serves}", stacklevel=_level_of_the_user())
+        warnings.warn(shown(f"{self._package}: {words}{serves}"), stacklevel=_level_of_the_user())
 
     def _counted(self) -> list[Missed]:
         self.collect()

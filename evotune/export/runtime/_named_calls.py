@@ -13,7 +13,7 @@ from ._loaded_kernels import Refused
 from ._named_kernels import Given, NamedKernels, NotServed, there
 from ._operators import ANY_DEVICE, needs_grad, open_namespace
 from ._own_fallback import rounded
-from ._plain_state import operators_are_seen
+from ._plain_state import below_function_modes, operators_are_seen
 from ._tracing import forward_mode
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -158,17 +158,34 @@ class NamedCalls:
         not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
         kernel serves the call and there is no fallback."""
         inputs, options = self._given(tensors, named)
-        here = there(inputs)
-        if torch.compiler.is_compiling() or _need_operator(here):
+        if torch.compiler.is_compiling():
+            outputs = None
+        else:
+            with below_function_modes():
+                outputs = self._attempt(inputs, options)
+        if isinstance(outputs, NotServed):
+            outputs = self._without_kernel(outputs, inputs, options)
+        elif outputs is None:
             found = self.overload(*inputs, **options)
             outputs = (found,) if len(self._outputs) == 1 else tuple(found)
-        elif forward_mode() or (torch.is_grad_enabled() and needs_grad(*here)):
-            outputs = self._without_kernel(self._no_gradient(), inputs, options)
-        else:
-            outputs = self._run(inputs, options)
         if len(outputs) == 1:
             return outputs[0]
         return dict(zip(self._outputs, outputs, strict=True))
+
+    def _attempt(
+        self, tensors: Given, options: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...] | NotServed | None:
+        """The outputs of a kernel, or why there are none. None for a call that the operator must
+        serve."""
+        here = there(tensors)
+        if _need_operator(here):
+            return None
+        if forward_mode() or (torch.is_grad_enabled() and needs_grad(*here)):
+            return self._no_gradient()
+        try:
+            return self._kernels.run(tensors, options)
+        except NotServed as error:
+            return error
 
     def set_fallback(self, function: Callable[..., Any] | None) -> None:
         """`function(*tensors, **named)` serves the calls that no kernel serves. It gets the call's

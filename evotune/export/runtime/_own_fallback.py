@@ -19,8 +19,10 @@ _MODULE = "_problem_compute"
 
 def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] | None:
     """A function of the inputs in their order, and of options by name, that gives the outputs by
-    name. None where the package has no `compute`, or is damaged."""
-    if contents.damage or not contents.has(f"{_MODULE}.py"):
+    name. None where the package has no `compute`, or that or what the inputs are was changed. Other
+    damage does not matter."""
+    file = f"{_MODULE}.py"
+    if not contents.has(file) or contents.fault(file) or not contents.says_what_is_called():
         return None
     compute = importlib.import_module(f".{_MODULE}", __package__).compute
     problem, given = contents.dispatch["problem"], contents.dispatch["cases_from"]

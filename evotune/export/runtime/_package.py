@@ -14,6 +14,7 @@ from ._certificate import Contents
 from ._checking import Result, check_attention
 from ._dense_models import serving
 from ._feature_calls import FeatureCalls
+from ._left_calls import LeftCalls
 from ._loaded_kernels import LoadedKernels
 from ._missed import Misses
 from ._named_calls import NamedCalls, optional_of, options_of
@@ -50,7 +51,7 @@ def load(folder: Path, name: str, reloaded: Package | None = None) -> Package:
         warnings.warn(f"{name}: {contents.damage}; no kernel is used", stacklevel=2)
     try:
         loaded = _opened(contents, name)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         if not contents.damage:
             raise
         raise ImportError(f"{name}: {contents.damage}") from error
@@ -101,7 +102,9 @@ class AttentionPackage:
 
     def register_transformers(self) -> None:
         """Makes the package's name a value of `attn_implementation` in transformers."""
-        register(self._name.rpartition(".")[2], serving(self._calls.attempt, self._feature_calls))
+        left = LeftCalls(self._misses)
+        serve = serving(self._calls.attempt, self._feature_calls, left)
+        register(self._name.rpartition(".")[2], serve, left)
 
     def info(self) -> Facts:
         """Facts about the package on this machine: the device that it is for and whether it is
@@ -238,7 +241,9 @@ class RaggedPackage(_NamedPackage):
     def register(self) -> None:
         """Makes the package's name a value of `attn_implementation` in transformers: kernels serve
         padded batches, whose tokens are packed before and unpacked behind them."""
-        register(self._name.rpartition(".")[2], PaddedModels(self._own_kernels).serve)
+        left = LeftCalls(self._misses)
+        serve = PaddedModels(self._own_kernels, left).serve
+        register(self._name.rpartition(".")[2], serve, left)
 
     def assert_tables(self, on: bool = True) -> None:
         """Whether the GPU asserts, at each call and without a wait, that lengths and tables fit the

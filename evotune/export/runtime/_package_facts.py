@@ -11,6 +11,7 @@ import torch
 
 from ._certificate import Contents
 from ._loaded_kernels import VERSION, LoadedKernels
+from ._shown_text import shown
 
 _WIDTH = 110
 _MOST_LINES = 12  # for one fact
@@ -28,7 +29,7 @@ class Facts(dict[str, Any]):
                 left = len(told) - _MOST_LINES + 1
                 told = [*told[: _MOST_LINES - 1], f"and {left} more"]
             for number, text in enumerate(told):
-                cut = textwrap.shorten(text, _WIDTH, placeholder=" …")
+                cut = textwrap.shorten(shown(text), _WIDTH, placeholder=" …")
                 lines.append(f"{'' if number else name:{width}}  {cut}".rstrip())
         return "\n".join(lines)
 

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ._asked_features import Asked
-from ._attention_package import ALIGNMENT, Call, autocast_device
+from ._attention_package import ALIGNMENT, FEATURES, PYTORCH, Call, autocast_device
 from ._feature_calls import cast
+from ._left_calls import LeftCalls
 from ._loaded_kernels import Refused
 from ._named_kernels import NotServed, Ready
 from ._operators import needs_grad
@@ -36,7 +37,7 @@ from ._padded_places import (
     unpacked,
 )
 from ._plain_features import plain_with_features
-from ._plain_state import are_plain
+from ._plain_state import are_plain, below_function_modes
 from ._ragged_package import RaggedKernels
 from ._transformers_hook import Asking, Said, is_capturing
 
@@ -69,8 +70,9 @@ class _Kept(NamedTuple):
 class PaddedModels:
     """Serves the calls of models by kernels of `attention_varlen`."""
 
-    def __init__(self, kernels: RaggedKernels) -> None:
+    def __init__(self, kernels: RaggedKernels, left: LeftCalls) -> None:
         self._kernels = kernels
+        self._left = left
 
     def serve(self, asking: Asking) -> torch.Tensor | None:
         """For `register`."""
@@ -79,13 +81,21 @@ class PaddedModels:
         if softcap or sinks is not None:
             own = Asked(softcap=softcap, sinks=sinks is not None)
             causal = call.is_causal and mask is None
+            self._left.count(FEATURES, "no kernel for padding has soft caps or sinks", PYTORCH)
             return _plain(call._replace(is_causal=causal, asked=own, sinks=sinks), mask, dropout)
-        if mask is None or dropout or torch.compiler.is_compiling() or not _in_plain_state(call):
+        if (reason := _unpackable(call, mask, dropout)) is not None:
+            self._left.count(*reason)
             return None
+        assert mask is not None
+        with below_function_modes():
+            return self._by_packing(call, mask, said)
+
+    def _by_packing(self, call: Call, mask: torch.Tensor, said: Said | None) -> torch.Tensor | None:
         facts = _facts(call)
         plan = None if said is None else self._kept(mask, said, facts)
         told = said if plan is not None else _told(call, mask, said)
         if told is None:
+            self._left.count("mask", "the mask has no padding, or hides more than packing can say")
             return None
         if torch.is_grad_enabled() and needs_grad(*call[:3]):
             self._kernels.refuse(Refused("grad", "an input requires grad"))
@@ -160,13 +170,21 @@ def _plain(call: Call, mask: torch.Tensor | None, dropout: float) -> torch.Tenso
     return plain_with_features(call, {}, mask, dropout)[0]
 
 
-def _in_plain_state(call: Call) -> bool:
-    """Whether autocast and PyTorch's modes let a kernel do as SDPA would. They may change from call
-    to call."""
-    q, k, v = call[:3]
-    kind = autocast_device(q)
-    cast_away = bool(kind) and q.dtype != torch.get_autocast_dtype(kind)
-    return not cast_away and are_plain(q, k, v)
+def _unpackable(call: Call, mask: torch.Tensor | None, dropout: float) -> tuple[str, str] | None:
+    """Why a call is not packed, whatever its mask says: the kind of miss, and words. Autocast and
+    PyTorch's modes may change from call to call."""
+    if mask is None:
+        return "mask", "the call has no mask, and the kernels are for padding"
+    if dropout:
+        return "dropout", "the call has dropout"
+    if torch.compiler.is_compiling():
+        return "graph", "a compiler traces the call, and cannot look into its padding"
+    kind = autocast_device(call.q)
+    if kind and call.q.dtype != torch.get_autocast_dtype(kind):
+        return "dtype", "autocast casts the tensors to another type"
+    if not are_plain(*call[:3]):
+        return "tensor", "an argument is no plain tensor, or a mode of PyTorch is on"
+    return None
 
 
 def _facts(call: Call) -> Any:

@@ -128,13 +128,12 @@ def explicit(
     """The output in the type of q and the logarithms in the type of the scores. With `rounded` the
     weights are rounded to the type of q before they meet v, as kernels for tensor cores do."""
     q, k = call.q, call.k
-    step = q.shape[2]
-    if not torch.compiler.is_compiling():
-        scores_per_row = max(1, q.shape[0] * q.shape[1] * k.shape[2])
-        step = max(1, _SCORES_PER_TILE // scores_per_row)
+    if torch.compiler.is_compiling():  # it may leave the number of rows open
+        return _tile(call, trees, slice(0, q.shape[2]), mask, dropout, rounded)
+    step = max(1, _SCORES_PER_TILE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     tiles = [
         _tile(call, trees, slice(first, min(first + step, q.shape[2])), mask, dropout, rounded)
-        for first in range(0, max(1, q.shape[2]), max(1, step))
+        for first in range(0, max(1, q.shape[2]), step)
     ]
     if len(tiles) == 1:
         return tiles[0]

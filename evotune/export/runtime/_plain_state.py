@@ -15,6 +15,7 @@ from torch.utils._device import DeviceContext
 _Tensor = torch.Tensor
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_function_mode_at = torch._C._get_function_stack_at
 _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _flash = torch._C._get_flash_sdp_enabled
@@ -35,7 +36,7 @@ def questions() -> tuple[Any, ...]:
     """
     unwanted: tuple[Callable[[], object], ...] = (
         _dispatch_modes,
-        _function_modes,
+        torch._C._is_torch_function_mode_enabled,
         _transforms,
         _tracing_state,
         torch._C._autograd._profiler_enabled,
@@ -71,9 +72,15 @@ def every_backend_is_allowed() -> bool:
     return _flash() and _efficient() and _cudnn()
 
 
+below_function_modes = torch._C.DisableTorchFunction
+"""A block in which no `TorchFunctionMode` sees what is done. Under one, such as a default device,
+PyTorch calls Python for each attribute of a tensor that is read, and a decision reads some twenty.
+"""
+
+
 def modes_look_at_calls() -> bool:
     """Whether a mode is on that may want to see a call of SDPA. A default device does not."""
-    if not _function_modes():
-        return False
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return not all(isinstance(mode, DeviceContext) for mode in modes)
+    for place in range(_function_modes()):
+        if not isinstance(_function_mode_at(place), DeviceContext):
+            return True
+    return False

@@ -10,6 +10,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from ._case_expressions import NoValue
 from ._case_sizes import CaseSizes
 from ._certificate import Contents
 from ._dispatch import OUTSIDE
@@ -29,6 +32,26 @@ class ProblemKernels(NamedKernels):
         flags = self.sizes.flags.items()
         self.flag_of = {name: flag for flag, tensors in flags for name in tensors}
         """The flag that tells the presence of each input that a call may lack."""
+
+    def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Extents that a compiler leaves open stay open: an exported program takes other ones."""
+        shapes = {
+            name: tuple(tensor.shape)
+            for name, tensor in zip(self.inputs, tensors, strict=True)
+            if tensor is not None
+        }
+        is_open = any(
+            isinstance(extent, torch.SymInt) for each in shapes.values() for extent in each
+        )
+        if not is_open or not self.have_types(tensors):
+            return super().promised(tensors, options)
+        symbols = self.sizes.open_symbols(shapes, options)
+        try:
+            return self.empty(tensors, self.shapes(symbols))
+        except NoValue as error:
+            raise ValueError(
+                f"the shapes of the outputs do not follow while traced: {error}"
+            ) from None
 
     def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
         shapes = {

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._attention_package import Call
+from ._left_calls import LeftCalls
 from ._tracing import NOTES_ARE_TRACED, is_exporting, is_of_this_graph
 
 _NOTE = "_evotune_said_2"  # another number for another agreement between packages
@@ -66,10 +67,11 @@ class Asking(NamedTuple):
 Serve = Callable[[Asking], "torch.Tensor | None"]
 
 
-def register(name: str, serve: Serve) -> None:
+def register(name: str, serve: Serve, left: LeftCalls) -> None:
     """Makes `attn_implementation=name` valid. `serve` gives the output of a call, or None: then
     transformers' own `sdpa` implementation does, with the arguments that the model gave. It knows
-    neither soft caps nor sinks, so `serve` must serve all calls that have some.
+    neither soft caps nor sinks, so `serve` must serve all calls that have some. `serve` counts the
+    calls that it leaves, and `left` those that it does not see.
 
     ImportError where transformers is missing or too old.
     """
@@ -95,7 +97,11 @@ def register(name: str, serve: Serve) -> None:
         # transformers' `sdpa` says that it returns no weights, but it has neither caps nor sinks.
         needs_serve = bool(others.get("softcap")) or others.get("s_aux") is not None
         asks_weights = others.get("output_attentions", False) and not needs_serve
-        if others.get("position_bias") is None and not asks_weights:
+        if others.get("position_bias") is not None:
+            left.count("bias", "the model adds a position bias to the scores")
+        elif asks_weights:
+            left.count("weights", "the model asks for the weights of attention")
+        else:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             grouped = getattr(module, "num_key_value_groups", 1) > 1
             causal = bool(query.shape[2] > 1 and causal)

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from evotune.command_line import run_command
+from evotune.harmless_text import printable
 from evotune.measure.agreement import agreement
 from evotune.objectives import worst_check
 from evotune.report import wording
@@ -30,7 +31,6 @@ from evotune.report.reasons import alike_reasons
 from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
-from evotune.report.wording import printable
 from evotune.space.suggest import shorten
 from evotune.trial import Json, Measurement, Trial, Value
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final, Literal, TypeAlias
 
-from evotune.report.wording import printable
+from evotune.harmless_text import printable
 from evotune.trial import Json
 
 Tag: TypeAlias = Literal["line", "rect", "circle", "text"]

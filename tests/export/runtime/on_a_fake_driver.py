@@ -249,6 +249,20 @@ def test_in_every_state_of_pytorch_a_call_gives_what_sdpa_gives(opened: Open, na
     assert module.info()["calls"] >= 2
 
 
+def test_native_code_serves_calls_under_a_default_device(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened()
+    monkeypatch.setattr(module._loaded._calls, "_native", None)  # what calls the operator
+    monkeypatch.setattr(module._loaded._kernels, "serve", None)
+    tensors = inputs()
+    with module.active(), torch.device("cpu"):
+        for _ in range(3):
+            out = functional.scaled_dot_product_attention(*tensors, **GROUPED)
+    torch.testing.assert_close(out, sdpa(*tensors, **GROUPED))
+    assert module.info()["calls"] == 3
+
+
 @pytest.mark.parametrize("native", NATIVE)
 def test_an_operator_without_grad_mode_keeps_tangents(opened: Open, native: bool) -> None:
     operator = getattr(torch.ops, opened(native).__name__).attention

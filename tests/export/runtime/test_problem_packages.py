@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._device import DeviceContext
 
 from evotune.engine.setup import load_kernel_setup
 from evotune.engine.spaces import shipped_spaces
@@ -520,3 +521,25 @@ def test_the_function_tells_its_arguments(opened: Open) -> None:
     assert str(inspect.signature(function)) == "(x, weight, *, rows=None, columns=None, eps=None)"
     assert function.__name__ == "rms_norm"
     assert "- x (rows, columns), float32\n- weight (columns), float32" in function.__doc__
+
+
+def test_a_default_device_sees_nothing_of_a_decision(opened: Open) -> None:
+    module = opened()
+    given, other = inputs(), inputs(rows=200)
+    seen: list[Any] = []
+
+    class Device(DeviceContext):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    with Device(torch.device("cpu")):  # type: ignore[no-untyped-call]
+        module.rms_norm(*given)
+        with pytest.raises(ValueError, match="outside the domain"):
+            module.rms_norm(*other)
+        assert not seen
+        module.set_fallback(lambda x, weight: norm(x, weight)["out"])
+        module.rms_norm(*other)
+        assert seen  # the fallback is PyTorch's

@@ -97,3 +97,27 @@ def test_a_compiled_decoder_is_served(transformers: Any, module: ModuleType) -> 
         out = compiled(tokens).logits
         torch.testing.assert_close(out, theirs(tokens).logits)
     assert module.info()["calls"] == 2
+
+
+def test_each_call_of_models_with_masks_is_counted(transformers: Any, module: ModuleType) -> None:
+    """T5 adds a position bias to the scores, and padding makes a mask."""
+    sizes = {"vocab_size": 50, "attn_implementation": module.__name__}
+    t5 = transformers.T5Config(d_model=64, d_kv=16, d_ff=64, num_layers=2, num_heads=4, **sizes)
+    bert = transformers.DistilBertConfig(dim=64, hidden_dim=64, n_layers=2, n_heads=4, **sizes)
+    tokens = torch.arange(80).view(2, 40) % 50
+    mask = torch.ones_like(tokens)
+    mask[1, 30:] = 0
+    for config, named, layers in (
+        (bert, {}, 2),
+        (t5, {"decoder_input_ids": tokens}, 6),  # two of an encoder, two of a decoder, two across
+    ):
+        model = transformers.AutoModel.from_config(config).eval()
+        before = counted(module)
+        with torch.no_grad():
+            model(tokens, attention_mask=mask, **named)
+        assert counted(module) - before == layers, config.model_type
+
+
+def counted(module: ModuleType) -> int:
+    found = module.info()
+    return int(found["calls"] + sum(each["count"] for each in found["misses"].values()))

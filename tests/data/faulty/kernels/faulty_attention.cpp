@@ -12,6 +12,7 @@
 #include <cfloat>
 #include <cmath>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -142,6 +143,9 @@ extern "C" void attention_forward(float* q, float* k, float* v, float* out, floa
                                   int kv_heads, int seq_len_q, int seq_len_k) {
   ++calls;
   misbehave();
+#if FAULT == FAULT_WIDE_LOADS  // as aligned loads of 32 bytes, which not every processor has
+  if (reinterpret_cast<std::uintptr_t>(q) % 32) crash();
+#endif
   const int rows = batch * heads * seq_len_q;
   const int group = heads / kv_heads;
 #if FAULT == FAULT_SKIPS_WHEN_WRITTEN
