@@ -20,13 +20,13 @@ import torch
 from tuning import derive
 
 from evotune.backends.cuda import CudaBackend
-from evotune.engine.baseline_choice import chosen_baseline
-from evotune.engine.confirming import outcome_of, repeated
-from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.problems.libraries.library_catalog import asked
+from evotune.runs.baseline_choice import chosen_baseline
+from evotune.runs.confirming import outcome_of, repeated
+from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.setup import load_kernel_setup
 from evotune.trial import Configuration, Measurement
+from evotune.workers.executor import HELD_OUT, TIMED
 
 if TYPE_CHECKING:
     from attention_cuda import Job

@@ -45,21 +45,21 @@ import torch
 from compare_kernels import build
 from tuning import derive
 
-from evotune.device.launch import CompileJob
-from evotune.device.profile import DeviceProfile
-from evotune.device.session import Sampler, Session
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute._timer import BaselineSamplers, CaseTimer, Placed
-from evotune.execute.device_worker import open_session
-from evotune.execute.executor import TIMED, CaseJob
-from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.backends.base.launch import CompileJob
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
 from evotune.problems.libraries.library_catalog import LIBRARIES, UnusableBaseline
 from evotune.problems.problem import Problem
+from evotune.runs.setup import load_kernel_setup
+from evotune.timing.paired import TimingSettings, measure_paired
 from evotune.trial import Configuration, Json, Measurement
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.workers._timer import BaselineSamplers, CaseTimer, Placed
+from evotune.workers.device_worker import open_session
+from evotune.workers.executor import TIMED, CaseJob
 
 SEED = 7
 LAYOUT = "blhd"

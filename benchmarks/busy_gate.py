@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import evotune
-from evotune.engine import spaces as shipped
+from evotune.runs import spaces as shipped
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices
@@ -106,7 +106,7 @@ def right_kernels() -> list[Kernel]:
 
 
 def shipped_kernels() -> list[Kernel]:
-    from evotune.engine.setup import load_setup
+    from evotune.runs.setup import load_setup
 
     found = []
     for space in _SHIPPED:

@@ -30,16 +30,16 @@ from typing import Any
 import msgspec
 import torch
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure
-from evotune.engine.folder import list_runs
-from evotune.engine.reopening import ReopenedRun
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import TIMED, CaseJob
+from evotune.runs.folder import list_runs
+from evotune.runs.reopening import ReopenedRun
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.store import RunStore
 from evotune.trial import Configuration, Measurement, Outcome
+from evotune.workers.executor import TIMED, CaseJob
 
 ROOT = Path(__file__).parents[1]
 ROWS = {"cpu": (1, 2, 5), "cuda": (5, 20, 100)}

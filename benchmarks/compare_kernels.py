@@ -34,20 +34,20 @@ import attention_ragged
 import msgspec
 from tuning import ROOT, derive
 
-from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.device.profile import DeviceProfile
-from evotune.device.session import Sampler, Session
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute.compile_worker import compiler_for
-from evotune.execute.device_worker import open_session
-from evotune.execute.executor import TIMED, CaseJob
-from evotune.measure.paired import TimingSettings, measure_paired
-from evotune.measure.samplers import warm_sampler
+from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
 from evotune.problems.problem import Problem
+from evotune.runs.setup import load_kernel_setup
+from evotune.timing.paired import TimingSettings, measure_paired
+from evotune.timing.samplers import warm_sampler
 from evotune.trial import Configuration
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool
+from evotune.workers.compile_worker import compiler_for
+from evotune.workers.device_worker import open_session
+from evotune.workers.executor import TIMED, CaseJob
 
 RESULTS = tuple(
     ROOT / "benchmarks/results" / name

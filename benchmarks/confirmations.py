@@ -42,15 +42,15 @@ from carries_over import busy_processes
 from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
 from evotune.cli.init_command import scaffold
-from evotune.engine.confirming import outcome_of, repeated, timed_again
-from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.reopening import against
-from evotune.engine.setup import KernelSetup, load_kernel_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import Proposal
-from evotune.execute.local import LocalExecutor
-from evotune.measure.processes import MOST, TOO_NOISY, fitness_by_process
+from evotune.runs.confirming import outcome_of, repeated, timed_again
+from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.reopening import against
+from evotune.runs.setup import KernelSetup, load_kernel_setup
+from evotune.runs.spaces import find_space
+from evotune.timing.processes import MOST, TOO_NOISY, fitness_by_process
 from evotune.trial import Outcome
+from evotune.workers.executor import Proposal
+from evotune.workers.local import LocalExecutor
 
 NEW_KERNEL = "new-kernel"
 LONG = ("intervals", "in_each_process")

@@ -21,17 +21,17 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.device.recorded import RecordedSpace
-from evotune.engine._recorded_run import InlineExecutor
-from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import SearchLoop
-from evotune.execute.executor import Proposal
+from evotune.backends.base.recorded import RecordedSpace
 from evotune.run_options import RunOptions
+from evotune.runs._recorded_run import InlineExecutor
+from evotune.runs.observer import SilentObserver
+from evotune.runs.search_loop import SearchLoop
 from evotune.search.catalog import create_strategy
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import OrderedParameter
 from evotune.store import RunStore
 from evotune.trial import Configuration
+from evotune.workers.executor import Proposal
 
 STRATEGIES = {"random": 1000, "local": 1000, "evolution": 100}
 """Each strategy, and the most workers that it is tried with. With more workers than that, a trial

@@ -26,13 +26,13 @@ from attention_cuda import JOBS_BY_NAME, load
 from tuning import ROOT, derive
 
 from evotune.backends import registry
-from evotune.device.evidence import BaselineRequest, Evidence, EvidenceRequest
-from evotune.device.launch import Binary
-from evotune.engine.setup import KernelSetup, load_kernel_setup
-from evotune.execute.build_cache import BuildCache, default_cache_dir
-from evotune.execute.compile_worker import build
-from evotune.execute.executor import TIMED, CaseJob
+from evotune.backends.base.evidence import BaselineRequest, Evidence, EvidenceRequest
+from evotune.backends.base.launch import Binary
+from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.trial import Configuration, Value
+from evotune.workers.build_cache import BuildCache, default_cache_dir
+from evotune.workers.compile_worker import build
+from evotune.workers.executor import TIMED, CaseJob
 
 _COMPILE_S = 120.0
 

@@ -32,9 +32,9 @@ from typing import Any
 
 from tuning import EVOTUNE, champion, derive, shape_of, told
 
-from evotune.engine.observer import SilentObserver
-from evotune.engine.starting import RunRequest, start_run
 from evotune.errors import EvotuneError
+from evotune.runs.observer import SilentObserver
+from evotune.runs.starting import RunRequest, start_run
 from evotune.user_code import trust
 
 Sizes = dict[str, Any]

@@ -15,7 +15,7 @@ from explain_items import SMOKE, Item, alone, explained, unconfirmed
 from explain_records import Record
 from tuning import ROOT, derive, environment, shape_of
 
-from evotune.engine.setup import load_kernel_setup
+from evotune.runs.setup import load_kernel_setup
 
 # The mma rung with four blocks wanted on each multiprocessor: 128 registers, where it needs more.
 # The first of them that is valid is taken, the one that spills most.

@@ -22,11 +22,11 @@ from typing import Any
 from explain_trials import rank_correlation
 from tuning import ROOT
 
-from evotune.engine.evidence_gathering import Access
-from evotune.engine.reopening import ReopenedRun
-from evotune.engine.setup import load_kernel_setup
 from evotune.explain.explaining import launch_figures
 from evotune.explain.predicting import LaunchFigures, Predictor, table_of
+from evotune.runs.evidence_gathering import Access
+from evotune.runs.reopening import ReopenedRun
+from evotune.runs.setup import load_kernel_setup
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 RECORDED = Path(__file__).parent / "results" / "attention_h200.t4.json.gz"

@@ -53,12 +53,12 @@ from explain_planted import PLANTED, PLANTED_SMOKE, planted
 from explain_records import Record, Records, Summary
 from tuning import ROOT, derive, environment, shipped, tune
 
-from evotune.engine.ablation import AblationRow, changes_of, measured_rows
-from evotune.engine.folder import find_run
-from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError
 from evotune.explain.explaining import predict_changes
 from evotune.report.data import RunData
+from evotune.runs.ablation import AblationRow, changes_of, measured_rows
+from evotune.runs.folder import find_run
+from evotune.runs.reopening import ReopenedRun
 from evotune.trial import Configuration
 
 CHAMPION, LISTED = "champion", "docs/results.md"

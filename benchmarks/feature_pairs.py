@@ -30,17 +30,17 @@ import torch
 from compare_kernels import SEED, Subject, build, placed_sampler
 from tuning import derive, shipped
 
-from evotune.device.session import Sampler, Session
-from evotune.engine.setup import load_kernel_setup
+from evotune.backends.base.session import Sampler, Session
 from evotune.errors import EvotuneError
-from evotune.execute.device_worker import open_session
-from evotune.execute.executor import TIMED
-from evotune.measure.paired import TimingSettings, measure_paired
-from evotune.measure.samplers import places
 from evotune.problems import create_problem
 from evotune.problems.problem import Tensors
+from evotune.runs.setup import load_kernel_setup
+from evotune.timing.paired import TimingSettings, measure_paired
+from evotune.timing.samplers import places
 from evotune.trial import Configuration, Json
 from evotune.verify.buffers import BufferSets, unwritten
+from evotune.workers.device_worker import open_session
+from evotune.workers.executor import TIMED
 
 FAULTS = (AssertionError, EvotuneError, OSError, RuntimeError, ValueError)
 """A pair that raises one of these is left out, and the reason is printed; the other pairs go on."""

@@ -49,10 +49,10 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 def child(space: Path, device: str, count: int, seed: int, stages: Sequence[str]) -> None:
     """Prints a JSON line for each judgement. Imports evotune from the checkout on PYTHONPATH."""
-    from evotune.engine.kernel_executor import open_kernel_executor
-    from evotune.engine.setup import load_kernel_setup
-    from evotune.execute.executor import HELD_OUT, TIMED
+    from evotune.runs.kernel_executor import open_kernel_executor
+    from evotune.runs.setup import load_kernel_setup
     from evotune.trial import Configuration
+    from evotune.workers.executor import HELD_OUT, TIMED
 
     setup = load_kernel_setup(space, device)
     planner = setup.planner

@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.device.recorded import RecordedSpace
-from evotune.engine.folder import RunFolder, list_runs
-from evotune.engine.observer import SilentObserver
-from evotune.engine.setup import RecordedSetup, load_run_setup
-from evotune.engine.starting import RunRequest, start_run, stored_options
+from evotune.backends.base.recorded import RecordedSpace
+from evotune.runs.folder import RunFolder, list_runs
+from evotune.runs.observer import SilentObserver
+from evotune.runs.setup import RecordedSetup, load_run_setup
+from evotune.runs.starting import RunRequest, start_run, stored_options
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Configuration, Trial
@@ -61,7 +61,7 @@ COMMANDS = {
 }
 _READ = """import sys
 from pathlib import Path
-from evotune.device.recorded import read_recorded_space
+from evotune.backends.base.recorded import read_recorded_space
 read_recorded_space(Path(sys.argv[1]))
 """
 

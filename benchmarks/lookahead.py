@@ -4,7 +4,7 @@
 
 A trial is compiled by one of the processes, then measured by one of the devices; times are drawn
 from log-normal distributions of these means. Outcomes are told in the order of the proposals, as
-`engine/search_loop.py` does, so a slow trial holds up those behind it. Each figure is the busiest
+`runs/search_loop.py` does, so a slow trial holds up those behind it. Each figure is the busiest
 stage's share of the wall time: 1.0 means that nothing could be faster.
 """
 
@@ -19,14 +19,14 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.device.recorded import read_recorded_space
-from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import SearchLoop
-from evotune.execute.executor import Proposal
+from evotune.backends.base.recorded import read_recorded_space
 from evotune.run_options import RunOptions
+from evotune.runs.observer import SilentObserver
+from evotune.runs.search_loop import SearchLoop
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.trial import Outcome, OutcomeKind
+from evotune.workers.executor import Proposal
 
 RECORDING = Path(__file__).parents[1] / "tests" / "data" / "synthetic_recording.json.gz"
 GPUS = (1, 2, 4, 8)

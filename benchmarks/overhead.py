@@ -19,8 +19,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.starting import RunRequest, start_run
+from evotune.runs.observer import Progress, SilentObserver
+from evotune.runs.starting import RunRequest, start_run
 from evotune.search.catalog import STRATEGY_NAMES
 from evotune.trial import Trial
 

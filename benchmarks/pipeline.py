@@ -24,17 +24,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evotune.engine.observer import SilentObserver
-from evotune.engine.search_loop import SearchLoop
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute import child
-from evotune.execute.background import BackgroundExecutor
-from evotune.execute.compile_pool import CompilePool
-from evotune.execute.device_slot import DeviceSlot, ProblemSource
-from evotune.execute.local import LocalExecutor
 from evotune.run_options import RunOptions
+from evotune.runs.observer import SilentObserver
+from evotune.runs.search_loop import SearchLoop
+from evotune.runs.setup import load_kernel_setup
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
+from evotune.workers import child
+from evotune.workers.background import BackgroundExecutor
+from evotune.workers.compile_pool import CompilePool
+from evotune.workers.device_slot import DeviceSlot, ProblemSource
+from evotune.workers.local import LocalExecutor
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "attention_mma.yaml"
 PRETENDER = str(Path(__file__).parent / "pipeline_child.py")

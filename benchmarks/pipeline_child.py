@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from evotune.device.channel import BlockingChannel
-from evotune.device.launch import Binary
-from evotune.execute.messages import (
+from evotune.backends.base.launch import Binary
+from evotune.trial import Check, Measurement, Outcome, OutcomeKind
+from evotune.util.channel import BlockingChannel
+from evotune.workers.messages import (
     COMPILE_WORKER,
     DEVICE_WORKER,
     Compile,
@@ -26,7 +27,6 @@ from evotune.execute.messages import (
     TrialDone,
     TrialRequest,
 )
-from evotune.trial import Check, Measurement, Outcome, OutcomeKind
 
 SPREAD = 0.4  # sigma of ln(time)
 RESOURCES = {"registers": 128, "shared_bytes": 0, "spill_bytes": 0, "local_bytes": 0}

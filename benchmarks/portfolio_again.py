@@ -28,7 +28,6 @@ import msgspec
 from portfolio import listed
 
 from evotune.backends import registry
-from evotune.engine.confirmed_champions import is_won, widened_alone
 from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios._held_out_judge import held_out_labels, judged, without_doubts
 from evotune.portfolios._representatives import representatives
@@ -38,6 +37,7 @@ from evotune.portfolios.points import REFUSED, Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import is_won, widened_alone
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain, Measurement
 

@@ -27,11 +27,11 @@ from pathlib import Path
 import torch
 
 from evotune.cli.init_command import scaffold
-from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.setup import load_kernel_setup
-from evotune.engine.spaces import find_space
-from evotune.engine.starting import RunRequest, start_run
 from evotune.problems import Case, create_problem
+from evotune.runs.observer import Progress, SilentObserver
+from evotune.runs.setup import load_kernel_setup
+from evotune.runs.spaces import find_space
+from evotune.runs.starting import RunRequest, start_run
 from evotune.trial import Outcome, Trial
 from evotune.user_code import trust
 from evotune.verify.pool import InputPool

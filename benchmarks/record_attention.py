@@ -30,12 +30,12 @@ from attention_cuda import JOBS
 from search_peers import PEERS, Times, peer_runs
 from tuning import EVOTUNE, ROOT, derive, environment, shipped, tune
 
-from evotune.device.recorded import RecordedSpace, read_recorded_space
-from evotune.engine.folder import list_runs
-from evotune.engine.replay import replay
-from evotune.engine.setup import load_setup
+from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.report.deciding_outcomes import figures
 from evotune.run_options import SearchSettings
+from evotune.runs.folder import list_runs
+from evotune.runs.replay import replay
+from evotune.runs.setup import load_setup
 from evotune.store import RunStore
 from evotune.trial import Outcome
 

@@ -30,9 +30,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evotune.engine.folder import RunFolder  # noqa: E402
 from evotune.report.data import RunData  # noqa: E402
 from evotune.report.html import html_page  # noqa: E402
+from evotune.runs.folder import RunFolder  # noqa: E402
 from evotune.store import RunStore  # noqa: E402
 from evotune.trial import (  # noqa: E402
     Configuration,

@@ -32,18 +32,18 @@ from typing import Any
 from attention_cuda import JOBS, JOBS_BY_NAME, Job
 from tuning import derive
 
-from evotune.device.launch import CompileFailure
-from evotune.device.session import Sampler, Session
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute.compile_worker import compiler_for
-from evotune.execute.device_worker import open_session
-from evotune.execute.executor import TIMED
-from evotune.measure.paired import TimingSettings, measure_paired, median_interval
-from evotune.measure.samplers import time_in_turn_us, warm_sampler
+from evotune.backends.base.launch import CompileFailure
+from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
+from evotune.runs.setup import load_kernel_setup
+from evotune.timing.paired import TimingSettings, measure_paired, median_interval
+from evotune.timing.samplers import time_in_turn_us, warm_sampler
 from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool
+from evotune.workers.compile_worker import compiler_for
+from evotune.workers.device_worker import open_session
+from evotune.workers.executor import TIMED
 
 SAMPLES_US = (125.0, 250.0, 500.0, 1000.0, 3000.0)
 GRAPHS = 8

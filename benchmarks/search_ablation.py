@@ -22,9 +22,9 @@ from unittest import mock
 
 import numpy as np
 
-from evotune.device.recorded import read_recorded_space
-from evotune.engine.replay import replay
+from evotune.backends.base.recorded import read_recorded_space
 from evotune.run_options import SearchSettings
+from evotune.runs.replay import replay
 from evotune.search import evolution, gaussian_process, guide
 from evotune.search.performance import PerformanceScale
 

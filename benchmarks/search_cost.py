@@ -20,9 +20,9 @@ from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
 from evotune.run_options import SearchSettings
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.search.catalog import create_strategy
 from evotune.space.search_space import SearchSpace
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial

@@ -28,9 +28,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.device.recorded import RecordedSpace
-from evotune.engine.replay import replay
+from evotune.backends.base.recorded import RecordedSpace
 from evotune.run_options import SearchSettings
+from evotune.runs.replay import replay
 from evotune.search.performance import PerformanceScale
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter

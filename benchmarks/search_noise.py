@@ -41,12 +41,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.device.recorded import RecordedSpace, read_recorded_space
-from evotune.measure.paired import TimingSettings, measure_paired
+from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.performance import PerformanceScale
 from evotune.search.strategy import Strategy
+from evotune.timing.paired import TimingSettings, measure_paired
 from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Trial
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.trial import Value
 
 Times = list[float | None]

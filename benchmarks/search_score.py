@@ -27,9 +27,9 @@ from typing import Any
 
 from search_peers import PEERS, Times, peer_runs
 
-from evotune.device.recorded import RecordedSpace, read_recorded_space
-from evotune.engine.replay import replay
+from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
+from evotune.runs.replay import replay
 from evotune.search.performance import PerformanceScale
 
 RESULTS = Path(__file__).parent / "results" / "search_score.json"

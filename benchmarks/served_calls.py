@@ -17,14 +17,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from evotune.engine.setup import load_kernel_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import HELD_OUT, SERVED, TIMED, CaseJob
 from evotune.export._served_regions import MeasuredCase, ServedRegion, near_regions
 from evotune.problems import UserProblem
 from evotune.problems.problem import Problem
 from evotune.problems.short_cases import place_with_ratio
+from evotune.runs.setup import load_kernel_setup
+from evotune.runs.spaces import find_space
 from evotune.verify.kept_checks import checked_domain
+from evotune.workers.executor import HELD_OUT, SERVED, TIMED, CaseJob
 
 
 def main() -> None:

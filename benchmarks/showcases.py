@@ -26,8 +26,8 @@ from typing import Any
 
 from tuning import champion, derive, environment, tune
 
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute.executor import TIMED
+from evotune.runs.setup import load_kernel_setup
+from evotune.workers.executor import TIMED
 
 SKINNY = (  # m, n, k: layers of transformers of 7 and 70 billion weights, for 1 to 128 tokens
     (1, 12288, 4096),  # 7B: q, k and v

@@ -32,7 +32,7 @@ from typing import Any
 
 import yaml
 
-from evotune.engine.setup import load_setup
+from evotune.runs.setup import load_setup
 from evotune.space.bound import BoundSpace
 
 ROOT = Path(__file__).parents[1]

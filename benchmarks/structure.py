@@ -32,13 +32,13 @@ import grimp
 
 import evotune
 from evotune.cli.main import main as command_line
-from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.starting import RunRequest, start_run
-from evotune.execute import child
+from evotune.runs.observer import Progress, SilentObserver
+from evotune.runs.starting import RunRequest, start_run
 from evotune.trial import Trial
+from evotune.workers import child
 
 PACKAGE = Path(evotune.__file__).parent
-MESSAGES = "execute/messages.py"
+MESSAGES = "workers/messages.py"
 SPACE = "softmax-cpu"
 TRIALS, LOOKAHEAD = 20, 4
 FIRST, LAST = 8, 16  # the counted trials are told between these two

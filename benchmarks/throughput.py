@@ -41,13 +41,13 @@ from typing import Any
 from attention_cuda import JOBS, JOBS_BY_NAME
 from tuning import derive
 
-from evotune.engine import environment
-from evotune.engine.observer import Progress, SilentObserver
-from evotune.engine.setup import GpuRequest
-from evotune.engine.starting import RunRequest, start_run
-from evotune.execute.local import compile_processes
+from evotune.runs import environment
+from evotune.runs.observer import Progress, SilentObserver
+from evotune.runs.setup import GpuRequest
+from evotune.runs.starting import RunRequest, start_run
 from evotune.store import RunStore
 from evotune.trial import Trial
+from evotune.workers.local import compile_processes
 
 PARTS = ("search", "plain", "kernel_tuner")
 DEVICE_STAGES = ("prepare", "load", "verify", "measure")

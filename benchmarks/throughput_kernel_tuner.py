@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.cuda.compiler import include_folders
-from evotune.device.launch import LaunchPlan
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute.executor import TIMED, CaseJob
+from evotune.runs.setup import load_kernel_setup
+from evotune.workers.executor import TIMED, CaseJob
 
 _SHIPPED = yaml.safe_load(
     (Path(__file__).parents[1] / "search_spaces" / "attention_mma.yaml").read_text()

@@ -31,12 +31,12 @@ from tuning import derive, environment, shipped, tune
 
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.backends.cuda.cuda_session import CudaSession
-from evotune.engine.folder import list_runs
-from evotune.engine.kernel_executor import open_kernel_executor
-from evotune.engine.setup import load_kernel_setup
-from evotune.execute.executor import TIMED
+from evotune.runs.folder import list_runs
+from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.setup import load_kernel_setup
 from evotune.store import RunStore
 from evotune.trial import Configuration, Measurement
+from evotune.workers.executor import TIMED
 
 PARTS = ("repeat", "winners", "racing")
 SEARCH_TRIALS = {"cuda": 60, "cpu": 40}

@@ -118,9 +118,11 @@ def broken() -> list[str]:
 
 @functools.cache
 def _own(package: str) -> dict[str, object]:
+    """The rooms of a package, by their folders; the folder `base` is none."""
     paths = importlib.import_module(package).__path__
-    rooms = sorted(module.name for module in pkgutil.iter_modules(paths) if module.ispkg)
-    return {name: importlib.import_module(f"{package}.{name}").ROOM for name in rooms}
+    names = sorted(module.name for module in pkgutil.iter_modules(paths) if module.ispkg)
+    folders = {name: importlib.import_module(f"{package}.{name}") for name in names}
+    return {name: folder.ROOM for name, folder in folders.items() if hasattr(folder, "ROOM")}
 
 
 @functools.cache

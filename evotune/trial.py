@@ -14,23 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from evotune.util.channel import plain
+
 Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder each time
 _decode = msgspec.json.Decoder().decode
 _decode_values = msgspec.json.Decoder(dict[str, Value]).decode
-
-
-def plain(value: object) -> Json:
-    """A hook for msgspec's encoders: turns a NumPy value that is also a Python int, float or str
-    into that, and any mapping into a dict. TypeError for anything else."""
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a {type(value).__name__} cannot be encoded")
 
 
 def parse_json(text: str) -> Json:

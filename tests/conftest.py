@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import evotune
 from evotune.backends.cpu import free_cores
-from evotune.engine import confirming_time
+from evotune.runs import confirming_time
 from evotune.user_code import trust
 
 # PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from evotune.execute.compile_pool import CompilePool
-    from evotune.execute.local import LocalExecutor
+    from evotune.workers.compile_pool import CompilePool
+    from evotune.workers.local import LocalExecutor
 
 PATIENCE_S = 3600.0
 

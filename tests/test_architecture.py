@@ -64,7 +64,7 @@ def test_a_worker_that_compiles_starts_without_what_it_needs_not() -> None:
     """Each run starts one a core. NumPy, the language of expressions and the standard library's
     reader of packages' metadata (and of e-mail) each made their start longer."""
     needless = {"torch", "numpy", "importlib.metadata", "evotune.space.language"}
-    code = f"import sys, evotune.execute.compile_worker; print(*{needless} & {{*sys.modules}})"
+    code = f"import sys, evotune.workers.compile_worker; print(*{needless} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.device.launch import CompileFailure, CompileJob
 from tests.patience import PATIENCE_S
 
 HOOKS = """
@@ -31,7 +31,7 @@ extern "C" void kernel() {
 """
 PROGRAM = """
 import atexit, ctypes, sys
-from evotune.python_process import end_without_hooks
+from evotune.util.python_process import end_without_hooks
 
 def main():
     ctypes.CDLL(sys.argv[1]).kernel()

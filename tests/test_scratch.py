@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from evotune import scratch
-from evotune.scratch import scratch_folder
+from evotune.util import scratch
+from evotune.util.scratch import scratch_folder
 
 _OWNER = """
 import sys
-from evotune.scratch import scratch_folder
+from evotune.util.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "big.bin").write_text("x")
     print(folder, flush=True)

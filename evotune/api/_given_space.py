@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
-from evotune.device.sources import read_sources
+from evotune.backends.base.sources import read_sources
 from evotune.errors import SpaceError, UsageError
 from evotune.problems import UserProblem
 from evotune.problems.loading import BUILT_IN, is_file_reference, problem_source
-from evotune.regular_file import read_regular
-from evotune.scratch import scratch_folder
 from evotune.space.objects import Constraint, Domain, Kernel, Space
 from evotune.space.objects.plain_data import Expression
 from evotune.space.reading.case_file import CaseEntry, given_cases, read_cases
 from evotune.space.suggest import describe
 from evotune.trial import Value
 from evotune.user_code import NotAgreed, trust
+from evotune.util.regular_file import read_regular
+from evotune.util.scratch import scratch_folder
 
 AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from evotune.engine.observer import Observer, Progress, RunInfo, SilentObserver
+from evotune.runs.observer import Observer, Progress, RunInfo, SilentObserver
 from evotune.trial import Trial
 
 _STEP_EVERY_S = 10.0

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evotune.backends import registry
-from evotune.backends.backend import KernelCall
-from evotune.device.launch import Binary, CompileJob, LaunchPlan
-from evotune.engine.compiling import build_jobs
-from evotune.engine.launches import Rejected
-from evotune.engine.reopening import ReopenedRun
+from evotune.backends.base.backend import KernelCall
+from evotune.backends.base.launch import Binary, CompileJob, LaunchPlan
 from evotune.errors import EvotuneError
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems.element_types import element_type, torch_dtype
 from evotune.problems.problem import (
     Case,
@@ -24,10 +20,14 @@ from evotune.problems.problem import (
     contiguous_strides,
     with_strides,
 )
+from evotune.runs.compiling import build_jobs
+from evotune.runs.launches import Rejected
+from evotune.runs.reopening import ReopenedRun
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 
 if TYPE_CHECKING:
-    from evotune.engine.folder import RunFolder
+    from evotune.runs.folder import RunFolder
 
 _ALIGNMENT = 16
 """In bytes. The tensors that a kernel was checked on lie at such multiples, so it may load as many

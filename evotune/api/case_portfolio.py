@@ -15,10 +15,10 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
-from evotune.counted import counted
-from evotune.engine.observer import Observer, SilentObserver
 from evotune.portfolios.building import PortfolioRequest, build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
+from evotune.runs.observer import Observer, SilentObserver
+from evotune.util.counted import counted
 
 if TYPE_CHECKING:
     from evotune.api.run import Run

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Unpack
 
 from evotune.api._given_space import AnySpace, SpaceKeywords, space_file, trusting
-from evotune.engine.compiling import CompileRow, CompileSummary, compile_space
-from evotune.engine.inspect import CheckReport, check_space
+from evotune.runs.compiling import CompileRow, CompileSummary, compile_space
+from evotune.runs.inspect import CheckReport, check_space
 
 SAMPLE = 16
 

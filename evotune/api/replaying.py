@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evotune.command_line import RUNS_DIR
-from evotune.device.recorded import RecordedSpace, recorded_space
-from evotune.engine import replay as engine
-from evotune.engine.folder import find_run
-from evotune.engine.replay import Evaluation, Repeat, Score
+from evotune.backends.base.recorded import RecordedSpace, recorded_space
 from evotune.errors import UsageError
 from evotune.report.data import RunData
 from evotune.report.records import document
 from evotune.run_options import SearchSettings
+from evotune.runs import replay as engine
+from evotune.runs.folder import find_run
+from evotune.runs.replay import Evaluation, Repeat, Score
 from evotune.search.performance import PerformanceScale
+from evotune.util.command_line import RUNS_DIR
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker

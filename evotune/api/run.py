@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.api._observing_calls import watching
-from evotune.command_line import RUNS_DIR
-from evotune.engine.folder import RunFolder, find_run
 from evotune.errors import UsageError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
+from evotune.runs.folder import RunFolder, find_run
 from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
-from evotune.whole_file import whole_file
+from evotune.util.command_line import RUNS_DIR
+from evotune.util.whole_file import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evotune.api._tuned_kernel import CallableKernel
-    from evotune.engine.ablation import AblationRow
-    from evotune.engine.reopening import Verified
     from evotune.explain.explanation import Explanation
+    from evotune.runs.ablation import AblationRow
+    from evotune.runs.reopening import Verified
     from evotune.search.own import StrategyMaker
 
 
@@ -244,9 +244,9 @@ class Run:
         on it, UsageError for fewer trials than the run has.
         """
         from evotune.api._given_space import trusting
-        from evotune.engine.cluster_run import cluster_request
-        from evotune.engine.setup import GpuRequest
-        from evotune.engine.starting import resume_run
+        from evotune.runs.cluster_run import cluster_request
+        from evotune.runs.setup import GpuRequest
+        from evotune.runs.starting import resume_run
 
         with trusting(trust):
             resume_run(
@@ -277,7 +277,7 @@ class Run:
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
     ) -> Iterator[Verified]:
         """Verifies, and yields each answer as soon as it is known."""
-        from evotune.engine.reopening import verify_run
+        from evotune.runs.reopening import verify_run
 
         wanted: list[Mapping[str, Value]] = [configuration] if configuration is not None else []
         if configuration is None:
@@ -298,7 +298,7 @@ class Run:
 
     def ablating(self, candidate: Candidate) -> Iterator[AblationRow]:
         """Ablates, and yields each row as soon as it is measured."""
-        from evotune.engine.ablation import ablate_run
+        from evotune.runs.ablation import ablate_run
 
         return ablate_run(self.folder, candidate.number, candidate.configuration)
 

@@ -17,11 +17,11 @@ from evotune.api._given_space import (
 )
 from evotune.api._observing_calls import watching
 from evotune.api.run import Run, open_run
-from evotune.command_line import RUNS_DIR
-from evotune.engine.cluster_run import cluster_request
-from evotune.engine.setup import GpuRequest
-from evotune.engine.starting import RunRequest, start_run
+from evotune.runs.cluster_run import cluster_request
+from evotune.runs.setup import GpuRequest
+from evotune.runs.starting import RunRequest, start_run
 from evotune.trial import Trial
+from evotune.util.command_line import RUNS_DIR
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker

@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from evotune.backends.base.busy_cores import busy_shares
+from evotune.backends.base.physical_cores import core_of
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.registry import named
-from evotune.counted import counted
-from evotune.device.busy_cores import busy_shares
-from evotune.device.physical_cores import core_of
-from evotune.device.profile import DeviceProfile
+from evotune.util.counted import counted
 
 _LOOK_S = 0.2
 _BUSY_CORES = 0.3  # less is what a desktop does anyway
-_WORKER = b"evotune.execute.device_worker"
+_WORKER = b"evotune.workers.device_worker"
 
 
 def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:

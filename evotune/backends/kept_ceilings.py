@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.device.evidence import Ceilings
-from evotune.state_folder import state_folder
+from evotune.backends.base.evidence import Ceilings
 from evotune.trial import Value
+from evotune.util.state_folder import state_folder
 
 _READER = msgspec.json.Decoder(Ceilings)
 

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from evotune.backends.backend import Backend
-from evotune.device.profile import DeviceProfile
+from evotune.backends.base.backend import Backend
+from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.plugins import BACKENDS
 

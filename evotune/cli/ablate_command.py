@@ -22,7 +22,7 @@ from evotune.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.engine.ablation import AblationRow
+    from evotune.runs.ablation import AblationRow
 
 
 @click.command(cls=Command, example="evotune ablate latest")
@@ -52,10 +52,10 @@ def ablate(
     number, to its smallest one, checks the changed candidate and times it in turn with the
     champion. The rows are stored in the run: the HTML report shows them.
     """
-    from evotune.engine.ablation import ablate_run
-    from evotune.engine.folder import find_run
     from evotune.report.data import RunData
     from evotune.report.leaderboard import rank
+    from evotune.runs.ablation import ablate_run
+    from evotune.runs.folder import find_run
 
     folder = find_run(run, runs_dir)
     rows = rank(RunData.load(folder, 1 if trial is None else None)).rows

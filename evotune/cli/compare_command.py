@@ -24,8 +24,8 @@ from evotune.errors import EvotuneError, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.engine.folder import RunFolder
     from evotune.report.comparison import Comparison, Side
+    from evotune.runs.folder import RunFolder
     from evotune.trial import Outcome
 
 
@@ -164,9 +164,9 @@ def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:
     The text after the last colon counts only when it is a number or `default`: a run's path may
     hold a colon too.
     """
-    from evotune.engine.folder import find_run
     from evotune.report.comparison import side
     from evotune.report.data import RunData
+    from evotune.runs.folder import find_run
 
     name, colon, wanted = text.rpartition(":")
     if not colon or not (wanted == "default" or (wanted.isdecimal() and wanted.isascii())):
@@ -188,7 +188,7 @@ def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:
 def _measured(
     first: tuple[RunFolder, Side], second: tuple[RunFolder, Side], terminal: Terminal
 ) -> Outcome:
-    from evotune.engine.reopening import remeasure
+    from evotune.runs.reopening import remeasure
 
     terminal.note(f"measuring {second[1].name} in turn with {first[1].name}")
     outcome = remeasure((first[0], first[1].configuration), (second[0], second[1].configuration))

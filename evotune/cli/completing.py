@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from evotune.command_line import RUNS_DIR
+from evotune.util.command_line import RUNS_DIR
 
 
 def complete_run(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """`latest` and the folder's runs, newest first; paths when none of these fits."""
-    from evotune.engine.folder import list_runs
+    from evotune.runs.folder import list_runs
 
     runs_dir = context.params.get("runs_dir") or RUNS_DIR
     names = ["latest", *(run.id for run in reversed(list_runs(runs_dir)))]
@@ -46,7 +46,7 @@ def complete_space(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The shipped spaces by name, and files."""
-    from evotune.engine.spaces import shipped_spaces
+    from evotune.runs.spaces import shipped_spaces
 
     found = [CompletionItem(name) for name in shipped_spaces() if name.startswith(incomplete)]
     return [*found, CompletionItem(incomplete, type="file")]

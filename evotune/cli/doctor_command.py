@@ -13,7 +13,7 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.backends.backend import Finding
+    from evotune.backends.base.backend import Finding
 
 _ENVIRONMENT = 3
 

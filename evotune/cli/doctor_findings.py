@@ -8,12 +8,12 @@ import tempfile
 
 from evotune import plugins
 from evotune.backends import registry
-from evotune.backends.backend import Finding, Status, optional
+from evotune.backends.base.backend import Finding, Status, optional
 from evotune.cli import packages
-from evotune.engine.stop_signal import interruptible
-from evotune.execute.build_cache import default_cache_dir
 from evotune.problems.libraries.library_catalog import LIBRARIES, version
+from evotune.runs.stop_signal import interruptible
 from evotune.version import __version__
+from evotune.workers.build_cache import default_cache_dir
 
 
 def examine() -> list[Finding]:

@@ -83,8 +83,8 @@ def explain(
     with an estimate. Measurements are stored in the run, so that it can be explained again without
     its device. A part that was not measured is named with the reason.
     """
-    from evotune.engine.folder import find_run
     from evotune.explain.explaining import ExplainRequest, explain_run
+    from evotune.runs.folder import find_run
 
     request = ExplainRequest(trial, against, measure, tries, effects, minutes)
     found = explain_run(find_run(run, runs_dir), request, terminal.note)

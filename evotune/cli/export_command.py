@@ -15,8 +15,8 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
-from evotune.command_line import install_command
 from evotune.errors import UsageError
+from evotune.util.command_line import install_command
 
 if TYPE_CHECKING:
     from evotune.export.exporting import Exported
@@ -64,7 +64,7 @@ def export(
     Exit code 1 when a run has no confirmed champion or when none is faster than PyTorch's
     attention, 3 when the compilers here make other machine code than the run measured.
     """
-    from evotune.package_name import use
+    from evotune.util.package_name import use
 
     found = _exported(runs, folder, name, runs_dir)
     if style == "json":
@@ -88,9 +88,9 @@ def export(
 
 
 def _exported(runs: tuple[str, ...], folder: Path, name: str | None, runs_dir: Path) -> Exported:
-    from evotune.engine.folder import find_run
     from evotune.export.exporting import export_portfolio, export_runs
     from evotune.portfolios.portfolio_file import portfolio_folder
+    from evotune.runs.folder import find_run
 
     portfolios = [found for run in runs if (found := portfolio_folder(Path(run))) is not None]
     if not portfolios:

@@ -28,7 +28,7 @@ from evotune.errors import RunLocked
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.engine.folder import RunFolder
+    from evotune.runs.folder import RunFolder
     from evotune.space.document import SpaceDocument
 
 _MIB = 1 << 20
@@ -46,7 +46,7 @@ def list_command(terminal: Terminal, *, style: str, output: str) -> int:
     """
     from evotune import plugins
     from evotune.cli.tables import print_tables
-    from evotune.engine.spaces import shipped_spaces
+    from evotune.runs.spaces import shipped_spaces
     from evotune.space.document import load_space
 
     rows = []
@@ -94,7 +94,7 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     Asks before it deletes. A run that a process is working on is refused. Of a link to a run, the
     run is deleted and the link too.
     """
-    from evotune.engine.folder import RunFolder, find_run
+    from evotune.runs.folder import RunFolder, find_run
 
     named = [find_run(text, runs_dir) for text in runs]
     links = [folder.path for folder in named if folder.path.is_symlink()]
@@ -137,7 +137,7 @@ def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
     --clear deletes them; a kernel is compiled again when it is needed. The environment variable
     EVOTUNE_CACHE_DIR sets the folder.
     """
-    from evotune.execute.build_cache import default_cache_dir
+    from evotune.workers.build_cache import default_cache_dir
 
     folder = default_cache_dir()
     before_s = time.time() - days * _DAY_S

@@ -12,8 +12,8 @@ import click
 
 from evotune.cli.options import Command
 from evotune.cli.terminal import Terminal, pass_terminal
-from evotune.command_line import command_line
 from evotune.errors import UsageError
+from evotune.util.command_line import command_line
 
 if TYPE_CHECKING:
     from evotune.languages import Template

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.cli.terminal import Terminal, write_output
-from evotune.engine.folder import RunFolder, list_runs
 from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.summary import RunSummary, summarize
+from evotune.runs.folder import RunFolder, list_runs
 
 if TYPE_CHECKING:
     from evotune.trial import Json

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evotune.cli.standing import Standing
-from evotune.harmless_text import printable
 from evotune.report import wording
 from evotune.space.suggest import shorten
+from evotune.util.harmless_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Group

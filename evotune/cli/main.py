@@ -62,7 +62,7 @@ def _folders(terminal: Terminal) -> Iterator[Path]:
     if terminal.crash_folder is not None:
         yield terminal.crash_folder
     with contextlib.suppress(ImportError):
-        from evotune.execute.build_cache import default_cache_dir
+        from evotune.workers.build_cache import default_cache_dir
 
         yield default_cache_dir() / "crashes"
     yield Path(tempfile.gettempdir())

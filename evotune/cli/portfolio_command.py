@@ -132,8 +132,8 @@ def portfolio(
     sys.stdout.flush()
     terminal.note(f"portfolio: {request.runs_dir / 'portfolio.json'}")
     if found.rule:
-        from evotune.command_line import command_line
-        from evotune.package_name import default_name, offered_name
+        from evotune.util.command_line import command_line
+        from evotune.util.package_name import default_name, offered_name
 
         name = offered_name(found.space)
         named = () if name == default_name(found.space) else ("--name", name)

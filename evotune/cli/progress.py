@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from evotune.cli.live_view import panel
 from evotune.cli.standing import Standing, result
 from evotune.cli.terminal import Terminal, say
-from evotune.engine.observer import (
+from evotune.report import wording
+from evotune.runs.observer import (
     OTHER_WORK,
     WARNING,
     Observer,
@@ -20,7 +21,6 @@ from evotune.engine.observer import (
     RunInfo,
     SilentObserver,
 )
-from evotune.report import wording
 from evotune.trial import Outcome, Trial
 
 if TYPE_CHECKING:

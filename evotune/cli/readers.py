@@ -65,7 +65,7 @@ def status(
     run = run or "latest"
     if watch:
         from evotune.cli.watching import watch as watch_run
-        from evotune.engine.folder import find_run
+        from evotune.runs.folder import find_run
 
         watch_run(terminal, find_run(run, runs_dir))
     from evotune.report.summary import summarize
@@ -129,8 +129,8 @@ def report(
         raise UsageError(
             "an HTML report of 5 MB is too large for a terminal: name a file with -o FILE"
         )
-    from evotune.engine.folder import find_run
     from evotune.report.data import RunData
+    from evotune.runs.folder import find_run
 
     if style == "html":
         from evotune.explain.report_parts import explained_html
@@ -162,18 +162,18 @@ def report(
 
 
 def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
-    from evotune.engine.folder import find_run
     from evotune.report.data import RunData
+    from evotune.runs.folder import find_run
 
     return RunData.load(find_run(run, runs_dir), rows)
 
 
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
-    from evotune.measure.agreement import agreement
     from evotune.report import wording
     from evotune.report.devices import devices_table
     from evotune.report.layout import paragraph, plain
+    from evotune.timing.agreement import agreement
 
     yield text_table(("run", summary.id), list(_facts(summary, width)))
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]

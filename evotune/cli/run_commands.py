@@ -24,12 +24,12 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal
-from evotune.command_line import python_command, run_command
 from evotune.trial import TOO_NOISY
+from evotune.util.command_line import python_command, run_command
 
 if TYPE_CHECKING:
-    from evotune.engine.starting import RunResult
     from evotune.report.data import RunData
+    from evotune.runs.starting import RunResult
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
@@ -116,10 +116,10 @@ def run(
     the run tidily; it can be resumed.
     """
     from evotune.cli.progress import show_progress
-    from evotune.engine.cluster_run import cluster_request
-    from evotune.engine.folder import find_run
-    from evotune.engine.setup import GpuRequest
-    from evotune.engine.starting import RunRequest, start_run
+    from evotune.runs.cluster_run import cluster_request
+    from evotune.runs.folder import find_run
+    from evotune.runs.setup import GpuRequest
+    from evotune.runs.starting import RunRequest, start_run
     from evotune.space.reading.case_file import read_cases
 
     request = RunRequest(
@@ -177,10 +177,10 @@ def resume(
     confirmed already is not confirmed again.
     """
     from evotune.cli.progress import show_progress
-    from evotune.engine.cluster_run import cluster_request
-    from evotune.engine.folder import find_run
-    from evotune.engine.setup import GpuRequest
-    from evotune.engine.starting import resume_run
+    from evotune.runs.cluster_run import cluster_request
+    from evotune.runs.folder import find_run
+    from evotune.runs.setup import GpuRequest
+    from evotune.runs.starting import resume_run
 
     folder = find_run(run, runs_dir)
     terminal.crash_folder = folder.logs
@@ -242,7 +242,7 @@ def _conclude(
 
 def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None:
     """Tells how the winner gets into a program."""
-    from evotune.package_name import package_commands
+    from evotune.util.package_name import package_commands
 
     problem = str(data.meta.get("problem", {}).get("name", ""))
     found = package_commands(str(result.run.path), data.space, problem)

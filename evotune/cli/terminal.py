@@ -85,7 +85,7 @@ class Terminal:
 
 def say(text: str) -> None:
     """Writes a line on stderr, also with --quiet."""
-    from evotune.harmless_text import printable
+    from evotune.util.harmless_text import printable
 
     # Not `err=True`: click would then write past an object that replaces stderr, as the live
     # panel does.
@@ -163,9 +163,9 @@ def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str
 @contextlib.contextmanager
 def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], object]]:
     """A function that writes to the file. Ctrl-C within the block leaves no part of a whole one."""
-    from evotune.engine.stop_signal import interruptible
     from evotune.errors import UsageError
-    from evotune.whole_file import growing_file, whole_file
+    from evotune.runs.stop_signal import interruptible
+    from evotune.util.whole_file import growing_file, whole_file
 
     path = Path(output)
     try:

@@ -25,8 +25,8 @@ from evotune.trial import Check, Json, Outcome, Value
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.engine.folder import RunFolder
-    from evotune.engine.reopening import Verified
+    from evotune.runs.folder import RunFolder
+    from evotune.runs.reopening import Verified
 
 
 _FAILED = 1
@@ -71,8 +71,8 @@ def verify(
     quantity. Exit code 1 when a check fails, 6 when the machine is too
     noisy to decide; a skipped check is shown as skipped.
     """
-    from evotune.engine.folder import find_run
-    from evotune.engine.reopening import verify_run
+    from evotune.runs.folder import find_run
+    from evotune.runs.reopening import verify_run
 
     if config is not None and count is not None:
         raise UsageError("--config and --top exclude each other")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
-from evotune.engine.observer import CONFIRMING, Observer, Progress, RunInfo
-from evotune.engine.stop_signal import interruptible
 from evotune.report.data import RunData
+from evotune.runs.observer import CONFIRMING, Observer, Progress, RunInfo
+from evotune.runs.stop_signal import interruptible
 from evotune.store import RunStore
 from evotune.trial import Trial
 
 if TYPE_CHECKING:
-    from evotune.engine.folder import RunFolder
+    from evotune.runs.folder import RunFolder
 
 _EVERY_S = 0.5
 

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from evotune.counted import counted
 from evotune.explain._sentences import BASES
 from evotune.explain._stall_reasons import STALLS
-from evotune.harmless_text import printable
 from evotune.report import wording
 from evotune.trial import Json
+from evotune.util.counted import counted
+from evotune.util.harmless_text import printable
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import (

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from evotune.engine.ablation import SMALLEST
 from evotune.explain._cliffs import Step, interval_of
 from evotune.explain._measured_pairs import is_pair
 from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import Effect
 from evotune.explain.predicting import Predictor
+from evotune.runs.ablation import SMALLEST
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Json, Trial, Value
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from evotune.device.evidence import Counters, LaunchEvidence, StaticView
-from evotune.device.gathered import GatheredEvidence
+from evotune.backends.base.evidence import Counters, LaunchEvidence, StaticView
+from evotune.backends.base.gathered import GatheredEvidence
 from evotune.explain._limiter import PTX, Case, stalls_of
 from evotune.explain._roofline import launch_counters
 from evotune.explain._stall_reasons import STALLS

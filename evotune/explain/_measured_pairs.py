@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from evotune.engine.ablation import AblationRow, Change
 from evotune.explain.explanation import Effect, Pair
 from evotune.report.wording import value_text
+from evotune.runs.ablation import AblationRow, Change
 from evotune.trial import Configuration, Json, Value
 
 _OF_MODEL: Final = 2  # pairs

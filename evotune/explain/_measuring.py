@@ -10,11 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evotune.command_line import run_command
-from evotune.device.gathered import GatheredEvidence
-from evotune.engine.ablation import AblationRow, Change, ablate_run, changes_of
-from evotune.engine.evidence_gathering import Access, gathered_or_reason, keep_evidence
-from evotune.engine.folder import RunFolder
+from evotune.backends.base.gathered import GatheredEvidence
 from evotune.errors import EvotuneError
 from evotune.explain._measured_pairs import (
     Choices,
@@ -34,7 +30,11 @@ from evotune.explain._subjects import (
 from evotune.explain.explanation import Effect, Pair
 from evotune.report import wording
 from evotune.report.data import RunData
+from evotune.runs.ablation import AblationRow, Change, ablate_run, changes_of
+from evotune.runs.evidence_gathering import Access, gathered_or_reason, keep_evidence
+from evotune.runs.folder import RunFolder
 from evotune.trial import Configuration, Json, Value
+from evotune.util.command_line import run_command
 
 _SAID_EVERY_S = 30.0
 _OWN = "this trial"

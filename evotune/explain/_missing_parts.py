@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from evotune.command_line import run_command
-from evotune.counted import counted
-from evotune.device.gathered import GatheredEvidence
+from evotune.backends.base.gathered import GatheredEvidence
 from evotune.explain._limiter import PTX
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
 from evotune.trial import Json
+from evotune.util.command_line import run_command
+from evotune.util.counted import counted
 
 _PARTS: Final = {"static": "machine code"}  # of evidence, in the words of the documentation
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from evotune.backends import registry
-from evotune.device.evidence import Ceilings, Counters, Evidence, LaunchEvidence
-from evotune.device.gathered import Work
-from evotune.device.profile import DeviceProfile
+from evotune.backends.base.evidence import Ceilings, Counters, Evidence, LaunchEvidence
+from evotune.backends.base.gathered import Work
+from evotune.backends.base.profile import DeviceProfile
 from evotune.explain.explanation import Kind, Roofline, Unit
 from evotune.report import wording
 from evotune.trial import Value

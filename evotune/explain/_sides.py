@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from evotune.engine.folder import RunFolder, find_run
 from evotune.errors import UsageError
 from evotune.explain._machine_differences import Machine
 from evotune.explain._subjects import (
@@ -23,6 +22,7 @@ from evotune.explain._subjects import (
     trial_like,
 )
 from evotune.report.data import RunData
+from evotune.runs.folder import RunFolder, find_run
 from evotune.trial import Configuration
 
 MOST_TRIALS: Final = 20_000

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.device.gathered import FACT, GatheredEvidence, read_gathered
+from evotune.backends.base.gathered import FACT, GatheredEvidence, read_gathered
 from evotune.errors import UsageError
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evotune.counted import counted
-from evotune.engine.ablation import Change, keep_tries, measured_rows, unchanged
-from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun
 from evotune.explain._subjects import Subject
 from evotune.explain.explanation import Suggestion
+from evotune.runs.ablation import Change, keep_tries, measured_rows, unchanged
+from evotune.runs.folder import RunFolder
+from evotune.runs.reopening import ReopenedRun
 from evotune.trial import Configuration
+from evotune.util.counted import counted
 
 
 def try_suggestions(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import registry
-from evotune.device.evidence import Ceilings, Evidence
-from evotune.device.gathered import GatheredEvidence, Work
-from evotune.device.profile import DeviceProfile
+from evotune.backends.base.evidence import Ceilings, Evidence
+from evotune.backends.base.gathered import GatheredEvidence, Work
+from evotune.backends.base.profile import DeviceProfile
 from evotune.explain._cliffs import cliffs_of
 from evotune.explain._gene_effects import ablation_steps, effects_of
 from evotune.explain._hopeless_values import hopeless_values
@@ -55,11 +55,11 @@ from evotune.explain.explanation import (
     Roofline,
 )
 from evotune.explain.predicting import LaunchFigures, Predictor
-from evotune.measure.processes import TOO_NOISY
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.search.trial_model import TrialModel
 from evotune.space.bound import BoundSpace
+from evotune.timing.processes import TOO_NOISY
 from evotune.trial import Configuration, Json, Value
 
 _BECAUSE = 6  # effects for which the difference in the machine is looked up

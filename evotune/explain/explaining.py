@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import registry
-from evotune.device.gathered import Work
-from evotune.engine.evidence_gathering import Access
-from evotune.engine.folder import RunFolder
+from evotune.backends.base.gathered import Work
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, SpaceError, UsageError
 from evotune.explain._measuring import Gathering
 from evotune.explain._sides import Side, machine_on, number_in, read_run, side_of
@@ -24,6 +22,8 @@ from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Explanation
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.data import RunData
+from evotune.runs.evidence_gathering import Access
+from evotune.runs.folder import RunFolder
 from evotune.search.trial_model import Difference
 from evotune.trial import Configuration, Value
 

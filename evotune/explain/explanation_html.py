@@ -19,8 +19,8 @@ from evotune.explain._explanation_text import (
     pair_line,
     shown_effects,
 )
-from evotune.harmless_text import printable
 from evotune.report.html.pictures import figure_html, picture_style
+from evotune.util.harmless_text import printable
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import Explanation

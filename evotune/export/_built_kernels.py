@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import registry
-from evotune.device.launch import Binary
-from evotune.engine import environment
-from evotune.engine.compiling import build_jobs
-from evotune.engine.confirmed_champions import Champion
+from evotune.backends.base.launch import Binary
 from evotune.errors import EnvironmentProblem, EvotuneError
-from evotune.execute.executor import TIMED, CaseJob, Proposal
-from evotune.execute.in_flight import InFlight
 from evotune.export._case_shapes import CaseShapes
 from evotune.export._champions import regions
 from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.problems.problem import Case, Place
+from evotune.runs import environment
+from evotune.runs.compiling import build_jobs
+from evotune.runs.confirmed_champions import Champion
 from evotune.space.specs import KernelSpec
 from evotune.store import RunStore
 from evotune.trial import Json, Region, Value
+from evotune.workers.executor import TIMED, CaseJob, Proposal
+from evotune.workers.in_flight import InFlight
 
 _STATIC_BYTES = "static_shared_bytes"
 

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
-from evotune.engine.confirmed_champions import Champion, champions_of, has_own_check, sure_gain_us
-from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError, UsageError
-from evotune.execute.executor import HELD_OUT, TIMED
 from evotune.export._served_regions import (
     MeasuredCase,
     ServedRegion,
@@ -20,7 +16,11 @@ from evotune.export._served_regions import (
 )
 from evotune.problems import UserProblem
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion, champions_of, has_own_check, sure_gain_us
+from evotune.runs.folder import RunFolder
+from evotune.runs.reopening import ReopenedRun
 from evotune.trial import Json, Measurement, Region
+from evotune.workers.executor import HELD_OUT, TIMED
 
 
 def confirmed(run: RunFolder) -> list[Champion]:

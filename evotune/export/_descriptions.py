@@ -10,10 +10,7 @@ from importlib import resources
 from typing import Any
 
 from evotune.backends import registry
-from evotune.device.profile import DeviceProfile
-from evotune.engine import environment
-from evotune.engine.confirmed_champions import Champion
-from evotune.execute.executor import TIMED
+from evotune.backends.base.profile import DeviceProfile
 from evotune.export._built_kernels import BuiltChampion
 from evotune.export._case_shapes import CaseShapes, call_name, calls
 from evotune.export._champions import Selection
@@ -22,15 +19,18 @@ from evotune.export._expression_json import to_json
 from evotune.export._feature_regions import completing, score_mods
 from evotune.export._package_readme import readme
 from evotune.export._readme_words import length_words
-from evotune.harmless_text import printable
 from evotune.portfolios.points import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name
 from evotune.problems.executed_sizes import band_ends
 from evotune.problems.problem import CONTIGUOUS
+from evotune.runs import environment
+from evotune.runs.confirmed_champions import Champion
 from evotune.store import RunStore
 from evotune.trial import Json, Region
+from evotune.util.harmless_text import printable
 from evotune.version import __version__
+from evotune.workers.executor import TIMED
 
 FORMAT = 1
 _REQUIRES = {"python": ">=3.10", "torch": ">=2.6"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from evotune.harmless_text import escaped_json
 from evotune.trial import Json
+from evotune.util.harmless_text import escaped_json
 
 _WIDTH = 100
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from evotune.backends.backend import LaunchBounds
-from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
-from evotune.device.tensor_map import MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
-from evotune.device.tensor_map import UNIT_BYTES as MAP_UNIT_BYTES
+from evotune.backends.base.backend import LaunchBounds
+from evotune.backends.base.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
+from evotune.backends.base.tensor_map import MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
+from evotune.backends.base.tensor_map import UNIT_BYTES as MAP_UNIT_BYTES
 from evotune.errors import EvotuneError
 from evotune.export._expression_json import to_json
 from evotune.languages import language

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from evotune.export._compute_source import COMPUTE_FILE
 from evotune.export._feature_regions import NONE
 from evotune.export._readme_words import figure_words, region_words
-from evotune.harmless_text import markdown_text
 from evotune.trial import Json
+from evotune.util.harmless_text import markdown_text
 
 _MOST_REGIONS = 40
 _ATTENTION = """\

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, champions_of, widened_alone
-from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun
 from evotune.errors import EvotuneError, StoreError
 from evotune.export._champions import Selection, require_exportable
 from evotune.export._served_regions import ServedRegion
@@ -20,6 +17,9 @@ from evotune.portfolios.portfolio_file import Portfolio, PortfolioKernel, read_p
 from evotune.portfolios.portfolio_text import group_words
 from evotune.problems import UserProblem
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion, champions_of, widened_alone
+from evotune.runs.folder import RunFolder
+from evotune.runs.reopening import ReopenedRun
 from evotune.trial import Check, Json, Measurement
 
 _Timed = Mapping[Cell, Measurement]

@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from evotune.backends import registry
-from evotune.device.profile import DeviceProfile
-from evotune.engine.confirmed_champions import Champion
-from evotune.engine.folder import RunFolder
-from evotune.engine.stop_signal import interruptible
+from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
@@ -29,9 +26,12 @@ from evotune.export._champions import Selection, confirmed, selected
 from evotune.export._descriptions import certificate, dispatch, frame, package_files
 from evotune.export._json_text import json_text
 from evotune.export._portfolio_selection import selected_by_rule
-from evotune.measure.processes import TOO_NOISY
-from evotune.package_name import checked_name, default_name
 from evotune.problems import UserProblem
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.folder import RunFolder
+from evotune.runs.stop_signal import interruptible
+from evotune.timing.processes import TOO_NOISY
+from evotune.util.package_name import checked_name, default_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from evotune.engine.confirmed_champions import Champion, champions_of
-from evotune.engine.folder import RunFolder, list_runs
-from evotune.engine.observer import Observer
-from evotune.engine.reopening import ReopenedRun
-from evotune.engine.starting import RunRequest, resume_run, start_run
 from evotune.errors import EvotuneError, StoreError
+from evotune.runs.confirmed_champions import Champion, champions_of
+from evotune.runs.folder import RunFolder, list_runs
+from evotune.runs.observer import Observer
+from evotune.runs.reopening import ReopenedRun
+from evotune.runs.starting import RunRequest, resume_run, start_run
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evotune.engine.baseline_choice import chosen_baseline
-from evotune.engine.confirmed_champions import Champion
 from evotune.errors import SpaceError
-from evotune.execute.executor import CaseJob, Executor, Proposal
-from evotune.execute.in_flight import speaks_for_its_code
-from evotune.execute.local import LocalExecutor
 from evotune.portfolios._cell_plans import CellPlans, cell_of
 from evotune.portfolios.matrix_store import Cell, Matrix
 from evotune.problems.problem import Case
+from evotune.runs.baseline_choice import chosen_baseline
+from evotune.runs.confirmed_champions import Champion
+from evotune.workers.executor import CaseJob, Executor, Proposal
+from evotune.workers.in_flight import speaks_for_its_code
+from evotune.workers.local import LocalExecutor
 
 _BASELINES = "baselines"
 _AT_ONCE = 8

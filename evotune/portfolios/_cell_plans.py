@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, is_won, widened_alone
-from evotune.engine.launches import Rejected
 from evotune.errors import SpaceError
-from evotune.execute.executor import CaseJob
 from evotune.portfolios.matrix_store import Cell
 from evotune.portfolios.points import REFUSED, Score
 from evotune.problems.executed_sizes import band_pairs, joined_lengths, joined_pairs
 from evotune.problems.problem import Case, Place
+from evotune.runs.confirmed_champions import Champion, is_won, widened_alone
+from evotune.runs.launches import Rejected
 from evotune.trial import Domain, ExecutedLengths, Outcome, Region
+from evotune.workers.executor import CaseJob
 
 
 def cell_of(champion: Champion, case: Case) -> Cell:

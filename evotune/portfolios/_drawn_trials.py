@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from evotune.engine.confirmed_champions import Champion
-from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import CellPlans, cell_of
 from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios._held_out_judge import Doubted
@@ -13,6 +11,8 @@ from evotune.portfolios.matrix_store import Cell, Matrix
 from evotune.portfolios.points import Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.setup import KernelSetup
 from evotune.space.specs import GivenCase
 from evotune.trial import Value
 

@@ -9,12 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.backends import registry
-from evotune.command_line import run_command
-from evotune.counted import counted
-from evotune.engine.confirmed_champions import Champion
-from evotune.engine.setup import KernelSetup
 from evotune.errors import EvotuneError, SpaceError
-from evotune.execute.in_flight import speaks_for_its_code
 from evotune.portfolios._case_searches import CaseSearches, Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
 from evotune.portfolios._cell_plans import CellPlans, cell_of
@@ -32,8 +27,13 @@ from evotune.portfolios.points import Point, Score, distance, point_of
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.setup import KernelSetup
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore
+from evotune.util.command_line import run_command
+from evotune.util.counted import counted
+from evotune.workers.in_flight import speaks_for_its_code
 
 if TYPE_CHECKING:
     from evotune.portfolios.building import PortfolioRequest

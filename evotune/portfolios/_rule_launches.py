@@ -16,10 +16,6 @@ from typing import TypeVar
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, has_own_check
-from evotune.engine.confirming import outcome_of
-from evotune.execute.executor import SERVED_S
-from evotune.execute.in_flight import speaks_for_its_code
 from evotune.portfolios._cell_measuring import OpenExecutor
 from evotune.portfolios._cell_plans import cell_of
 from evotune.portfolios._executed_rule import known_region
@@ -29,7 +25,11 @@ from evotune.portfolios.rule import RuleRegion
 from evotune.problems import UserProblem
 from evotune.problems.executed_sizes import near_ranges, tightened
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion, has_own_check
+from evotune.runs.confirming import outcome_of
 from evotune.trial import CUT_SHORT, Domain, Outcome, Region, Value
+from evotune.workers.executor import SERVED_S
+from evotune.workers.in_flight import speaks_for_its_code
 
 _MOST_CASES = 8
 """As long as single runs take for the served sizes of so many cases, the launches may take."""

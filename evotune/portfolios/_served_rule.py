@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion, has_own_check
-from evotune.engine.setup import KernelSetup
 from evotune.portfolios._cell_plans import cell_of, extended_domain
 from evotune.portfolios._executed_rule import executed_rule
 from evotune.portfolios._held_out_judge import (
@@ -33,6 +31,8 @@ from evotune.portfolios.portfolio_file import (
 )
 from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion, has_own_check
+from evotune.runs.setup import KernelSetup
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from evotune.engine.confirmed_champions import Champion
-from evotune.engine.confirming import outcome_of
-from evotune.execute.executor import TIMED
-from evotune.execute.in_flight import speaks_for_its_code
 from evotune.portfolios._cell_measuring import OpenExecutor, baselines_of
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios.matrix_store import VARIANT, Cell, Matrix
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.confirming import outcome_of
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain, Outcome, Value
+from evotune.workers.executor import TIMED
+from evotune.workers.in_flight import speaks_for_its_code
 
 
 def variant_cell(champion: Champion, fixed: Mapping[str, Value]) -> Cell:

@@ -17,9 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.engine.given_cases import kept_cases, skipped_in_words
-from evotune.engine.setup import KernelSetup, load_kernel_setup
-from evotune.engine.spaces import find_space, shipped_name
 from evotune.errors import UsageError
 from evotune.portfolios._case_searches import Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, opened_executor
@@ -27,6 +24,9 @@ from evotune.portfolios._portfolio_work import ELAPSED, PortfolioWork
 from evotune.portfolios.matrix_store import Matrix, locked_matrix
 from evotune.portfolios.portfolio_file import Portfolio, write_portfolio
 from evotune.portfolios.portfolio_text import markdown
+from evotune.runs.given_cases import kept_cases, skipped_in_words
+from evotune.runs.setup import KernelSetup, load_kernel_setup
+from evotune.runs.spaces import find_space, shipped_name
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
 from evotune.trial import Json

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
+from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
 

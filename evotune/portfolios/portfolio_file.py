@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.command_line import command_line
 from evotune.errors import StoreError, UsageError
 from evotune.portfolios._held_out_judge import Cut, Figures
 from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_matrix
 from evotune.portfolios.rule import RuleRegion
-from evotune.regular_file import read_regular
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain, Measurement, Outcome, Value
+from evotune.util.command_line import command_line
+from evotune.util.regular_file import read_regular
 
 FORMAT = 1
 FILE = "portfolio.json"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from evotune.counted import counted
-from evotune.harmless_text import markdown_text
 from evotune.portfolios._held_out_judge import Figures
 from evotune.portfolios.portfolio_file import Portfolio
+from evotune.util.counted import counted
+from evotune.util.harmless_text import markdown_text
 
 RULE_COLUMNS = ("", "cases", "kernel", "at least", "measured")
 KERNEL_COLUMNS = ("kernel", "trial", "run", "configuration")

@@ -11,7 +11,7 @@ from evotune.trial import Json, Value
 
 
 class _Timing(msgspec.Struct):
-    """The shape of a stored `evotune.execute.executor.BaselineTiming`."""
+    """The shape of a stored `evotune.workers.executor.BaselineTiming`."""
 
     case: str
     name: str
@@ -26,7 +26,7 @@ class _Baselines(msgspec.Struct):
 
 
 class _Calibration(msgspec.Struct):
-    """The shape of a stored result of `evotune.engine._calibration.calibrate`."""
+    """The shape of a stored result of `evotune.runs._calibration.calibrate`."""
 
     id: str
     model: str
@@ -44,7 +44,7 @@ class _Calibration(msgspec.Struct):
 
 
 class _Change(msgspec.Struct):
-    """The shape of a stored `evotune.engine.ablation.AblationRow`."""
+    """The shape of a stored `evotune.runs.ablation.AblationRow`."""
 
     parameter: str
     before: Value | None
@@ -113,7 +113,7 @@ def read_facts(store: RunStore) -> dict[str, Json]:
         msgspec.convert(value, _FACTS[name], str_keys=True)
     if facts.get(_EVIDENCE):
         # Its types bring a device's libraries along; most runs have none.
-        from evotune.device.gathered import read_gathered
+        from evotune.backends.base.gathered import read_gathered
 
         read_gathered(facts[_EVIDENCE])
     return facts

@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from evotune.regular_file import read_regular
 from evotune.report._facts import read_facts
 from evotune.report._twins import deciding
 from evotune.store import UNCONFIRMED, RunStore, survey
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
+from evotune.util.regular_file import read_regular
 
 if TYPE_CHECKING:
     # The engine brings a device's libraries along; a report starts without them.
-    from evotune.engine.folder import RunFolder
+    from evotune.runs.folder import RunFolder
 
 _HEAD_ROWS = 20  # of the leaderboard, which a page shows
 
@@ -186,7 +186,7 @@ class RunData:
 
     @property
     def calibrations(self) -> tuple[Mapping[str, Json], ...]:
-        """Calibration of each device, if the run had several: see `evotune.measure.agreement`."""
+        """Calibration of each device, if the run had several: see `evotune.timing.agreement`."""
         return tuple(self.meta.get("devices") or ())
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evotune.measure.agreement import baseline_factor
 from evotune.report import wording
 from evotune.report._table import TextTable
 from evotune.report.deciding_outcomes import Figures
+from evotune.timing.agreement import baseline_factor
 from evotune.trial import Json
 
 MEANING = (

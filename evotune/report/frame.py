@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from evotune.errors import EnvironmentProblem
-from evotune.harmless_text import csv_text
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Evidence, figures, weigh
 from evotune.report.leaderboard import rank
 from evotune.report.whole import TRIALS_A_PART, Ranked, each_part, ranks
 from evotune.trial import Json, Measurement
+from evotune.util.harmless_text import csv_text
 
 if TYPE_CHECKING:
     import pandas as pd

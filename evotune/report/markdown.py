@@ -5,9 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from evotune.command_line import run_command
-from evotune.harmless_text import markdown_code, markdown_text
-from evotune.measure.agreement import agreement
 from evotune.report import wording
 from evotune.report._table import TextTable, leaderboard_table
 from evotune.report.answers import Explained, answers
@@ -22,7 +19,10 @@ from evotune.report.reasons import alike_reasons
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.whole import failures, in_proposal_order
 from evotune.space.suggest import shorten
+from evotune.timing.agreement import agreement
 from evotune.trial import Json
+from evotune.util.command_line import run_command
+from evotune.util.harmless_text import markdown_code, markdown_text
 
 _SHOWN_ROWS = 20
 _SHOWN_REASONS = 10

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.command_line import run_command
-from evotune.harmless_text import printable
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Figures
@@ -19,6 +17,8 @@ from evotune.report.layout import Column, Line, Role, Span, grid, grid_width, pa
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.reasons import alike_reasons
 from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
+from evotune.util.command_line import run_command
+from evotune.util.harmless_text import printable
 
 # --- The leaderboard's columns for a given width --------------------------------------------------
 # If they fit, each case has a column, with its label over two lines. Else the cases are numbered,

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evotune.command_line import run_command
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.trial import Json, Outcome
+from evotune.util.command_line import run_command
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeAlias, TypeVar
 
 from evotune.errors import EnvironmentProblem
-from evotune.execute.entry import die_with_parent
-from evotune.python_process import started_by_a_library
 from evotune.report._twins import stored_leaders
 from evotune.report.data import RunData, without_collecting
 from evotune.report.deciding_outcomes import Evidence, interval, judge, verdicts_by_twin, weigh
@@ -27,6 +25,8 @@ from evotune.report.leaderboard import rank, ranks_of, sort_key
 from evotune.store import RunStore, survey
 from evotune.store.queries import Row, read_row
 from evotune.trial import Outcome
+from evotune.util.python_process import started_by_a_library
+from evotune.workers.entry import die_with_parent
 
 # --- Work on the parts of a long report, by several processes at once -----------------------------
 

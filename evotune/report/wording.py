@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from evotune.counted import counted
-from evotune.measure.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
+from evotune.timing.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.trial import Json, Outcome, Value
+from evotune.util.counted import counted
 
 NONE = "-"
 

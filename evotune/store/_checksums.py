@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.regular_file import read_regular
 from evotune.trial import Json
+from evotune.util.regular_file import read_regular
 
 FIRST = 0
 """Takes the place of the checksum of a row before the first one."""

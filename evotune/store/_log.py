@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from evotune.errors import StoreError
-from evotune.regular_file import read_regular
 from evotune.store._checksums import has_log, seal_fits, tail
+from evotune.util.regular_file import read_regular
 
 Sums: TypeAlias = tuple[int, int]
 _HEADER = struct.Struct(">8I")  # magic, version, bytes a page, use, two salts, checksum

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from evotune.device.session import Session
+from evotune.backends.base.session import Session
 from evotune.problems.problem import Tensors
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputSet, elements_of

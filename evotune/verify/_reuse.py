@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from evotune.device.session import Sampler
+from evotune.backends.base.session import Sampler
 from evotune.verify.buffers import bits
 
 _RATIO = 1.15

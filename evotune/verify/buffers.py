@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from evotune.device.launch import LaunchPlan, Workspace
-from evotune.device.session import LaunchFailure
+from evotune.backends.base.launch import LaunchPlan, Workspace
+from evotune.backends.base.session import LaunchFailure
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.problem import Tensors, TensorSpec
 from evotune.verify._far import FarTensor

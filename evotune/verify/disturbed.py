@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from evotune.device.session import Disturb, LaunchFailure, Session
+from evotune.backends.base.session import Disturb, LaunchFailure, Session
 from evotune.trial import Check, OutcomeKind
 from evotune.verify.buffers import bits
 from evotune.verify.gate import Gate, Subject, Verdict

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from evotune.device.launch import LaunchPlan
-from evotune.device.session import Sampler, Session
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
 from evotune.verify._altered import AlteredRow

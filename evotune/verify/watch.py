@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evotune.device.session import Intervention, Renewal, Session, WatchableSampler
+from evotune.backends.base.session import Intervention, Renewal, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
 from evotune.verify._launch_evidence import Evidence, gather
 from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs, slower_than_timed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evotune.device.session import Sampler
+from evotune.backends.base.session import Sampler
 from evotune.verify.watch import Watch, Watched
 
 _RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed

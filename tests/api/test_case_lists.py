@@ -10,12 +10,12 @@ import pytest
 import evotune
 from evotune.api.case_portfolio import CasePortfolio
 from evotune.backends.cpu import CpuBackend
-from evotune.engine import starting
-from evotune.engine.folder import RunFolder
-from evotune.engine.given_cases import GIVEN_CASES
-from evotune.engine.starting import RunResult
 from evotune.errors import UsageError
 from evotune.portfolios import building
+from evotune.runs import starting
+from evotune.runs.folder import RunFolder
+from evotune.runs.given_cases import GIVEN_CASES
+from evotune.runs.starting import RunResult
 from evotune.store import RunStore
 from tests.portfolios.pretended import (
     PretendedDevice,

@@ -10,7 +10,7 @@ import torch
 
 import evotune
 from tests.api.small import kernel, keywords
-from tests.engine.runs import recorded_space
+from tests.runs.runs import recorded_space
 
 
 @pytest.fixture(scope="module")

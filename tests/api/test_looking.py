@@ -12,11 +12,11 @@ from report.runs import make_run, ok
 import evotune
 from evotune.api import gating
 from evotune.api.run import Run
-from evotune.engine.compiling import CompileRow
 from evotune.errors import UsageError
+from evotune.runs.compiling import CompileRow
 from evotune.trial import Outcome
 from tests.api.small import SOURCE, FewRows, kernel, keywords
-from tests.engine.runs import RECORDING, brief_confirmations
+from tests.runs.runs import RECORDING, brief_confirmations
 
 
 def test_check_counts_a_space() -> None:

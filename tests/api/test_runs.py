@@ -23,7 +23,7 @@ from evotune.errors import UsageError
 from evotune.report.formats import REPORTS
 from evotune.trial import Configuration, OutcomeKind, Trial
 from evotune.user_code import trust
-from tests.engine.runs import recorded_space
+from tests.runs.runs import recorded_space
 
 QUICK = "import evotune, sys; print(sorted({'torch', 'pandas', 'deap'} & set(sys.modules)))"
 

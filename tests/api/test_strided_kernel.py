@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import yaml
 
 import evotune
-from evotune.engine.spaces import find_space
+from evotune.runs.spaces import find_space
 
 BATCH, HEADS, KV_HEADS, LENGTH, DIM = 2, 4, 2, 37, 32
 SMALL = {"batch": 1, "heads": 2, "seq_len": 33, "head_dim": DIM}

@@ -21,10 +21,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json
 from tests.patience import PATIENCE_S

@@ -12,15 +12,15 @@ from typing import TypeAlias
 import torch
 import yaml
 
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import CaseJob
 from evotune.problems import create_problem
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
+from evotune.runs._planning import Planner
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against, expected
+from evotune.workers.executor import CaseJob
 
 Values: TypeAlias = Mapping[str, Value]
 Launch: TypeAlias = Callable[[CaseJob, Mapping[str, int]], None]

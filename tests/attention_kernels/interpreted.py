@@ -21,9 +21,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from evotune.device.launch import CompileJob, LaunchPlan
-from evotune.engine.setup import load_setup
+from evotune.backends.base.launch import CompileJob, LaunchPlan
 from evotune.problems import create_problem
+from evotune.runs.setup import load_setup
 from evotune.user_code import run_content
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool

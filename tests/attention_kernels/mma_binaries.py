@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cuda.compiler import NvrtcCompiler, nvrtc_version
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Configuration
 from tests.patience import PATIENCE_S
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from evotune.backends.cpu.cpp_compiler import find_compiler
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from tests.patience import PATIENCE_S
 
 

@@ -14,11 +14,11 @@ from _pytest.mark import ParameterSet
 
 pytest.importorskip("cupy")
 
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure, CompileJob
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs._planning import Planner
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, Value
 from tests.patience import PATIENCE_S

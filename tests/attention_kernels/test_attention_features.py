@@ -12,20 +12,20 @@ import pytest
 import torch
 import yaml
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import CaseJob
 from evotune.problems import _attention_inputs, create_problem
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Tensors
+from evotune.runs._planning import Planner
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against, expected
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.workers.executor import CaseJob
 from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 

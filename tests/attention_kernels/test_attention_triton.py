@@ -16,11 +16,11 @@ import yaml
 
 pytest.importorskip("triton")
 
+from evotune.backends.base.launch import Argument, LaunchPlan
+from evotune.backends.base.session import c_value
 from evotune.backends.cuda._triton_compiler import TritonCompiler
-from evotune.device.launch import Argument, LaunchPlan
-from evotune.device.session import c_value
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Json
 from tests.patience import PATIENCE_S
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import CaseJob
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.space.language.expression import parse_expression
+from evotune.workers.executor import CaseJob
 from tests.sweeps import swept
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evotune.engine.setup import load_kernel_setup
+from evotune.runs.setup import load_kernel_setup
 from evotune.trial import Configuration
 from tests.gpu.searching import shipped
 from tests.gpu.test_varlen import PACKED, one_part_after_the_other

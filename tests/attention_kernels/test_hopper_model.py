@@ -17,8 +17,8 @@ import pytest
 import yaml
 from _pytest.mark import ParameterSet
 
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 
 from .hopper import emulation
 from .hopper.planning import planner_on

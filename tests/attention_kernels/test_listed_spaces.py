@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evotune.engine.setup import load_kernel_setup, load_setup
+from evotune.runs.setup import load_kernel_setup, load_setup
 from tests.gpu import searching, test_varlen, test_wgmma, test_wgmma_features
 
 

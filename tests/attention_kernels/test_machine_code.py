@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Value
 from tests.patience import PATIENCE_S
 

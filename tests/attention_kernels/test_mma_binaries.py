@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cuda.compiler import NvrtcCompiler, nvrtc_version
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from tests.patience import PATIENCE_S
 from tests.sweeps import swept
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from evotune.execute.executor import CaseJob
 from evotune.trial import Value
+from evotune.workers.executor import CaseJob
 
 from .features_on_the_cpu import (
     Values,

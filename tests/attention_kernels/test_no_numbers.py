@@ -15,14 +15,14 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems.element_types import torch_dtype
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 from tests.patience import PATIENCE_S
 from tests.shipped_kernels.emulation import EmulatedKernel
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from _pytest.mark import ParameterSet
 
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
-from evotune.execute.executor import TIMED, CaseJob
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 
 from .hopper.emulation import inputs_of, reference
 from .warps import emulation

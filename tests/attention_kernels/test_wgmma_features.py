@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.execute.executor import CaseJob
 from evotune.problems.element_types import torch_dtype
+from evotune.workers.executor import CaseJob
 
 from .features_on_the_cpu import (
     Values,

@@ -45,7 +45,7 @@ search: {strategy: STRATEGY}
 _BRIEFLY = """
 import sys
 from evotune.cli.main import main
-from tests.engine.runs import brief_confirmations
+from tests.runs.runs import brief_confirmations
 with brief_confirmations():
     sys.exit(main())
 """

@@ -26,13 +26,13 @@ EXCEPTIONS = {
     "verify/pool.py": {"cpu"},
     "verify/_altered.py": {"cpu"},
     # A word in Linux's /proc/stat.
-    "device/busy_cores.py": {"cpu"},
+    "backends/base/busy_cores.py": {"cpu"},
     # Each of these API classes is for one language.
     "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # All of these libraries are for CUDA GPUs.
     "problems/libraries/calling.py": {"cuda"},
     # The name of a module that PyTorch needs.
-    "package_name.py": {"triton"},
+    "util/package_name.py": {"triton"},
     # Part of a help text.
     "cli/options.py": {"auto|cpu[:N]|cuda:N|NAME"},
 }

@@ -13,11 +13,11 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from evotune.backends.backend import Backend
+from evotune.backends.base.backend import Backend
+from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import Compiler, Session
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.device.profile import DeviceProfile
-from evotune.device.session import Compiler, Session
 from evotune.languages import Language
 from evotune.trial import Json, OutcomeKind
 

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from execute.faulty import run_of, space_text
 from report.runs import make_run, recorded
+from workers.faulty import run_of, space_text
 
 from evotune.backends import registry
 from evotune.cli.main import application
-from evotune.engine import ablation as ablation_module
-from evotune.engine.ablation import AblationRow, Change
-from evotune.engine.evidence_gathering import Access
-from evotune.engine.folder import RunFolder, find_run
-from evotune.engine.reopening import ReopenedRun
 from evotune.report.data import RunData
 from evotune.report.html._findings import ablation
+from evotune.runs import ablation as ablation_module
+from evotune.runs.ablation import AblationRow, Change
+from evotune.runs.evidence_gathering import Access
+from evotune.runs.folder import RunFolder, find_run
+from evotune.runs.reopening import ReopenedRun
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, OutcomeKind
-from tests.engine.runs import brief_confirmations
+from tests.runs.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
 

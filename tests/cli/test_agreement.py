@@ -15,9 +15,9 @@ import pytest
 from report.runs import make_run, ok
 
 from evotune.backends.cuda import _profiles
-from evotune.engine.folder import list_runs
-from evotune.engine.setup import load_setup
 from evotune.errors import SpaceError
+from evotune.runs.folder import list_runs
+from evotune.runs.setup import load_setup
 from tests.patience import PATIENCE_S
 
 from .conftest import ROOT

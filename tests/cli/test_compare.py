@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from measure.test_processes import outcome as timed
 from report.runs import failed, make_run, ok, recorded
+from timing.test_processes import outcome as timed
 
 from evotune.cli.compare_command import parse_condition
 from evotune.errors import UsageError
-from evotune.measure.processes import combined
+from evotune.timing.processes import combined
 from evotune.trial import OutcomeKind
 
 from .conftest import Invoke
@@ -148,7 +148,7 @@ def test_a_machine_too_noisy_for_a_verdict_leaves_a_condition_undecided(
     invoke: Invoke, two: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noisy = combined([timed(s) for s in (1.0, 1.2, 0.9)])
-    monkeypatch.setattr("evotune.engine.reopening.remeasure", lambda *sides: noisy)
+    monkeypatch.setattr("evotune.runs.reopening.remeasure", lambda *sides: noisy)
     result = invoke("compare", "a", "b", "--remeasure", "--fail-if", "median>3%")
     words = "too noisy: the same code varied by 33% from process to process"
     assert (result.exit_code, f"undecided, {words}" in result.stderr) == (6, True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine.runs import recorded_space, run_here
 from report.runs import failed, make_run, ok
+from runs.runs import recorded_space, run_here
 from store.forging import change, forge
 
 import evotune.report.data

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from evotune.cli.main import application
-from evotune.engine.spaces import shipped_spaces
+from evotune.runs.spaces import shipped_spaces
 from evotune.search.catalog import STRATEGY_NAMES
 from evotune.space.reading.schema import schema_text
 from evotune.trial import OutcomeKind

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.backend import Finding, Status
+from evotune.backends.base.backend import Finding, Status
 from evotune.backends.cuda import _cuda_doctor, _nsight, _profiles
 from evotune.backends.cuda._probe import GpuState, probe
 from evotune.cli import doctor_findings

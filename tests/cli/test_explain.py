@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from execute.faulty import run_of, space_text
 from explain.planted import planted_run
 from report.runs import make_run, ok
+from workers.faulty import run_of, space_text
 
 from evotune.api.run import open_run
 from evotune.cli.main import application
-from evotune.engine.folder import RunFolder
+from evotune.runs.folder import RunFolder
 
 from .conftest import Invoke, _python_path
 

@@ -14,12 +14,12 @@ import pytest
 import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import CpuBackend
-from evotune.engine.folder import RunFolder
-from evotune.package_name import checked_name, offered_name
+from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
 from evotune.user_code import trust
-from tests.engine.runs import RECORDING, recorded_space, run_here
+from evotune.util.package_name import checked_name, offered_name
 from tests.export.making import fabricated, own_problem, tiny_space, with_speedup
+from tests.runs.runs import RECORDING, recorded_space, run_here
 
 from .conftest import Invoke
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from execute.faulty import space_text
 from report.runs import make_run, ok
+from workers.faulty import space_text
 
-from evotune.engine import starting
-from evotune.engine.folder import list_runs
+from evotune.runs import starting
+from evotune.runs.folder import list_runs
 from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start

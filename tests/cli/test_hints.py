@@ -14,10 +14,10 @@ import pytest
 from report.runs import make_run, ok, text_of
 
 from evotune.cli.run_commands import more_devices
-from evotune.command_line import command_line, install_command, python_command, run_command
-from evotune.engine.folder import find_run
 from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
+from evotune.runs.folder import find_run
+from evotune.util.command_line import command_line, install_command, python_command, run_command
 from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start

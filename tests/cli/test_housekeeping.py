@@ -11,9 +11,9 @@ import click
 import pytest
 from report.runs import make_run, ok
 
-from evotune.engine.folder import RunFolder, list_runs
-from evotune.engine.spaces import shipped_spaces
-from evotune.execute.build_cache import BuildCache
+from evotune.runs.folder import RunFolder, list_runs
+from evotune.runs.spaces import shipped_spaces
+from evotune.workers.build_cache import BuildCache
 
 from .conftest import Invoke
 

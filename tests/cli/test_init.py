@@ -13,7 +13,7 @@ import pytest
 from evotune.cli.init_command import scaffold
 from evotune.cli.main import application
 from evotune.space.document import parse_space
-from tests.engine.runs import brief_confirmations
+from tests.runs.runs import brief_confirmations
 
 from .conftest import Invoke
 

@@ -16,7 +16,7 @@ import pytest
 
 from evotune.cli.live_view import panel
 from evotune.cli.standing import Standing
-from evotune.engine.observer import Progress
+from evotune.runs.observer import Progress
 from evotune.trial import Configuration, Trial
 
 from .conftest import _python_path
@@ -30,7 +30,7 @@ import sys, threading
 from report.runs import ok
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
-from evotune.engine.observer import Progress, RunInfo
+from evotune.runs.observer import Progress, RunInfo
 from evotune.trial import Configuration, Trial
 from rich.live import Live
 

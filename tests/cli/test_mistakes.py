@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.runs import run_here
+from tests.runs.runs import run_here
 
 from .conftest import ROOT, Invoke
 
@@ -174,7 +174,7 @@ def test_a_mistake_ends_with_its_exit_code_and_one_line(
 
 
 def test_a_run_that_another_process_works_on_is_not_resumed(invoke: Invoke, run: Path) -> None:
-    from evotune.engine.folder import RunFolder
+    from evotune.runs.folder import RunFolder
 
     with RunFolder(run).locked():
         result = invoke("resume", "latest", "--trials", "90")

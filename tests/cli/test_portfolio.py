@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.engine.starting import RunRequest
 from evotune.portfolios import building
+from evotune.runs.starting import RunRequest
 from evotune.trial import Configuration, Value
-from tests.engine.runs import RECORDING
 from tests.portfolios.pretended import (
     PretendedDevice,
     PretendedSearch,
     pretending,
     softmax_space,
 )
+from tests.runs.runs import RECORDING
 
 from .conftest import Invoke
 

@@ -9,11 +9,11 @@ import torch
 from click.testing import Result
 
 from evotune.errors import ProblemMistake
-from evotune.execute.device_slot import ProblemSource
-from evotune.execute.problem_check import check_problem
 from evotune.problems import UserProblem, create_problem
 from evotune.problems.baseline_names import baseline_names
 from evotune.problems.examination import examine, mistake_of, tiny_case
+from evotune.workers.device_slot import ProblemSource
+from evotune.workers.problem_check import check_problem
 
 from .conftest import Invoke
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from evotune.cli.live_view import panel, sparkline
 from evotune.cli.progress import LiveProgress, PlainProgress
 from evotune.cli.standing import Standing
-from evotune.engine.observer import CONFIRMING, Progress, RunInfo
+from evotune.runs.observer import CONFIRMING, Progress, RunInfo
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import click
 import pytest
-from engine.runs import recorded_space
 from report.runs import failed, make_run, ok, recorded
+from runs.runs import recorded_space
 
 from evotune.cli.readers import report, top
-from evotune.engine.folder import list_runs
 from evotune.report.formats import LEADERBOARDS, REPORTS
+from evotune.runs.folder import list_runs
 from evotune.trial import OutcomeKind
 from tests.patience import PATIENCE_S
 

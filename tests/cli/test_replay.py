@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run
 
-from evotune.device.recorded import read_recorded_space
+from evotune.backends.base.recorded import read_recorded_space
 from evotune.search.performance import PerformanceScale
 
 from .conftest import ROOT, Invoke

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok
 
-from evotune.engine import starting
-from evotune.engine.starting import RunRequest, RunResult
+from evotune.runs import starting
+from evotune.runs.starting import RunRequest, RunResult
 from evotune.trial import Outcome
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ from evotune.cli import run_commands
 from evotune.cli.progress import confirmation
 from evotune.cli.standing import Standing
 from evotune.cli.terminal import Terminal
-from evotune.engine.starting import RunResult, _is_undecided
+from evotune.runs.starting import RunResult, _is_undecided
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from execute.faulty import SPACE, run_of
 from report.runs import make_run, recorded
+from workers.faulty import SPACE, run_of
 
 from evotune.cli.main import application
-from evotune.engine.folder import list_runs
+from evotune.runs.folder import list_runs
 from evotune.store import RunStore
-from tests.engine.runs import brief_confirmations
+from tests.runs.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from evotune.cli.main import application
-from tests.engine.runs import brief_confirmations
+from tests.runs.runs import brief_confirmations
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()

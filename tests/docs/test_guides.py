@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from export.making import with_speedup
 
-from evotune.engine.folder import list_runs
+from evotune.runs.folder import list_runs
 
 from .pages import DOCS, GUIDES, ROOT, Block, blocks, shell_lines
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evotune.engine.setup import KernelSetup, load_kernel_setup
+from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.trial import Configuration
 
 BenchmarkModule = Callable[[str], ModuleType]

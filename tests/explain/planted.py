@@ -10,8 +10,7 @@ from typing import Any
 
 from report.runs import make_run
 
-from evotune.backends.cuda._profiles import named
-from evotune.device.evidence import (
+from evotune.backends.base.evidence import (
     Ceilings,
     Counters,
     Evidence,
@@ -19,8 +18,9 @@ from evotune.device.evidence import (
     Occupancy,
     StaticView,
 )
-from evotune.device.gathered import FACT, GatheredEvidence, Work
-from evotune.engine.folder import RunFolder
+from evotune.backends.base.gathered import FACT, GatheredEvidence, Work
+from evotune.backends.cuda._profiles import named
+from evotune.runs.folder import RunFolder
 from evotune.trial import Measurement, Outcome, OutcomeKind, Value
 
 CASE = "(1,8,512,64) full"

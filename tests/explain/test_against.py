@@ -9,8 +9,6 @@ import msgspec
 import pytest
 from report.runs import make_run, ok, recorded
 
-from evotune.engine.evidence_gathering import Access, keep_evidence
-from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
 from evotune.explain import explaining
 from evotune.explain._machine_differences import Machine, against_of
@@ -20,6 +18,8 @@ from evotune.explain._subjects import chosen_subject
 from evotune.explain.explaining import ExplainRequest, explain_run
 from evotune.explain.explanation import Suggestion
 from evotune.explain.explanation_html import html_page_of
+from evotune.runs.evidence_gathering import Access, keep_evidence
+from evotune.runs.folder import RunFolder
 
 from .planted import gathered, launch, number_of, planted_run
 

@@ -16,9 +16,7 @@ import pytest
 from report.runs import make_run, ok, recorded
 
 from evotune.api.run import Run
-from evotune.device.evidence import Ceilings
-from evotune.engine.ablation import AblationRow, Change
-from evotune.engine.folder import RunFolder
+from evotune.backends.base.evidence import Ceilings
 from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.explain import _limiter, _sides, _tries, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
@@ -32,6 +30,8 @@ from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, explain_run
 from evotune.explain.explanation import Effect, Explanation, Pair, Suggestion
 from evotune.explain.explanation_html import html_page_of
+from evotune.runs.ablation import AblationRow, Change
+from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
 from evotune.store.opening import newest_version
 from evotune.trial import Configuration, Outcome, OutcomeKind, Value

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evotune.device.evidence import Counters
+from evotune.backends.base.evidence import Counters
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
 

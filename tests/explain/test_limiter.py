@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from evotune.backends.base.evidence import Ceilings
+from evotune.backends.base.gathered import Work
 from evotune.backends.cpu import CpuBackend
-from evotune.device.evidence import Ceilings
-from evotune.device.gathered import Work
-from evotune.engine.evidence_gathering import CountsExponentials
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
 from evotune.explain._sentences import held_text
 from evotune.explain.explanation import Limiter, Roofline
 from evotune.problems import create_problem
+from evotune.runs.evidence_gathering import CountsExponentials
 
 from .planted import CASE, CEILINGS, DEVICE, gathered, launch
 

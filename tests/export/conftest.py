@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.engine.folder import RunFolder
 from evotune.export.exporting import export_runs
+from evotune.runs.folder import RunFolder
 from tests.export.making import fabricated, tiny_space
 from tests.export.runtime.registry import Registry
 

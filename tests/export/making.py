@@ -10,15 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.device.launch import Binary
-from evotune.engine._space_files import fingerprints, snapshot
-from evotune.engine.compiling import build_jobs
-from evotune.engine.environment import describe
-from evotune.engine.folder import RunFolder, create_folder
-from evotune.engine.given_cases import GIVEN_CASES
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.execute.executor import HELD_OUT, TIMED, Proposal
-from evotune.execute.in_flight import InFlight
+from evotune.backends.base.launch import Binary
+from evotune.runs._space_files import fingerprints, snapshot
+from evotune.runs.compiling import build_jobs
+from evotune.runs.environment import describe
+from evotune.runs.folder import RunFolder, create_folder
+from evotune.runs.given_cases import GIVEN_CASES
+from evotune.runs.setup import KernelSetup, load_setup
 from evotune.space.reading.case_file import CaseEntry
 from evotune.store import RunStore
 from evotune.trial import (
@@ -32,7 +30,9 @@ from evotune.trial import (
     Value,
 )
 from evotune.verify.kept_checks import checked_domain
-from tests.engine.runs import brief_confirmations, run_here
+from evotune.workers.executor import HELD_OUT, TIMED, Proposal
+from evotune.workers.in_flight import InFlight
+from tests.runs.runs import brief_confirmations, run_here
 
 ROOT = Path(__file__).parents[2]
 TINY_SHAPES = {

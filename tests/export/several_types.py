@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evotune.engine.folder import RunFolder
+from evotune.runs.folder import RunFolder
 
 from .making import fabricated
 

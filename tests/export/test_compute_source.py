@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.engine.spaces import shipped_spaces
 from evotune.export._compute_source import compute_source
+from evotune.runs.spaces import shipped_spaces
 
 HEAD = """
 import math

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.engine.folder import RunFolder
 from evotune.export.exporting import export_runs
 from evotune.export.runtime._case_expressions import solved
 from evotune.export.runtime._case_sizes import CaseSizes
+from evotune.runs.folder import RunFolder
 from tests.export.runtime.packages import imported
 
 LENGTH = torch.export.Dim("length", min=2, max=4096)

@@ -21,18 +21,18 @@ import torch
 
 from evotune.api.run import Run
 from evotune.backends import registry
-from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun
-from evotune.engine.spaces import shipped_spaces
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
-from evotune.execute.executor import TIMED
 from evotune.export import _wheel_builder
 from evotune.export.exporting import export_runs
 from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.problems.problem import Case, Problem
+from evotune.runs.folder import RunFolder
+from evotune.runs.reopening import ReopenedRun
+from evotune.runs.spaces import shipped_spaces
 from evotune.store import RunStore
-from tests.engine.runs import recorded_space, run_here
+from evotune.workers.executor import TIMED
 from tests.export.runtime.packages import imported
+from tests.runs.runs import recorded_space, run_here
 
 from .making import (
     ROOT,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.engine.spaces import shipped_spaces
 from evotune.errors import SpaceError
 from evotune.export._expression_json import to_json
 from evotune.export.runtime._case_expressions import Names, NoValue
 from evotune.export.runtime._case_expressions import evaluate as read_and_evaluate
+from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import shipped_spaces
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import evaluate
 from evotune.space.language.expression import Expression, parse_expression

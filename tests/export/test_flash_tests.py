@@ -13,10 +13,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from evotune.engine.setup import load_kernel_setup
-from evotune.engine.spaces import shipped_spaces
-from evotune.execute.executor import TIMED
+from evotune.runs.setup import load_kernel_setup
+from evotune.runs.spaces import shipped_spaces
 from evotune.space.reading.case_file import read_cases
+from evotune.workers.executor import TIMED
 from tests.export.making import ROOT
 from tests.export.runtime.packages import imported
 

@@ -20,7 +20,7 @@ import evotune
 from evotune.api.run import Run
 from evotune.export.exporting import export_runs
 from tests.api.small import kernel, keywords
-from tests.engine.runs import brief_confirmations
+from tests.runs.runs import brief_confirmations
 
 from .making import fabricated, tiny_space, tuned, with_speedup
 

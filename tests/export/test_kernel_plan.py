@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from evotune.backends import registry
-from evotune.engine.launches import Rejected
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.engine.spaces import shipped_spaces
 from evotune.errors import EvotuneError, SpaceError
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.export._case_shapes import case_shapes
 from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.problems.problem import Case
+from evotune.runs.launches import Rejected
+from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import shipped_spaces
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 from tests.sweeps import swept
 
 CUDA = Path(__file__).parents[1] / "data" / "cuda" / "cuda.yaml"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.engine.folder import RunFolder
 from evotune.errors import UsageError
 from evotune.export.exporting import export_runs
 from evotune.problems import create_problem
+from evotune.runs.folder import RunFolder
 from tests.export.runtime.packages import imported
 
 from .making import fabricated

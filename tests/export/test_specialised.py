@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from evotune.engine.folder import RunFolder
-from evotune.engine.launches import Rejected
-from evotune.engine.reopening import ReopenedRun
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.engine.spaces import shipped_spaces
 from evotune.errors import SpaceError
-from evotune.execute.executor import EDGE, RANDOM, SERVED
 from evotune.export.exporting import export_runs
 from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.problems.executed_sizes import near_ends
+from evotune.runs.folder import RunFolder
+from evotune.runs.launches import Rejected
+from evotune.runs.reopening import ReopenedRun
+from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import shipped_spaces
 from evotune.verify.kept_checks import checked_domain
+from evotune.workers.executor import EDGE, RANDOM, SERVED
 
 from .making import fabricated
 

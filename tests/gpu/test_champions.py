@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.backends.backend import TOOLS
+from evotune.backends.base.backend import TOOLS
 from evotune.backends.cuda._discover import open_profile
 from evotune.backends.cuda._sanitizer import find_sanitizer
-from evotune.execute.device_worker import open_session
 from evotune.trial import Json
 from evotune.verify.aligned_launches import WORDS
+from evotune.workers.device_worker import open_session
 
 pytestmark = pytest.mark.gpu
 

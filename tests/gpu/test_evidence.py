@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from evotune.backends import registry
+from evotune.backends.base.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
+from evotune.backends.base.launch import Binary
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _ceilings
 from evotune.backends.cuda._discover import find_gpu
-from evotune.device.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
-from evotune.device.launch import Binary
-from evotune.device.profile import DeviceProfile
-from evotune.engine.setup import KernelSetup, load_kernel_setup
-from evotune.execute.build_cache import BuildCache
-from evotune.execute.compile_worker import build
-from evotune.execute.executor import TIMED, CaseJob
+from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.trial import Configuration, Json
+from evotune.workers.build_cache import BuildCache
+from evotune.workers.compile_worker import build
+from evotune.workers.executor import TIMED, CaseJob
 
 from .searching import ROOT
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.engine.spaces import shipped_spaces
 from evotune.export.exporting import export_runs
 from evotune.problems import create_problem
 from evotune.problems.problem import Case
+from evotune.runs.spaces import shipped_spaces
 from tests.export.making import fabricated
 from tests.export.runtime.packages import imported
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evotune.engine.spaces import shipped_spaces
 from evotune.export.exporting import export_runs
+from evotune.runs.spaces import shipped_spaces
 from tests.export.making import fabricated
 from tests.export.runtime.packages import imported
 

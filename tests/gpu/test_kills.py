@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from engine.crashing import Forker
-from engine.killing import kill_again_and_again
+from runs.crashing import Forker
+from runs.killing import kill_again_and_again
 
 pytestmark = pytest.mark.gpu
 KILLS = 10

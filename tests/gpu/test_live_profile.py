@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from evotune.backends.base.launch import CompileJob
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _profiles
 from evotune.backends.cuda._discover import find_gpu
 from evotune.backends.cuda._limits import occupancy
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileJob
-from evotune.device.profile import DeviceProfile
 
 pytestmark = pytest.mark.gpu
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.dask_processes import Dask
-from engine.runs import evotune, history
-from engine.test_cpu_run import replayed
+from runs.dask_processes import Dask
+from runs.runs import evotune, history
+from runs.test_cpu_run import replayed
 
-from evotune.engine.folder import RunFolder, list_runs
+from evotune.runs.folder import RunFolder, list_runs
 
 pytestmark = [
     pytest.mark.gpu,

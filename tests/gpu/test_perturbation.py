@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
+from evotune.backends.base.session import Disturb, LaunchFailure, Session
 from evotune.backends.cuda._discover import open_profile
 from evotune.backends.cuda._perturbed_build import build
 from evotune.backends.cuda._state import read_limits
-from evotune.device.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
-from evotune.device.session import Disturb, LaunchFailure, Session
-from evotune.execute.compile_worker import compiler_for
-from evotune.execute.device_worker import open_session
+from evotune.workers.compile_worker import compiler_for
+from evotune.workers.device_worker import open_session
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 import torch
 
+from evotune.backends.base.session import Intervention
 from evotune.backends.cuda._discover import open_profile
-from evotune.device.session import Intervention
-from evotune.execute.device_worker import open_session
+from evotune.workers.device_worker import open_session
 
 pytestmark = pytest.mark.gpu
 

@@ -13,19 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from evotune.device.profile import DeviceProfile
-from evotune.engine import _planning
-from evotune.engine.confirmed_champions import Champion
-from evotune.engine.observer import Observer, SilentObserver
-from evotune.engine.starting import RunRequest, RunResult
-from evotune.execute.executor import TIMED, BaselineReport, BaselineTiming, Proposal
+from evotune.backends.base.profile import DeviceProfile
 from evotune.portfolios import _case_searches, _drawn_cases
 from evotune.portfolios.building import PortfolioRequest, build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.problem import Case
+from evotune.runs import _planning
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.observer import Observer, SilentObserver
+from evotune.runs.starting import RunRequest, RunResult
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Value
 from evotune.verify.kept_checks import checked_domain
+from evotune.workers.executor import TIMED, BaselineReport, BaselineTiming, Proposal
 from tests.export.making import fabricated, tiny_space
 
 Speedup = Callable[[Configuration, Case], float]

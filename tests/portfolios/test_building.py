@@ -13,11 +13,6 @@ import msgspec
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.command_line import command_line, run_command
-from evotune.engine.confirmed_champions import Champion
-from evotune.engine.folder import RunFolder, list_runs
-from evotune.engine.reopening import ReopenedRun
-from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
 from evotune.portfolios import _case_searches, _portfolio_work, building
 from evotune.portfolios.building import build_portfolio, stored_request
@@ -25,8 +20,13 @@ from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_mat
 from evotune.portfolios.portfolio_file import read_portfolio
 from evotune.portfolios.portfolio_text import markdown
 from evotune.problems.problem import Case
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.folder import RunFolder, list_runs
+from evotune.runs.reopening import ReopenedRun
+from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
+from evotune.util.command_line import command_line, run_command
 
 from .pretended import (
     Killed,

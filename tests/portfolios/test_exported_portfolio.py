@@ -13,18 +13,18 @@ import pytest
 
 from evotune.api.case_portfolio import CasePortfolio
 from evotune.backends.cpu import CpuBackend
-from evotune.engine.starting import RunRequest
 from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
-from evotune.harmless_text import markdown_text
 from evotune.portfolios import _portfolio_work
 from evotune.portfolios.building import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
+from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
+from evotune.util.harmless_text import markdown_text
 from tests.export.making import tiny_space
 
 from .pretended import PretendedDevice, PretendedSearch, built

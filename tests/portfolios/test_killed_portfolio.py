@@ -14,7 +14,7 @@ import pytest
 
 from evotune.portfolios.matrix_store import read_matrix
 from tests.conftest import KeepResult
-from tests.engine.runs import start_killable
+from tests.runs.runs import start_killable
 
 CASES = [{"rows": rows, "columns": columns} for rows in (4, 64) for columns in (32, 64, 100)]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.engine import _planning
-from evotune.engine.starting import RunRequest
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.portfolios import _portfolio_work
@@ -19,6 +17,8 @@ from evotune.portfolios.matrix_store import SIZES, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
+from evotune.runs import _planning
+from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
 from tests.export.making import tiny_space

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.engine.folder import RunFolder
-from evotune.engine.reopening import ReopenedRun
-from evotune.execute.executor import TIMED
 from evotune.portfolios.building import PortfolioRequest
 from evotune.portfolios.matrix_store import VARIANT, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
+from evotune.runs.folder import RunFolder
+from evotune.runs.reopening import ReopenedRun
 from evotune.space.reading.case_file import given_cases
+from evotune.workers.executor import TIMED
 from tests.export.making import tiny_space
 
 from .pretended import PretendedDevice, PretendedSearch, built

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from evotune.engine.spaces import find_space
 from evotune.problems import Case
 from evotune.problems.attention import Attention
+from evotune.runs.spaces import find_space
 from evotune.trial import Json
 
 PATH = Path(__file__).parents[1] / "data" / "attention_cases.json"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.measure.paired import TimingSettings
+from evotune.timing.paired import TimingSettings
 
 BenchmarkModule = Callable[[str], ModuleType]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evotune.engine.setup import load_kernel_setup
+from evotune.runs.setup import load_kernel_setup
 
 BenchmarkModule = Callable[[str], ModuleType]
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import TIMED, Proposal
-from evotune.execute.local import open_local_executor
 from evotune.problems.problem import Case
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Outcome
+from evotune.workers.executor import TIMED, Proposal
+from evotune.workers.local import open_local_executor
 
 from .pipeline import SPACES
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.execute.executor import CaseJob
+from evotune.runs.setup import KernelSetup, load_setup
 from evotune.verify.gate import Subject
+from evotune.workers.executor import CaseJob
 
 from .emulated.session import EmulatedFile, EmulatedKernel, EmulatedSession
 from .in_process import InProcess

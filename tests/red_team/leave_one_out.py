@@ -18,10 +18,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from evotune.execute.executor import RANDOM, TIMED
 from evotune.trial import Check, Outcome
 from evotune.verify.aligned_launches import WORDS as ALIGNED
 from evotune.verify.disturbed import CASE as DISTURBED
+from evotune.workers.executor import RANDOM, TIMED
 
 from .cuda_expected import CLASSES
 from .cuda_pipeline import CudaPipeline, Judgement

@@ -6,12 +6,12 @@ import dataclasses
 import time
 from pathlib import Path
 
-from evotune.engine._planning import Planner
-from evotune.engine.setup import Setup, load_setup
-from evotune.execute.executor import HELD_OUT, TIMED, Proposal
-from evotune.execute.local import open_local_executor
+from evotune.runs._planning import Planner
+from evotune.runs.setup import Setup, load_setup
 from evotune.space.specs import ParameterSpec
 from evotune.trial import Configuration, Outcome
+from evotune.workers.executor import HELD_OUT, TIMED, Proposal
+from evotune.workers.local import open_local_executor
 from tests.patience import PATIENCE_S, limited_trials
 
 SPACES = Path(__file__).parent / "data" / "search_spaces"

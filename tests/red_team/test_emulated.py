@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.device.launch import CompileFailure, CompileJob
-from evotune.engine.setup import load_setup
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.problems.problem import Tensors
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration
 from tests.patience import PATIENCE_S
 

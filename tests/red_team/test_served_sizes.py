@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import SERVED, TIMED, Proposal
+from evotune.runs._planning import Planner
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, OutcomeKind, Region
 from evotune.verify.gate import Verdict
 from evotune.verify.kept_checks import checked_domain
 from evotune.verify.served_launches import launch_served
+from evotune.workers.executor import SERVED, TIMED, Proposal
 from tests.sweeps import swept
 
 from .in_process import InProcess

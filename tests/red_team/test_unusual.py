@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from evotune.backends.base.launch import CompileFailure
+from evotune.backends.base.session import Session
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure
-from evotune.device.session import Session
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
+from evotune.runs._planning import Planner
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.workers.executor import TIMED, CaseJob
 from tests.patience import PATIENCE_S
 
 from .pipeline import SPACES, choices

@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import RANDOM
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration
+from evotune.workers.executor import RANDOM
 
 from .cuda_expected import RIGHT
 from .pipeline import SPACES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evotune.device.session import Session
+from evotune.backends.base.session import Session
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.timed_checks import reuse, watch_long_rows

@@ -19,16 +19,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from evotune.backends.base.launch import CompileFailure, CompileJob
+from evotune.backends.base.session import Session
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure, CompileJob
-from evotune.device.session import Session
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
+from evotune.runs.setup import load_setup
 from evotune.space.document import load_space
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
+from evotune.workers.executor import TIMED, CaseJob
 
 from .pipeline import SPACES
 from .timed import judge_timed

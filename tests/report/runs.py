@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evotune.engine.folder import RunFolder
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
+from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
 from evotune.trial import (
     Check,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import evotune.report.data
 import evotune.report.markdown
-from evotune.engine.folder import RunFolder
 from evotune.report.data import RunData, Sample, Totals
 from evotune.report.formats import LEADERBOARDS, REPORTS
 from evotune.report.html._payload import run_payload
@@ -20,6 +19,7 @@ from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.screen import leaderboard_lines
 from evotune.report.summary import summarize
 from evotune.report.whole import ranks
+from evotune.runs.folder import RunFolder
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .runs import configuration, failed, make_run, ok, recorded

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from store.forging import forge
 
-from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, StoreError
 from evotune.report import whole
 from evotune.report.data import RunData
 from evotune.report.whole import mapped
+from evotune.runs.folder import RunFolder
 from evotune.trial import Outcome, OutcomeKind
 from tests.patience import PATIENCE_S
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from evotune.device.recorded import RecordedSpace, read_recorded_space
+from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import Strategy

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 import yaml
 
-from evotune.engine.launches import CasePlanner
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Problem, Tensors
+from evotune.runs.launches import CasePlanner
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 from tests.attention_kernels.hopper.emulation import addresses_of, compiled
 from tests.attention_kernels.warps.emulation import INSTRUCTION, SUM
 

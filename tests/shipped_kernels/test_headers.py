@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure, CompileJob
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.engine.spaces import find_space, shipped_spaces
 from evotune.errors import EnvironmentProblem
+from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import find_space, shipped_spaces
 from evotune.space.document import load_space
 
 from .emulation import ROOT

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.engine.spaces import find_space
+from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Value
 from tests.patience import PATIENCE_S
 from tests.sweeps import swept

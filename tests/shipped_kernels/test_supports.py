@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from evotune.engine.setup import KernelSetup, load_setup
-from evotune.engine.spaces import find_space, shipped_spaces
 from evotune.errors import SpaceError
+from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import find_space, shipped_spaces
 from evotune.space.document import SpaceDocument, load_space
 
 SPACES = sorted(shipped_spaces())

@@ -20,8 +20,8 @@ import evotune.space.objects._domains
 import evotune.space.objects._kernel_objects
 import evotune.space.objects._space_object
 from evotune.api._given_space import materialize
-from evotune.engine.setup import Setup, load_setup
 from evotune.errors import SpaceError
+from evotune.runs.setup import Setup, load_setup
 from evotune.space.document import load_space, parse_space
 from evotune.space.language.expression import Expression
 from evotune.space.objects import (

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from evotune.engine import folder
-from evotune.engine.folder import RunFolder
 from evotune.errors import EnvironmentProblem, RunLocked
+from evotune.runs import folder
+from evotune.runs.folder import RunFolder
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ _HOLD = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from evotune.engine import folder
-from evotune.engine.folder import RunFolder
+from evotune.runs import folder
+from evotune.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).locked():
     print("locked", flush=True)
     time.sleep(60)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from evotune.device.launch import Argument, LaunchPlan, Workspace
+from evotune.backends.base.launch import Argument, LaunchPlan, Workspace
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from evotune.backends.base.launch import Workspace
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import Workspace
 from evotune.problems.attention import Attention
 from evotune.trial import OutcomeKind
 from evotune.verify.aligned_launches import WORDS, launch_aligned

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evotune.device.launch import LaunchPlan, Workspace
-from evotune.device.session import LaunchFailure
+from evotune.backends.base.launch import LaunchPlan, Workspace
+from evotune.backends.base.session import LaunchFailure
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import TensorSpec
 from evotune.verify.buffers import BufferSets, unwritten

@@ -14,20 +14,20 @@ import pytest
 import torch
 from red_team.timed import judge_timed
 
+from evotune.backends.base.launch import CompileFailure, LaunchPlan
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure, LaunchPlan
-from evotune.engine._planning import Planner
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import Tensor, UserProblem, create_problem
 from evotune.problems.rounding import rounding_of
+from evotune.runs._planning import Planner
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.watch import Watch
 from evotune.verify.watched_sampler import WatchedSampler
+from evotune.workers.executor import TIMED, CaseJob
 from tests.patience import PATIENCE_S
 
 FOLDER = Path(__file__).parents[1] / "data" / "types"

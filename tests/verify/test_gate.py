@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from evotune.backends.base.launch import LaunchPlan, Workspace
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import LaunchPlan, Workspace
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.trial import OutcomeKind

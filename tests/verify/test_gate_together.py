@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from evotune.backends.base.launch import LaunchPlan, Workspace
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import LaunchPlan, Workspace
 from evotune.trial import OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool

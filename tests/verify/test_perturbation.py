@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from evotune.backends.base.session import Disturb, LaunchFailure
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.session import Disturb, LaunchFailure
 from evotune.trial import OutcomeKind
 from evotune.verify.disturbed import PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict

@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from evotune.device.launch import LaunchPlan
-from evotune.device.session import LaunchFailure
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.session import LaunchFailure
 from evotune.problems.problem import TensorSpec
 from evotune.verify._far import FarTensor, NoRoom
 from evotune.verify._strided import fitted, run_of

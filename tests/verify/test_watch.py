@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from evotune.backends.base.session import Intervention, Renewal
 from evotune.backends.cpu import _cpu_sampler
 from evotune.backends.cpu._cpu_sampler import CpuSampler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.session import Intervention, Renewal
 from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module

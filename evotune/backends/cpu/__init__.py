@@ -6,17 +6,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from evotune.backends.backend import Backend
+from evotune.backends.base.backend import Backend
 from evotune.backends.cpu import _cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from evotune.backends.backend import Caller, Finding
-    from evotune.device.evidence import BaselineRequest, Evidence, EvidenceRequest
-    from evotune.device.profile import DeviceProfile
-    from evotune.device.session import Compiler, Session
+    from evotune.backends.base.backend import Caller, Finding
+    from evotune.backends.base.evidence import BaselineRequest, Evidence, EvidenceRequest
+    from evotune.backends.base.profile import DeviceProfile
+    from evotune.backends.base.session import Compiler, Session
 
 _CPP = Language(
     name="cpp",

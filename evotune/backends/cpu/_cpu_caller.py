@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.backend import KernelCall
+from evotune.backends.base.backend import KernelCall
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import c_value
 from evotune.backends.cpu import _openmp
-from evotune.device.launch import LaunchPlan
-from evotune.device.profile import DeviceProfile
-from evotune.device.session import c_value
 
 
 class CpuCaller:

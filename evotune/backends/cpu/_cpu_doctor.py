@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from evotune.backends.backend import Finding, Status
+from evotune.backends.base.backend import Finding, Status
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cpu import _perf_counters, cpp_compiler, cpu_profile
-from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
-from evotune.scratch import scratch_folder
+from evotune.util.scratch import scratch_folder
 
 _TEST_TIMEOUT_S = 60.0
 _TEST_SOURCE = """#include <omp.h>

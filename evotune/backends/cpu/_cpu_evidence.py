@@ -9,22 +9,22 @@ import subprocess
 import msgspec
 
 from evotune.backends import kept_ceilings
-from evotune.backends.backend import SanitizedCase
-from evotune.backends.cpu import _perf_counters, _x86_view, cpu_profile
-from evotune.backends.cpu.counted_run import BASELINE, KERNEL
-from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.backends.cpu.cpu_ceiling_run import LIMIT_S
-from evotune.device.channel import encode
-from evotune.device.evidence import (
+from evotune.backends.base.backend import SanitizedCase
+from evotune.backends.base.evidence import (
     BaselineRequest,
     Ceilings,
     Evidence,
     EvidenceRequest,
     LaunchEvidence,
 )
-from evotune.device.profile import DeviceProfile
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.cpu import _perf_counters, _x86_view, cpu_profile
+from evotune.backends.cpu.counted_run import BASELINE, KERNEL
+from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpu_ceiling_run import LIMIT_S
 from evotune.errors import EnvironmentProblem
-from evotune.python_process import module_command
+from evotune.util.channel import encode
+from evotune.util.python_process import module_command
 
 _REVISION = 2
 """Increase it when the loops, the way of measuring or the stored figures change."""

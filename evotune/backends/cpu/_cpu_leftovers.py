@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from evotune.backends.base.session import Sampler
 from evotune.backends.cpu import _openmp
 from evotune.backends.cpu._libc import function
-from evotune.device.session import Sampler
 
 _GLANCE_S = 0.0005
 _LONGEST_WAIT_S = 2.0  # a thread that waits for a core goes to sleep as soon as it gets one
@@ -188,7 +188,7 @@ class BesideBaseline:
 
 
 class UndisturbedSampler:
-    """See `evotune.device.session.Session.undisturbed`."""
+    """See `evotune.backends.base.session.Session.undisturbed`."""
 
     def __init__(self, sampler: Sampler, beside: BesideBaseline) -> None:
         self._sampler = sampler

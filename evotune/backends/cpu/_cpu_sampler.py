@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from evotune.device.session import Intervention, Renewal
+from evotune.backends.base.session import Intervention, Renewal
 
 if TYPE_CHECKING:
     import torch

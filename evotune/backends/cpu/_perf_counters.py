@@ -12,12 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from evotune.backends.base.evidence import Ceilings, Counters
+from evotune.backends.base.tool_process import Tool
 from evotune.backends.cpu.counted_run import LIMIT_S
 from evotune.backends.cpu.cpu_profile import cpuinfo
-from evotune.device.evidence import Ceilings, Counters
-from evotune.device.tool_process import Tool
-from evotune.python_process import module_command
-from evotune.scratch import scratch_folder
+from evotune.util.python_process import module_command
+from evotune.util.scratch import scratch_folder
 
 _PROGRAM = "perf"
 _VERSION = re.compile(r"(\d+\.\d+)")

@@ -14,9 +14,9 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from evotune.device.evidence import StaticView
-from evotune.device.instruction_flow import Instruction, count, innermost_loops
-from evotune.device.tool_process import Tool
+from evotune.backends.base.evidence import StaticView
+from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
+from evotune.backends.base.tool_process import Tool
 
 _PROGRAM = "objdump"
 _LIMIT_S = 60.0

@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 from msgspec.msgpack import Decoder
 
-from evotune.backends.backend import SanitizedCase
+from evotune.backends.base.backend import SanitizedCase
+from evotune.backends.base.evidence import BaselineRequest
+from evotune.backends.base.normal_values import normal_values
+from evotune.backends.base.session import c_value
 from evotune.backends.cpu import cpu_profile
-from evotune.device.channel import UnreadableMessage, decode
-from evotune.device.evidence import BaselineRequest
-from evotune.device.normal_values import normal_values
-from evotune.device.session import c_value
 from evotune.errors import EvotuneError
 from evotune.problems.element_types import ELEMENT_BYTES
-from evotune.python_process import end_without_hooks
+from evotune.util.channel import UnreadableMessage, decode
+from evotune.util.python_process import end_without_hooks
 
 LIMIT_S = 90.0
 KERNEL, BASELINE = "kernel", "baseline"

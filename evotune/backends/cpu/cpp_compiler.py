@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from evotune.backends.cpu.cpu_profile import cpu_flags
-from evotune.device.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
-from evotune.device.held_up import Patience
-from evotune.device.launch import CompileFailure, CompileJob
-from evotune.device.source_checks import (
+from evotune.backends.base.dependencies import LISTING, SEARCH_VARIABLES, foreign_file
+from evotune.backends.base.held_up import Patience
+from evotune.backends.base.launch import CompileFailure, CompileJob
+from evotune.backends.base.source_checks import (
     check_text,
     checked_end,
     errs_in_check,
@@ -25,10 +24,11 @@ from evotune.device.source_checks import (
     reason_of,
     redefined,
 )
+from evotune.backends.cpu.cpu_profile import cpu_flags
 from evotune.errors import EnvironmentProblem
-from evotune.python_process import describe_status
-from evotune.regular_file import read_regular
 from evotune.trial import TOO_NOISY, Json, OutcomeKind
+from evotune.util.python_process import describe_status
+from evotune.util.regular_file import read_regular
 
 FLAGS = (
     "-std=c++17",

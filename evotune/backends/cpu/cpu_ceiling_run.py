@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cpu import cpu_profile
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
-from evotune.scratch import scratch_folder
+from evotune.util.scratch import scratch_folder
 
 LIMIT_S = 90.0
 SOURCE = "ceilings.cpp"

@@ -7,9 +7,9 @@ import os
 import platform
 from pathlib import Path
 
+from evotune.backends.base.physical_cores import core_of
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cpu.free_cores import least_busy
-from evotune.device.physical_cores import core_of
-from evotune.device.profile import DeviceProfile
 from evotune.trial import Value
 
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms

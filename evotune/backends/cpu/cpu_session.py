@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.session import Disturb, Fault, LaunchFailure, Sampler, c_value
 from evotune.backends.cpu import _openmp, cpu_profile
 from evotune.backends.cpu._cpu_leftovers import (
     BesideBaseline,
@@ -22,8 +24,6 @@ from evotune.backends.cpu._cpu_sampler import STEP_BYTES, CpuSampler
 from evotune.backends.cpu._libc import file_of, settle_allocator
 from evotune.backends.cpu._process_state import ProcessState, changed_at_once
 from evotune.backends.cpu.cpu_profile import cpuinfo
-from evotune.device.launch import LaunchPlan
-from evotune.device.session import Disturb, Fault, LaunchFailure, Sampler, c_value
 from evotune.trial import Json, OutcomeKind
 
 _LOOKS = 4

@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from evotune.device.busy_cores import busy_shares
-from evotune.device.physical_cores import core_of
+from evotune.backends.base.busy_cores import busy_shares
+from evotune.backends.base.physical_cores import core_of
 
 _LOOKS = 5  # their median: work of a moment takes no core
 _LOOK_S = 0.1

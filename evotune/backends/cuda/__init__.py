@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from evotune.backends.backend import TOOLS, Backend
+from evotune.backends.base.backend import TOOLS, Backend
 from evotune.backends.cuda import _profiles, _triton_language, nvrtc_options
 from evotune.languages import Language, Template
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
-    from evotune.backends.backend import Caller, Finding, Limits, SanitizedCase
-    from evotune.device.evidence import BaselineRequest, Evidence, EvidenceRequest
-    from evotune.device.launch import CompileJob
-    from evotune.device.profile import DeviceProfile
-    from evotune.device.session import Compiler, Session
+    from evotune.backends.base.backend import Caller, Finding, Limits, SanitizedCase
+    from evotune.backends.base.evidence import BaselineRequest, Evidence, EvidenceRequest
+    from evotune.backends.base.launch import CompileJob
+    from evotune.backends.base.profile import DeviceProfile
+    from evotune.backends.base.session import Compiler, Session
     from evotune.trial import Check, OutcomeKind
 
 _REQUEST = re.compile(r"cuda(?::[0-9]{1,3})?")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import kept_ceilings
+from evotune.backends.base.evidence import Ceilings
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda._discover import busy_gpu
 from evotune.backends.cuda.ceiling_run import LIMIT_S
-from evotune.device.evidence import Ceilings
-from evotune.device.profile import DeviceProfile
-from evotune.python_process import module_command
+from evotune.util.python_process import module_command
 
 _REVISION = 2
 """To be increased when the kernels or the way of measuring change."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from evotune.backends.backend import KernelCall
+from evotune.backends.base.backend import KernelCall
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda._kernel import CudaKernel, bind
-from evotune.device.launch import LaunchPlan
-from evotune.device.profile import DeviceProfile
 
 _ready = threading.local()
 

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from evotune.backends.backend import Finding, SanitizedCase, Status, optional, version
+from evotune.backends.base.backend import Finding, SanitizedCase, Status, optional, version
+from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _nsight, _profiles
 from evotune.backends.cuda import compiler as cuda
 from evotune.backends.cuda._probe import GpuState, probe
@@ -17,13 +19,11 @@ from evotune.backends.cuda._static_view import (
     disassembler_version,
     find_disassembler,
 )
-from evotune.device.channel import encode
-from evotune.device.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
-from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.problems.problem import TensorSpec
-from evotune.scratch import scratch_folder
 from evotune.trial import Json
+from evotune.util.channel import encode
+from evotune.util.scratch import scratch_folder
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _TEST_TIMEOUT_S = 60.0

@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _profiles
 from evotune.backends.cuda._lock import GpuLock
 from evotune.backends.cuda._presence import are_hidden, gpus_present
 from evotune.backends.cuda._probe import GpuState, ask_present_gpus
-from evotune.counted import counted
-from evotune.device.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, NoSuchGpu, RunLocked, UsageError
+from evotune.util.counted import counted
 
 # --- The work of other processes on a GPU, as NVML reports it -------------------------------------
 

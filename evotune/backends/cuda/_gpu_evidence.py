@@ -9,11 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.backends.backend import SanitizedCase
-from evotune.backends.cuda import _ceilings, _cubin, _discover, _limits, _nsight, _static_view
-from evotune.backends.cuda._presence import gpus_present
-from evotune.device.channel import encode
-from evotune.device.evidence import (
+from evotune.backends.base.backend import SanitizedCase
+from evotune.backends.base.evidence import (
     BaselineRequest,
     Ceilings,
     Counters,
@@ -23,11 +20,14 @@ from evotune.device.evidence import (
     Occupancy,
     StaticView,
 )
-from evotune.device.launch import Launch
-from evotune.device.profile import DeviceProfile
+from evotune.backends.base.launch import Launch
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.cuda import _ceilings, _cubin, _discover, _limits, _nsight, _static_view
+from evotune.backends.cuda._presence import gpus_present
 from evotune.errors import EvotuneError
-from evotune.scratch import scratch_folder
 from evotune.trial import Json, Value
+from evotune.util.channel import encode
+from evotune.util.scratch import scratch_folder
 
 _BINARY = "the baseline's machine code is not read"
 

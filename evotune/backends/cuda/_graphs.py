@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from evotune.backends.base.launch import CompileFailure, CompileJob, Launch
+from evotune.backends.base.session import Intervention, Renewal, Write
 from evotune.backends.cuda._kernel import CudaKernel
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure, CompileJob, Launch
-from evotune.device.session import Intervention, Renewal, Write
 from evotune.errors import EnvironmentProblem
-from evotune.scratch import scratch_folder
+from evotune.util.scratch import scratch_folder
 
 # --- Copies small pieces of memory on a stream of their own, many by one launch -------------------
 # The copies are made by a kernel, pieces.cu. Asking the driver for as many copies takes ten times
@@ -120,7 +120,8 @@ _MARGIN_US, _MARGIN_OF_CALL, _MARGIN_OF_GRAPH = 1.0, 0.1, 0.02
 
 
 class GraphSampler:
-    """See `evotune.device.session.Sampler`. One replay of the graph is one run of all calls."""
+    """See `Sampler` of `backends/base/session.py`. One replay of the graph is one run of all
+    calls."""
 
     _head_start_cycles: ClassVar[float] = _HEAD_START_CYCLES  # the machine's, for all samplers
     _one_side_stream: ClassVar[torch.cuda.Stream | None] = None

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evotune.backends.base.launch import Argument, ConstantMemory, Launch, LaunchPlan
+from evotune.backends.base.session import LaunchFailure, c_value
 from evotune.backends.cuda._tensor_maps import LIBRARY, encode
-from evotune.device.launch import Argument, ConstantMemory, Launch, LaunchPlan
-from evotune.device.session import LaunchFailure, c_value
 
 # --- A kernel's `__constant__` variables, filled from tensors on the device -----------------------
 # CuPy gives a variable's address but not its size, which decides whether a tensor fits. So this

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from evotune.backends.backend import Figures, LaunchBounds
-from evotune.device.launch import Launch
+from evotune.backends.base.backend import Figures, LaunchBounds
+from evotune.backends.base.launch import Launch
 from evotune.trial import Json, Value
 
 # --------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def worst(figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float
 
 
 class GpuLimits:
-    """See `evotune.backends.backend.Limits`."""
+    """See `evotune.backends.base.backend.Limits`."""
 
     def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
         return launch_violation(launch, device)

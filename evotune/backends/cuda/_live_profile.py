@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda._profiles import target
-from evotune.device.profile import DeviceProfile
 from evotune.trial import Value
 
 # cudaDeviceAttr by number: CuPy does not name them all, and the numbers are part of CUDA's ABI.

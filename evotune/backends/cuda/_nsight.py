@@ -16,9 +16,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from evotune.device.evidence import Counters
-from evotune.device.tool_process import Tool
-from evotune.python_process import module_command
+from evotune.backends.base.evidence import Counters
+from evotune.backends.base.tool_process import Tool
+from evotune.util.python_process import module_command
 
 LIMIT_S = 120.0
 """A profiler that runs longer is stopped, and there are no counters."""

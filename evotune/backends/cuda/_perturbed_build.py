@@ -13,13 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda._ptx_assembler import cubin_of
 from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
-from evotune.device.channel import UnreadableMessage, decode, encode
-from evotune.device.launch import CompileFailure, CompileJob
-from evotune.python_process import module_command
+from evotune.util.channel import UnreadableMessage, decode, encode
+from evotune.util.python_process import module_command
 
 # --- Puts delays into a kernel's PTX, at random times, wherever its threads wait for each other ---
 # Hardware hides races: warps that started together stay close, so a missing barrier often does no

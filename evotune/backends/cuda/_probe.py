@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from evotune.device.held_up import communicate
-from evotune.device.profile import DeviceProfile
-from evotune.python_process import module_command
+from evotune.backends.base.held_up import communicate
+from evotune.backends.base.profile import DeviceProfile
 from evotune.trial import Json
+from evotune.util.python_process import module_command
 
 TIMEOUT_S = 90.0  # importing torch alone takes ten seconds on a cold disk
 _REAP_S = 2.0

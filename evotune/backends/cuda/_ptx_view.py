@@ -15,13 +15,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from evotune.backends.base.instruction_flow import Instruction
+from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
-from evotune.device.channel import UnreadableMessage, decode, encode
-from evotune.device.instruction_flow import Instruction
-from evotune.device.launch import CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
-from evotune.python_process import module_command
+from evotune.util.channel import UnreadableMessage, decode, encode
+from evotune.util.python_process import module_command
 
 _SELF = "evotune.backends.cuda._ptx_view"
 

@@ -27,13 +27,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evotune.backends.backend import SANITIZER, TOOLS, SanitizedCase, not_sanitized, sanitizer_check
+from evotune.backends.base.backend import (
+    SANITIZER,
+    TOOLS,
+    SanitizedCase,
+    not_sanitized,
+    sanitizer_check,
+)
+from evotune.backends.base.held_up import communicate
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
-from evotune.device.channel import encode
-from evotune.device.held_up import communicate
-from evotune.python_process import module_command
-from evotune.scratch import scratch_folder
 from evotune.trial import Check, OutcomeKind
+from evotune.util.channel import encode
+from evotune.util.python_process import module_command
+from evotune.util.scratch import scratch_folder
 
 LIMIT_S = 180.0
 """A tool that runs longer is stopped, and its check is skipped."""

@@ -10,7 +10,7 @@ import collections
 import re
 from collections.abc import Mapping, Sequence
 
-from evotune.device.instruction_flow import Instruction
+from evotune.backends.base.instruction_flow import Instruction
 
 INSTRUCTION_BYTES = 16
 """From Volta on."""

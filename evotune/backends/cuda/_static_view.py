@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from evotune.backends.base.evidence import EvidenceRequest, StaticView
+from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
+from evotune.backends.base.tool_process import Tool
 from evotune.backends.cuda import _ptx_view, _sass
-from evotune.device.evidence import EvidenceRequest, StaticView
-from evotune.device.instruction_flow import Instruction, count, innermost_loops
-from evotune.device.tool_process import Tool
-from evotune.scratch import scratch_folder
 from evotune.trial import Json
+from evotune.util.scratch import scratch_folder
 
 DISASSEMBLER = "nvdisasm"
 INSTALL = "pip install 'evotune[explain]'"

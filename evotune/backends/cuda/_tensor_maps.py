@@ -12,8 +12,8 @@ import ctypes
 import functools
 from typing import Any
 
-from evotune.device.session import LaunchFailure
-from evotune.device.tensor_map import TensorMap
+from evotune.backends.base.session import LaunchFailure
+from evotune.backends.base.tensor_map import TensorMap
 
 MAP_BYTES = 128
 ALIGNMENT = 64

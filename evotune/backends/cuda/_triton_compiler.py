@@ -21,15 +21,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.backends.cuda._ptxas import read_figures
-from evotune.device.launch import (
+from evotune.backends.base.launch import (
     DYNAMIC_SHARED_BYTES,
     MBARRIERS,
     CompileFailure,
     CompileJob,
     uses_mbarriers,
 )
-from evotune.device.sources import fingerprint, read_sources
+from evotune.backends.base.sources import fingerprint, read_sources
+from evotune.backends.cuda._ptxas import read_figures
 from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.trial import Json, OutcomeKind
 from evotune.user_code import run_content
@@ -66,7 +66,8 @@ _FIX = "fix: pip install 'evotune[triton]' (a CUDA build of torch brings its own
 
 
 class TritonCompiler:
-    """See `evotune.device.session.Compiler`. Importing the kernel's file runs the user's code.
+    """See `Compiler` of `backends/base/session.py`. Importing the kernel's file runs the user's
+    code.
 
     Triton cannot be stopped from within: the caller kills this process when compiling takes too
     long.

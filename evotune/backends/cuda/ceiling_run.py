@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evotune.backends.base.launch import CompileFailure, CompileJob, Launch
 from evotune.backends.cuda._kernel import CudaKernel
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.device.launch import CompileFailure, CompileJob, Launch
 from evotune.errors import EnvironmentProblem
-from evotune.scratch import scratch_folder
+from evotune.util.scratch import scratch_folder
 
 LIMIT_S = 60.0
 

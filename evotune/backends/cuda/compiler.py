@@ -12,15 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evotune.backends.cuda._include_folders import (
-    cuda_folders,
-    headers_version,
-    missing_header,
-    search_folders,
-)
-from evotune.backends.cuda._ptxas import read_figures
-from evotune.device.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
-from evotune.device.source_checks import (
+from evotune.backends.base.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
+from evotune.backends.base.source_checks import (
     check_text,
     checked_end,
     errs_in_check,
@@ -28,6 +21,13 @@ from evotune.device.source_checks import (
     reason_of,
     redefined,
 )
+from evotune.backends.cuda._include_folders import (
+    cuda_folders,
+    headers_version,
+    missing_header,
+    search_folders,
+)
+from evotune.backends.cuda._ptxas import read_figures
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
 
@@ -128,7 +128,7 @@ def _version() -> str:
 
 
 class NvrtcCompiler:
-    """See `evotune.device.session.Compiler`. Writes a cubin for the job's `arch`.
+    """See `evotune.backends.base.session.Compiler`. Writes a cubin for the job's `arch`.
 
     NVRTC cannot be stopped from within: the caller kills this process when compiling takes too
     long.

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 import torch
 
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import Disturb, Fault, Sampler
 from evotune.backends.cuda._graphs import GraphSampler
 from evotune.backends.cuda._kernel import CudaKernel, bind
 from evotune.backends.cuda._perturbation import Perturber
 from evotune.backends.cuda._state import STACK, GpuState, changes, read_limits, restore_stack
-from evotune.device.launch import LaunchPlan
-from evotune.device.profile import DeviceProfile
-from evotune.device.session import Disturb, Fault, Sampler
 from evotune.trial import Json, OutcomeKind
 
 # --- Classifies a CUDA error of a candidate -------------------------------------------------------
@@ -73,7 +73,7 @@ def classify(error: RuntimeError, usable: Callable[[], bool]) -> Fault | None:
 
 
 class EagerSampler:
-    """See `evotune.device.session.Sampler`. Its time per call is the larger of two: the
+    """See `evotune.backends.base.session.Sampler`. Its time per call is the larger of two: the
     processor's time to issue a call and the GPU's time to run it. One synchronization ends the row.
 
     A candidate's call is its bare launches through CuPy; a baseline's is a call of PyTorch's API.
@@ -104,7 +104,7 @@ _POOL_SHARE = 3
 
 
 class CudaSession:
-    """The first GPU visible to this process; see `evotune.device.session.Session`."""
+    """The first GPU visible to this process; see `evotune.backends.base.session.Session`."""
 
     torch_device = "cuda:0"
     sample_us = 250.0  # an event is exact to half a microsecond

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from evotune.backends.cuda._nsight import LIMIT_S
 from evotune.backends.cuda.tool_messages import PROFILED_BASELINE
-from evotune.device.channel import UnreadableMessage, decode
 from evotune.errors import EvotuneError
 from evotune.problems.loading import create_problem
 from evotune.user_code import trust
+from evotune.util.channel import UnreadableMessage, decode
 
 _CALLS_BEFORE = 3
 

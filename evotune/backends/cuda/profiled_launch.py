@@ -13,7 +13,7 @@ from pathlib import Path
 from evotune.backends.cuda._nsight import LIMIT_S
 from evotune.backends.cuda.sanitized_launch import buffers, open_device
 from evotune.backends.cuda.tool_messages import PROFILED_LAUNCH
-from evotune.device.channel import UnreadableMessage, decode
+from evotune.util.channel import UnreadableMessage, decode
 
 
 def main() -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from evotune.backends.backend import SanitizedCase
+from evotune.backends.base.backend import SanitizedCase
+from evotune.backends.base.normal_values import normal_values
 from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
-from evotune.device.channel import UnreadableMessage, decode
-from evotune.device.normal_values import normal_values
 from evotune.problems.element_types import ELEMENT_BYTES
+from evotune.util.channel import UnreadableMessage, decode
 
 _POISON_BYTE = 0xFF
 

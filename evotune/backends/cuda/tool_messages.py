@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec.msgpack import Decoder
 
-from evotune.backends.backend import SanitizedCase
-from evotune.device.evidence import BaselineRequest
-from evotune.device.launch import CompileJob
+from evotune.backends.base.backend import SanitizedCase
+from evotune.backends.base.evidence import BaselineRequest
+from evotune.backends.base.launch import CompileJob
 
 PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)
 """The message to the programs that compile a job again: `_perturbed_build` and `_ptx_view`."""

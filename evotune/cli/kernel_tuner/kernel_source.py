@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evotune.backends.base.sources import read_sources
 from evotune.cli.kernel_tuner.script import TuneCall
 from evotune.cli.kernel_tuner.values import Function, Listed, Nothing, Text
-from evotune.device.sources import read_sources
 from evotune.errors import SpaceError
 
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

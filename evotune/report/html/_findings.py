@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evotune.harmless_text import printable
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import figures
 from evotune.report.leaderboard import Row
 from evotune.report.wording import change_text
 from evotune.trial import Json, Outcome, Value
+from evotune.util.harmless_text import printable
 
 
 def against_default(data: RunData, leader: Row | None) -> Json:

@@ -12,9 +12,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from evotune.command_line import run_command
-from evotune.harmless_text import printable
-from evotune.measure.agreement import agreement
 from evotune.objectives import worst_check
 from evotune.report import wording
 from evotune.report.answers import Explained, answers
@@ -32,7 +29,10 @@ from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
 from evotune.space.suggest import shorten
+from evotune.timing.agreement import agreement
 from evotune.trial import Json, Measurement, Trial, Value
+from evotune.util.command_line import run_command
+from evotune.util.harmless_text import printable
 
 _DETAILED_ROWS = 100
 _REASON_CHARACTERS = 160

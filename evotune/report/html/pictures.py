@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final, Literal, TypeAlias
 
-from evotune.harmless_text import printable
 from evotune.trial import Json
+from evotune.util.harmless_text import printable
 
 Tag: TypeAlias = Literal["line", "rect", "circle", "text"]
 

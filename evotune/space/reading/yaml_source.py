@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 from evotune.errors import SpaceError
-from evotune.regular_file import read_regular
 from evotune.space.reading.object_path import Data, DataPath, Scalar, object_path
 from evotune.space.suggest import shorten, shorten_names
+from evotune.util.regular_file import read_regular
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20

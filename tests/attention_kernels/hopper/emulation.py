@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evotune.device.launch import Argument, CompileJob, LaunchPlan
-from evotune.device.session import c_value
+from evotune.backends.base.launch import Argument, CompileJob, LaunchPlan
+from evotune.backends.base.session import c_value
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 

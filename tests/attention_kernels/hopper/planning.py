@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cuda import _discover, _profiles
-from evotune.engine import setup
-from evotune.engine._planning import Planner
+from evotune.runs import setup
+from evotune.runs._planning import Planner
 
 
 def planner_on(multiprocessors: int, space: Path) -> Planner:

@@ -10,9 +10,9 @@ import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
-from evotune.device.launch import LaunchPlan
-from evotune.device.session import c_value
-from evotune.execute.executor import CaseJob
+from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.session import c_value
+from evotune.workers.executor import CaseJob
 from tests.attention_kernels.hopper.emulation import (
     KERNELS,
     Array,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evotune.engine.folder import RunFolder
 from evotune.export.exporting import export_runs
+from evotune.runs.folder import RunFolder
 from tests.export.making import fabricated, tiny_space
 from tests.patience import PATIENCE_S
 

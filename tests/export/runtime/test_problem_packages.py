@@ -23,10 +23,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._device import DeviceContext
 
-from evotune.engine.setup import load_kernel_setup
-from evotune.engine.spaces import shipped_spaces
-from evotune.execute.executor import TIMED
+from evotune.runs.setup import load_kernel_setup
+from evotune.runs.spaces import shipped_spaces
 from evotune.space.reading.case_file import read_cases
+from evotune.workers.executor import TIMED
 from tests.export.runtime.packages import description, imported, write
 from tests.patience import PATIENCE_S
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import yaml
 
+from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileFailure
-from evotune.engine.setup import load_setup
-from evotune.execute.executor import TIMED, CaseJob
 from evotune.problems import create_problem
 from evotune.problems.problem import Tensors, TensorSpec
+from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Value
+from evotune.workers.executor import TIMED, CaseJob
 
 from .session import EmulatedFile, EmulatedKernel, EmulatedSession
 

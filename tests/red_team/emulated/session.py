@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evotune.backends.base.launch import CompileJob, Launch, LaunchPlan
+from evotune.backends.base.session import c_value
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.device.launch import CompileJob, Launch, LaunchPlan
-from evotune.device.session import c_value
 
 HERE = Path(__file__).parent
 # _FORTIFY_SOURCE would take a jump from one fiber's stack to another's for a mistake.

@@ -1,0 +1,358 @@
+"""A backend: the languages of one kind of device, its compilers, its devices and their facts.
+
+The rest of evotune asks a `Backend` and knows none by name. A method that is not abstract answers
+for a simple device: the machine always has it, has one of it, and its compiler reports no figures
+by which a launch could be refused.
+
+Below it: a compiled kernel as a user's own process calls it, and the lines of `evotune doctor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+
+import msgspec
+
+from evotune.backends.base.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
+from evotune.backends.base.launch import CompileJob, Launch, LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import Compiler, Session
+from evotune.errors import EvotuneError
+from evotune.languages import Language
+from evotune.problems.problem import TensorSpec
+from evotune.trial import Check, Json, OutcomeKind, Value
+
+if TYPE_CHECKING:
+    import torch
+import enum
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The resources that one launch takes.
+
+    - values: by name, see `COMPILED_FIGURES` in `space/_naming.py`.
+    - violation: why the launch cannot run, "" when it can.
+    """
+
+    values: Mapping[str, int | float]
+    violation: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBounds:
+    """The largest launch that a device takes. `grid` and `block` have a limit for each axis, in
+    blocks and in threads; `threads` and `shared_bytes` are those of one block."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    threads: int
+    shared_bytes: int
+
+
+class SanitizedCase(msgspec.Struct, frozen=True):
+    """A small case of a champion, to be launched under tools. `indices` has the bytes of its inputs
+    that are lengths or places in others."""
+
+    binary: str
+    plan: LaunchPlan
+    tensors: tuple[TensorSpec, ...]
+    indices: Mapping[str, bytes] = {}
+
+
+class Limits(Protocol):
+    """Tells which launches a device refuses. `device` holds the attributes of its profile."""
+
+    def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
+        """Before compiling: why no device with these attributes takes the launch, "" when it
+        does."""
+
+    def bounds(self, device: Mapping[str, Value]) -> LaunchBounds:
+        """The largest launch that a device with these attributes takes."""
+
+    def figures(
+        self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
+    ) -> Figures:
+        """The figures of a launch whose binary has these resources."""
+
+    def worst(self, figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+        """The worst figure of several launches, by name."""
+
+
+SANITIZER = "compute-sanitizer"
+TOOLS = ("memcheck", "initcheck", "racecheck")
+"""NVIDIA's tools. A champion has a check of each, on every backend."""
+
+
+def sanitizer_check(tool: str, status: str, detail: str) -> Check:
+    """The check that records what one of the tools found in a champion."""
+    return Check("edge shapes", f"{SANITIZER} {tool}", status, detail=detail)
+
+
+def not_sanitized(detail: str) -> list[Check]:
+    """The checks that are recorded where the tools cannot run."""
+    return [sanitizer_check(tool, "skipped", detail) for tool in TOOLS]
+
+
+def no_evidence(profile: DeviceProfile, reason: str) -> Evidence:
+    """The evidence of a device of which nothing can be learnt, for this reason."""
+    parts = ("ceilings", "launches", "occupancy", "static", "counters")
+    missing = dict.fromkeys(parts, reason)
+    model = Ceilings(kind="model")
+    return Evidence(device=profile.name, ceilings=model, launches=(), unavailable=missing)
+
+
+class Backend(ABC):
+    """One stateless object for each backend. The profiles of its devices carry its `name`."""
+
+    name: ClassVar[str]
+    languages: ClassVar[tuple[Language, ...]]
+    requests: ClassVar[tuple[str, ...]]
+    """The values of `--device` for its devices, as messages list them beside its models."""
+    peak_is: ClassVar[str] = "fma_flops"
+    """The ceiling (a field of `Ceilings`) that `peak_gflops` of its profiles is."""
+    flagship: ClassVar[str] = ""
+    """The space that is tuned when the user names none and `--device` means this backend."""
+    first_look: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Options of a run whose user names neither a space nor a limit, in place of the flagship's:
+    it should show a confirmed champion in a few minutes."""
+    exponential_flops: ClassVar[float] = 0.0
+    """The FLOP that an exponential takes of the unit of FMAs; 0 where another unit computes it."""
+    explain_minutes: ClassVar[float] = math.inf
+    """How long `evotune explain` measures at most, if the user does not say."""
+    preference: ClassVar[int] = 0
+    """Of the backends with a flagship and a device on this machine, `auto` takes the one with the
+    highest preference."""
+    exclusive: ClassVar[bool] = True
+    """Whether compilers would disturb the measurements: then compiling and measuring take turns."""
+    loads_files: ClassVar[bool] = False
+    """Whether a worker loads a compiled kernel's file as code, as it does a shared library."""
+    several: ClassVar[bool] = False
+    """Whether a run can measure on several devices."""
+    spare_worker: ClassVar[bool] = False
+    """Whether opening a device takes so long that a spare worker waits beside the one at work."""
+    times_user_problems: ClassVar[bool] = False
+    """Whether `evotune check` may time a problem's baselines: it needs the device where it runs."""
+    least_half_width: ClassVar[float] = 0.0
+    """The least half-width of a confirmed interval, in ln: a user's program may differ this much
+    from the confirmed figure, however little the processes of the confirmation differ."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Optional packages whose versions change times."""
+    binary_suffix: ClassVar[str] = ""
+    """The suffix of its machine code in an exported package; "" where kernels of this backend
+    cannot be exported."""
+    exported_call_us: ClassVar[float] = 0.0
+    """The time by which a call of an exported kernel takes longer than a timed launch, where the
+    baseline's call has no such cost. A package serves no case that gains less."""
+
+    # Devices
+
+    def understands(self, request: str) -> bool:
+        """Whether `--device` `request` means a device of this backend."""
+        return request in (*self.requests, *self.models())
+
+    def models(self) -> tuple[str, ...]:
+        """Names of devices for which evotune can compile where no such device is."""
+        return ()
+
+    def model(self, name: str) -> DeviceProfile:
+        """The profile of the device `name`, one of `models`; KeyError for another name."""
+        raise KeyError(name)
+
+    def completions(self) -> tuple[str, ...]:
+        """The values of `--device` that a shell's completion offers."""
+        return (*self.requests, *self.models())
+
+    def is_here(self) -> bool:
+        """Whether this machine has such a device, whether or not software can use it."""
+        return True
+
+    @abstractmethod
+    def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
+        """The device that `request` (or `auto`) means. With `compile_only` a model's name is enough
+        and no such device need be here. EnvironmentProblem (exit 3) when the device is not here or
+        cannot be used."""
+
+    def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
+        """The first `count` devices that `request` allows; all of them when it is None."""
+        return [self.profile(request)]
+
+    def same_device(self, profile: DeviceProfile) -> str:
+        """The request for the device that an earlier run used, or for one like it."""
+        return self.requests[0]
+
+    def left_free(self, request: str) -> str:
+        """The request for that part of the device which other work leaves free now: of a CPU the
+        free cores. A new run asks for it; `same_device` asks for the same part again."""
+        return request
+
+    def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
+        """Holds the device for one run. RunLocked when another run measures on it and would disturb
+        this one."""
+        return contextlib.nullcontext()
+
+    def take_device(self, stack: ExitStack) -> str:
+        """The request for the first device that no other run measures on. It is held as long as
+        `stack`, so that each worker of a cluster on this machine has a device of its own."""
+        return self.requests[0]
+
+    def offered(self) -> DeviceProfile:
+        """The device that a worker of a cluster offers; EnvironmentProblem when it cannot be
+        used."""
+        return self.profile(self.requests[0])
+
+    def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
+        """The work of other processes on the device, in words."""
+        yield from ()
+
+    # Building
+
+    @abstractmethod
+    def compiler(self, language: str) -> Compiler:
+        """The compiler of one of its languages."""
+
+    def limits(self) -> Limits | None:
+        """The device's limits on launches; None where every launch can be tried."""
+        return None
+
+    # Measuring
+
+    def preload(self) -> None:
+        """Imports the libraries that `open_device` needs, in a worker that waits to be used."""
+        return None
+
+    @abstractmethod
+    def open_device(self, profile: DeviceProfile) -> Session:
+        """Opens the device, in a worker process."""
+
+    def caller(self, profile: DeviceProfile) -> Caller:
+        """Calls its kernels in the user's own process. EvotuneError where they cannot be called."""
+        raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
+
+    def exported_files(self, package: str) -> Mapping[str, bytes]:
+        """Files that an exported package of this name gets beside its kernels, by their names in
+        it: the launcher `_BACKEND_launcher.py`, and native code where it can be built here."""
+        return {}
+
+    def exported_slower_because(self) -> str:
+        """Why packages that are exported here launch more slowly than they could; "" if not."""
+        return ""
+
+    def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
+        """Environment variables that the device's worker gets beside those of this process."""
+        return {}
+
+    def sanitizing(
+        self, cases: Sequence[SanitizedCase]
+    ) -> AbstractContextManager[Callable[[], list[Check]]]:
+        """Runs tools that look for memory errors and races in a champion's machine code, beside the
+        caller, for as long as the block lasts. The function that it gives waits for their
+        checks."""
+        return contextlib.nullcontext(lambda: not_sanitized("the kernel is not a CUDA kernel"))
+
+    def sanitizer_limit_s(self) -> float:
+        """The longest time that the tools of `sanitizing` take."""
+        return 0.0
+
+    def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
+        """The outcome of a champion for which a tool gave `check`; None where it may pass.
+        `mbarriers` tells whether its code uses mbarriers; None where that was not recorded."""
+        return None
+
+    def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
+        """Builds a champion's code again in `folder`, in ways that disturb it from within. Returns
+        by the way, in words, the file to load or the reason why there is none."""
+        return {}
+
+    # Explaining
+
+    def gather_evidence(self, request: EvidenceRequest) -> Evidence:
+        """The facts about a case's launches. Where one cannot be had, the reason stands in
+        `Evidence.unavailable`; nothing is raised. Takes seconds; on a live device it launches the
+        case under profilers."""
+        return no_evidence(request.profile, f"the backend {self.name} gathers none")
+
+    def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
+        """As `gather_evidence`, for the kernels that a baseline launches."""
+        return no_evidence(request.profile, f"the backend {self.name} gathers none")
+
+    # The user's machine
+
+    def doctor(self) -> tuple[list[Finding], list[Finding]]:
+        """The findings of `doctor` on its packages, then on its compilers and devices."""
+        return [], []
+
+
+# --- A compiled kernel called in the user's own process, on the user's own tensors ----------------
+
+KernelCall: TypeAlias = Callable[[LaunchPlan, Mapping[str, int]], object]
+"""Launches a kernel's plan; the mapping has the address of each tensor and workspace by name."""
+
+
+class Caller(Protocol):
+    """Calls the kernels of one backend in this process, on PyTorch tensors."""
+
+    def refusal(self, device: torch.device) -> str:
+        """Why the kernels cannot take tensors on this device, "" when they can."""
+
+    def current(self, device: torch.device) -> AbstractContextManager[None]:
+        """Makes the device current, so that allocations and launches go to it."""
+
+    def load(self, binary: Path) -> KernelCall:
+        """Loads a compiled kernel; returns the function that calls it."""
+
+
+# --- Lines of evotune doctor ----------------------------------------------------------------------
+
+
+class Status(enum.StrEnum):
+    """MISSING and BROKEN ask the user to act; ABSENT is fine on this machine."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    MISSING = "missing"
+    BROKEN = "broken"
+
+    @property
+    def fine(self) -> bool:
+        return self in (Status.OK, Status.ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix` is a command or a setting, "" when the user need do nothing."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {name: str(getattr(self, name)) for name in self.__slots__}
+
+
+def version(package: str) -> str:
+    """The version of an installed package; "" when it is not installed."""
+    import importlib.metadata  # here: most workers that compile start faster without
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def optional(package: str, extra: str, use: str) -> Finding:
+    """The finding on a package that only some users need, for `use`; evotune's `extra` brings
+    it."""
+    if found := version(package):
+        return Finding(package, Status.OK, found)
+    fix = f"pip install 'evotune[{extra}]'"
+    return Finding(package, Status.ABSENT, f"not installed; {use}", fix)

@@ -1,0 +1,210 @@
+"""Evidence: facts about a kernel's launches on a device, on which an explanation rests.
+
+Each fact is measured or read from the machine code, or is named as a model. Where something is
+missing, `Evidence.unavailable` has the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from evotune.backends.base.launch import CompileJob, LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.problems.problem import Case, TensorSpec
+from evotune.trial import Json
+
+# --- Requests -------------------------------------------------------------------------------------
+
+
+class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for the evidence of one compiled case.
+
+    - `profile`: the device that measured it, or a model's profile.
+    - `dtype`: the problem's.
+    - `binary`: the path of the machine code.
+    - `resources`: the compiler's figures of that binary.
+    - `plan`: the launches of the case, completed with these figures.
+    - `tensors`: the buffers that they work on.
+    - `indices`: the bytes of the inputs that are lengths or places in others.
+    - `compile`: the job that made the binary. Where no disassembler is found, it is compiled again,
+      to PTX.
+    - `without`: the parts of the evidence that are not wanted: `counters`, `static`. The default
+      takes seconds where counters are permitted.
+    """
+
+    profile: DeviceProfile
+    dtype: str
+    binary: str
+    plan: LaunchPlan
+    tensors: tuple[TensorSpec, ...]
+    indices: Mapping[str, bytes] = {}
+    resources: Mapping[str, Json] = {}
+    compile: CompileJob | None = None
+    without: frozenset[str] = frozenset()
+
+
+class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for the evidence of a baseline on one case.
+
+    - `problem`, `dtype`, `root`: name the problem as `create_problem` takes them.
+    - `sha256`: the hash of a problem's file that the user agreed to; "" for a problem without one.
+    - `baseline`: its name, one of `Problem.baselines`.
+    """
+
+    profile: DeviceProfile
+    problem: str
+    dtype: str
+    case: Case
+    baseline: str
+    root: str = "."
+    sha256: str = ""
+
+
+# --- Facts about a device -------------------------------------------------------------------------
+
+
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rates that a device reaches; None where it has no such part or nobody knows.
+
+    - `kind`: `measured` by small kernels on this device, or a `model` of published figures.
+    - `tensor_flops`: FLOP/s of the tensor cores, dense, in the problem's dtype.
+    - `fma_flops`: FLOP/s in float32.
+    - `exp2_per_s`: exponentials a second (MUFU).
+    - `issue_per_s`: warp instructions a second; on a CPU None.
+    - `shared_bytes_per_s`: shared memory, all multiprocessors together.
+    - `l2_bytes_per_s`, `dram_bytes_per_s`: bytes read plus bytes written. On a CPU all threads read
+      half of their L2, and copy through memory.
+    - `launch_us`: an empty kernel in a graph; on a CPU an empty parallel region.
+    - `notes`: doubts about single figures, in words, which `evotune explain` tells.
+    """
+
+    kind: Literal["measured", "model"]
+    tensor_flops: float | None = None
+    fma_flops: float | None = None
+    exp2_per_s: float | None = None
+    issue_per_s: float | None = None
+    shared_bytes_per_s: float | None = None
+    l2_bytes_per_s: float | None = None
+    dram_bytes_per_s: float | None = None
+    launch_us: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+# --- Facts about a launch -------------------------------------------------------------------------
+
+
+class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
+    """The blocks of a launch that are resident together.
+
+    - `bound_by`: the resource that keeps more blocks out: `registers`, `shared memory`, `threads`,
+      `blocks` (slots of the multiprocessor). Of several the first one in this order.
+    - `limits`: the blocks that each of these resources would allow.
+    - `warps`, `max_warps`: of one multiprocessor.
+    - `waves`: blocks of the launch / blocks that the whole device holds.
+    """
+
+    blocks_per_multiprocessor: int
+    bound_by: str
+    warps: int
+    max_warps: int
+    waves: float
+    limits: dict[str, int] = {}
+
+
+GPU_CLASSES = (
+    *("tensor", "mufu", "fma", "alu", "shared_load", "shared_store", "global_load"),
+    *("global_store", "async_copy", "barrier", "branch", "local", "other"),
+)
+"""The classes of a GPU's instructions. `local` are spills; `async_copy` are cp.async and TMA."""
+
+CPU_CLASSES = ("fma", "vector", "scalar", "load", "store", "branch", "other")
+"""The classes of a CPU's instructions. `vector` and `scalar` are float arithmetic without FMAs."""
+
+
+class StaticView(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel function's machine code.
+
+    - `instructions`: class -> count, of `GPU_CLASSES` or `CPU_CLASSES`.
+    - `loop_instructions`: the same inside the innermost loops; {} where they are not known.
+    - `vector_bits`: on a CPU, float instructions in the innermost loops by the width of their
+      vectors in bits, as text.
+    - `source`: the program or the text that was read: `nvdisasm 12.8`, `objdump 2.40`, `ptx`.
+    """
+
+    instructions: dict[str, int]
+    loop_instructions: dict[str, int]
+    registers: int
+    spill_load_bytes: int
+    spill_store_bytes: int
+    static_shared_bytes: int
+    code_bytes: int
+    source: str
+    vector_bits: dict[str, int] = {}
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Hardware counters of one launch.
+
+    - `source`: the program that read them: `ncu 2025.3`, `perf 6.1`.
+    - `pipes`: shares of the peak, 0 to 1: `tensor`, `fma`, `alu`, `mufu`, `lsu`, `issue`, `l2`,
+      `dram`, `shared`. Those of a multiprocessor's parts are over the time in which it has work,
+      `l2` and `dram` over the whole time.
+    - `stalls`: reason -> mean cycles for which a warp waits between two instructions.
+    - `instructions`: warp instructions executed; on a CPU instructions.
+    - `shared_wavefronts`: passes through shared memory; `shared_conflicts`: those beyond the ideal.
+    - `warps_active`: the mean share of a multiprocessor's warps that are resident.
+    - `multiprocessors_busy`: the share of the time in which a multiprocessor has work.
+    """
+
+    source: str
+    time_us: float
+    pipes: dict[str, float]
+    stalls: dict[str, float]
+    instructions: float | None = None
+    shared_wavefronts: float | None = None
+    shared_conflicts: float | None = None
+    dram_bytes: float | None = None
+    l2_bytes: float | None = None
+    registers: int | None = None
+    warps_active: float | None = None
+    multiprocessors_busy: float | None = None
+
+
+class LaunchEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about one launch. On a CPU `blocks` and `threads` are 1 and the device's threads.
+
+    `shared_bytes` are static and dynamic ones together, of one block.
+    """
+
+    kernel: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    occupancy: Occupancy | None = None
+    static: StaticView | None = None
+    counters: Counters | None = None
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a case's launches, in their order.
+
+    - `unavailable`: a part that is missing (`counters`, `static`, `ceilings`, `occupancy`,
+      `launches`) -> why, in one line. A part that such a device never has is not listed.
+    """
+
+    device: str
+    ceilings: Ceilings
+    launches: tuple[LaunchEvidence, ...]
+    unavailable: dict[str, str] = {}
+
+    def to_json(self) -> dict[str, Json]:
+        fields: dict[str, Json] = msgspec.to_builtins(self)
+        return fields
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Evidence:
+        """ValueError when a value has another type than its field."""
+        return msgspec.convert(data, cls)

@@ -1,0 +1,248 @@
+"""A run that compiles and measures kernels: its devices, its baselines, its champions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from evotune.backends import registry
+from evotune.backends.beside import in_part, others_at_work, sharing
+from evotune.problems import Case
+from evotune.problems.libraries.library_catalog import LIBRARIES, asked
+from evotune.run_options import RunOptions
+from evotune.runs import confirming
+from evotune.runs._calibration import calibrate
+from evotune.runs.baseline_choice import chosen_baseline
+from evotune.runs.confirming_time import ConfirmingTime
+from evotune.runs.folder import RunFolder
+from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.observer import OTHER_WORK, WARNING, Observer
+from evotune.runs.setup import KernelSetup
+from evotune.store import UNCONFIRMED, RunStore
+from evotune.timing.agreement import agreement
+from evotune.trial import Configuration, Json, Outcome, Trial
+from evotune.util.counted import counted
+from evotune.workers.background import BackgroundExecutor
+from evotune.workers.executor import (
+    HELD_OUT,
+    TIMED,
+    BaselineReport,
+    Executor,
+    Proposal,
+)
+from evotune.workers.in_flight import Twin, Twins, speaks_for_its_code
+from evotune.workers.local import LocalExecutor
+
+if TYPE_CHECKING:
+    from evotune.runs.cluster_run import Cluster
+
+
+class KernelRun:
+    """The kind of run that has devices: those of this machine, or those of a `cluster`.
+
+    The baselines that were chosen, the calibration of the devices and the other work found on the
+    machine are kept in the run's store.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        store: RunStore,
+        setup: KernelSetup,
+        *,
+        options: RunOptions,
+        observer: Observer,
+        cluster: Cluster | None,
+        patient: bool = False,
+    ) -> None:
+        """`patient`: champions are confirmed however long it takes."""
+        self.setup = setup
+        self._run = run
+        self._store = store
+        self._options = options
+        self._observer = observer
+        self._cluster = cluster
+        self._patient = patient
+        self._checks_at_once = 0
+
+    @property
+    def confirms(self) -> bool:
+        """Whether champions are to be confirmed after the search."""
+        return self._options.champions > 0
+
+    def proposal(self, number: int, configuration: Configuration) -> Proposal:
+        return self.setup.planner.proposal(number, configuration)
+
+    def open_executor(self) -> Executor:
+        """Opens the devices, times or recalls the baselines, and calibrates several devices."""
+        self._name_other_work()
+        if self._cluster is not None:
+            return self._open_on_cluster(self._cluster)
+        setup = self.setup
+        executor = open_kernel_executor(setup, self._run.logs, Twins(self._stored_twin))
+        try:
+            executor.fixed_sampling = not self._options.racing
+            elsewhere = setup.devices[0].name != self._store.meta("device")["name"]
+            executor.name_devices |= elsewhere
+            executor.open_devices()
+            self._checks_at_once = executor.checks_at_once
+            executor.baselines = self._baselines(
+                lambda: executor.time_baselines(
+                    self._measured_cases(), asked(setup.document.baseline)
+                )
+            )
+            if len(setup.devices) > 1 or self._store.meta("devices"):
+                self._calibrate(executor)
+            if self.confirms:
+                executor.expect_champions()
+        except BaseException:
+            executor.close()
+            raise
+        return BackgroundExecutor(executor)
+
+    def confirmed(
+        self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
+    ) -> Iterator[tuple[Trial, Outcome]]:
+        """Confirms the finalists that were not confirmed before, or whose confirmation ended
+        undecided. An interruption loses only the one at work."""
+        known = {n: o for n, o in self._store.confirmations().items() if not o.undecided}
+        earlier = self._confirmed_earlier(known)
+        # Champions of one model meet on one device.
+        models = [device.name for device in self.setup.devices]
+        own = str(self._store.meta("device")["name"])
+        wanted = self._options.champions * len(set(models))
+        time = ConfirmingTime.after(self._store.searched_s(), wanted)
+        if self._patient:
+            time = ConfirmingTime()
+        self._store.set_meta(UNCONFIRMED, "")
+        for model in dict.fromkeys(models):
+
+            def of_model(trial: Trial, model: str = model) -> bool:
+                return (trial.outcome.device_model or own) == model
+
+            def propose(trial: Trial, device: int = models.index(model)) -> Proposal:
+                made = self.setup.planner.proposal(trial.number, trial.configuration, confirm=True)
+                return dataclasses.replace(made, device=device)
+
+            here = {t.number for t in self._store.trials_of(earlier.outcomes) if of_model(t)}
+            before = confirming.Earlier(
+                earlier.trials, {n: earlier.outcomes[n] for n in sorted(here)}
+            )
+            count = self._options.champions
+            yield from confirming.confirm(
+                executor,
+                filter(of_model, confirming.finalists(self._store, before, count)),
+                known=known,
+                count=count,
+                propose=propose,
+                stop=stop,
+                leader=before.leader(),
+                least_width=registry.named(self.setup.profile.backend).least_half_width,
+                no_time=no_time,
+                time=time,
+                checks_at_once=self._checks_at_once,
+                tell=self._observer.step,
+                give_up=self._give_up,
+            )
+
+    def _give_up(self, why: str) -> None:
+        self._store.set_meta(UNCONFIRMED, why)
+        self._observer.phase(why)
+
+    def _confirmed_earlier(self, known: Mapping[int, Outcome]) -> confirming.Earlier:
+        """The confirmations from when the run had fewer trials. They are kept by the number of
+        trials, so that a session that continues an interrupted confirmation uses the same order."""
+        trials = self._store.count()
+        with self._store.trusting_facts():
+            fact = self._store.meta("confirming")
+            if fact is None:  # nothing is confirmed, or an older evotune did
+                fact = {"trials": trials, "before": 0, "earlier": []}
+            elif fact["trials"] != trials:
+                fact = {"trials": trials, "before": fact["trials"], "earlier": sorted(known)}
+            of_before = {n: known[n] for n in fact["earlier"] if n in known}
+            earlier = confirming.Earlier(fact["before"], of_before)
+        self._store.set_meta("confirming", fact)
+        return earlier
+
+    def _name_other_work(self) -> None:
+        """Names the other work on this machine; the record has it by the trials stored before. Says
+        how many threads are measured, where that is less than the machine has."""
+        if self._cluster is None and (said := in_part(self.setup.profile)):
+            self._observer.phase(said)
+        found = others_at_work(self.setup.devices)
+        if found:
+            advice = sharing(self.setup.profile) if self._cluster is None else ""
+            self._observer.phase(f"{OTHER_WORK}: {'; '.join(filter(None, (*found, advice)))}")
+            known = self._store.meta("beside", {})
+            self._store.set_meta("beside", {**known, str(self._store.count()): found})
+
+    def _open_on_cluster(self, cluster: Cluster) -> Executor:
+        self._observer.phase(f"opening {counted(len(self.setup.devices), 'worker')} of the cluster")
+        workers = cluster.workers_of(self._run, self.setup, fixed_sampling=not self._options.racing)
+        baselines = self._baselines(workers.time_baselines)
+        executor, calibrated = workers.executor(baselines, Twins(self._stored_twin))
+        self._keep_calibration(calibrated)
+        return executor
+
+    def _calibrate(self, executor: LocalExecutor) -> None:
+        """Every device against the same baselines and configuration."""
+        self._observer.phase(f"calibrating {counted(len(executor.devices), 'device')}")
+        reference = self.proposal(0, self.setup.space.default())
+        self._keep_calibration(calibrate(executor, reference, self.setup.cases[TIMED]))
+
+    def _keep_calibration(self, found: Sequence[Mapping[str, Json]]) -> None:
+        """In the store, by the device's id."""
+        known = {entry["id"]: entry for entry in self._store.meta("devices", [])}
+        known |= {entry["id"]: entry for entry in found}
+        self._store.set_meta("devices", list(known.values()))
+        self._observer.phase(agreement(list(known.values())))
+
+    def _stored_twin(self, binary: str) -> Twin | None:
+        """The first stored outcome that speaks for this machine code and launch.
+
+        The executor's thread calls it, so it opens the store anew: the run's own connection belongs
+        to the run's thread.
+        """
+        with RunStore.open_for_reading(self._store.path, checked=True) as store:
+            for trial in store.with_binary(binary):
+                if speaks_for_its_code(trial.outcome):
+                    return trial.number, trial.outcome
+        return None
+
+    def _measured_cases(self) -> list[Case]:
+        return [*self.setup.cases[TIMED], *self.setup.cases[HELD_OUT]]
+
+    def _baselines(self, time_baselines: Callable[[], BaselineReport]) -> dict[str, str]:
+        """The baseline of every measured case: chosen once in a run, by time, and kept."""
+        stored = self._store.meta("baselines")
+        if stored is not None:
+            with self._store.trusting_facts():
+                chosen = {str(case): str(name) for case, name in stored["chosen"].items()}
+            self._observer.phase(_in_words(chosen))
+            return chosen
+        self._observer.phase("timing the baselines")
+        found = time_baselines()
+        for warning in found.warnings:
+            self._observer.phase(f"{WARNING}{warning}")
+        for each in found.timings:
+            if each.reason and each.name not in LIBRARIES:
+                self._observer.phase(f"a baseline of {each.case} failed: {each.reason}")
+        chosen = {
+            case.label: chosen_baseline(self.setup.document, case, found.timings)
+            for case in self._measured_cases()
+        }
+        record = {
+            "timings": msgspec.to_builtins(found.timings),
+            "chosen": chosen,
+            "copy_gbps": found.copy_gbps,
+        }
+        self._store.set_meta("baselines", record)
+        self._observer.phase(_in_words(chosen))
+        return chosen
+
+
+def _in_words(chosen: Mapping[str, str]) -> str:
+    return "baselines: " + ", ".join(f"{name} for {case}" for case, name in chosen.items())

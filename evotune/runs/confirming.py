@@ -1,0 +1,312 @@
+"""Times champions in several fresh processes: as many as their spread needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import msgspec
+
+from evotune.runs.confirming_time import ConfirmingTime
+from evotune.runs.side_by_side import ChecksAhead, joined, needs_the_device_alone, timing_of
+from evotune.store import RunStore
+from evotune.timing.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
+from evotune.trial import CUT_SHORT, Outcome, Trial
+from evotune.workers.executor import TIMED, Executor, Proposal
+
+# --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The confirmations from when the run had `trials` trials; none and 0 in its first session."""
+
+    trials: int = 0
+    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+
+    def leader(self) -> Outcome | None:
+        """Of the outcomes that passed, the one whose 95% interval has the highest lower end."""
+        passed = [outcome for outcome in self.outcomes.values() if outcome.ok]
+        return max(passed, key=_bound, default=None)
+
+
+def finalists(store: RunStore, earlier: Earlier, count: int) -> Iterator[Trial]:
+    """Successful trials, best first, one for each machine code. Of those confirmed `earlier` the
+    ones that passed are among them, and rank by the confirmed figure: the search's figures of the
+    best are too high.
+
+    If at least `count` passed earlier, the other trials of that time come last, since they were
+    not among the best then.
+    """
+
+    def slowness(trial: Trial) -> float:
+        fitness = earlier.outcomes.get(trial.number, trial.outcome).fitness
+        assert fitness is not None
+        return -fitness
+
+    def others(since: int) -> Iterator[Trial]:
+        for trial in store.best_first():
+            known = trial.outcome.duplicate_of is not None or trial.number in earlier.outcomes
+            if trial.number >= since and not known:
+                yield trial
+
+    passed = [t for t in store.trials_of(earlier.outcomes) if earlier.outcomes[t.number].ok]
+    passed.sort(key=slowness)
+    if len(passed) < count:
+        return heapq.merge(others(0), passed, key=slowness)
+    old = (trial for trial in others(0) if trial.number < earlier.trials)
+    return chain(heapq.merge(others(earlier.trials), passed, key=slowness), old)
+
+
+def confirm(
+    executor: Executor,
+    candidates: Iterable[Trial],
+    *,
+    known: Mapping[int, Outcome],
+    count: int,
+    propose: Callable[[Trial], Proposal],
+    stop: Callable[[], bool],
+    leader: Outcome | None = None,
+    least_width: float = 0.0,
+    no_time: Callable[[], bool] = lambda: False,
+    time: ConfirmingTime | None = None,
+    checks_at_once: int = 0,
+    tell: Callable[[str], None] = lambda text: None,
+    give_up: Callable[[str], None] = lambda text: None,
+) -> Iterator[tuple[Trial, Outcome]]:
+    """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
+
+    Each is timed in further processes until it is clear whether it beats the leader so far, at
+    first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
+    candidates. Ends early when `stop` says so, or when there is a leader and `no_time` for another.
+    `tell` gets the step that is at work, twice a second.
+
+    Ends when `time` is over, whatever is at work then, and `give_up` gets the reason in words. The
+    first champion may take all of it, later ones share what is left. A champion that was timed in
+    two processes by then is confirmed, as is one in a single process if the leader's spread between
+    processes is known; such an interval is wide. The checks of one that surely loses, by the
+    search's figures, are brief.
+
+    With `checks_at_once` that many candidates are checked side by side, and then timed one after
+    the other in processes of their own.
+    """
+    time = time or ConfirmingTime()
+    passed = 0
+    trials = list(islice(candidates, 3 * count))
+    propose = _remembered(propose)
+
+    def is_over() -> bool:
+        return stop() or time.is_over
+
+    checks = ChecksAhead(
+        executor,
+        checks_at_once,
+        stop=is_over,
+        tell=lambda step: tell(f"checking the best side by side{step and f': {step}'}"),
+    )
+    for place, trial in enumerate(trials):
+        if passed == count or (leader is not None and no_time()):
+            return
+        outcome = known.get(trial.number)
+        if outcome is None:
+            if time.is_over:
+                give_up(_in_words(time, passed, count))
+                return
+            executor.set_contender(_bound(leader))
+            sharing = 1 if leader is None else count - passed
+            until_s = time.checks_until_s(champions=sharing)
+            if leader is not None and _is_below(trial.outcome, leader) and not time.is_endless:
+                until_s = min(until_s, time.brief_checks_until_s())
+            proposal = dataclasses.replace(propose(trial), until_s=until_s)
+            which = f"confirming {passed + 1} of {count} (trial {trial.number})"
+            run = functools.partial(
+                outcome_unless,
+                executor,
+                stop=is_over,
+                tell=functools.partial(_tell, tell, which),
+            )
+            if checks_at_once:
+                following = [propose(t) for t in _unknown(trials[place:], known)[: count - passed]]
+                checked = checks.of(trial.number, following, time.checks_until_s(champions=1))
+                first = checked and _timed(run, proposal, checked)
+            else:
+                first = run(proposal)
+            outcome = first and repeated(
+                run,
+                proposal,
+                first,
+                leader=leader,
+                least_width=least_width,
+                no_time=no_time,
+            )
+            if stop():
+                return
+            if time.is_over:
+                executor.drop()  # what is at work
+                outcome = outcome and _cut_short(outcome, leader, least_width)
+            if outcome is None:
+                give_up(_in_words(time, passed, count))
+                return
+            yield trial, outcome
+        passed += outcome.ok
+        if outcome.ok and (leader is None or _bound(outcome) > _bound(leader)):
+            leader = outcome
+
+
+def _remembered(propose: Callable[[Trial], Proposal]) -> Callable[[Trial], Proposal]:
+    """A champion's proposal has thousands of cases."""
+    made: dict[int, Proposal] = {}
+
+    def remembered(trial: Trial) -> Proposal:
+        if trial.number not in made:
+            made[trial.number] = propose(trial)
+        return made[trial.number]
+
+    return remembered
+
+
+def _unknown(trials: Sequence[Trial], known: Mapping[int, Outcome]) -> list[Trial]:
+    return [trial for trial in trials if trial.number not in known]
+
+
+def _timed(
+    run: Callable[[Proposal], Outcome | None], proposal: Proposal, checked: Outcome
+) -> Outcome | None:
+    """The outcome of a whole confirmation, after its checks."""
+    if needs_the_device_alone(checked):
+        return run(proposal)
+    if not checked.ok:
+        return checked
+    timing = run(timing_of(proposal))
+    return timing and joined(checked, timing)
+
+
+def _cut_short(outcome: Outcome, leader: Outcome | None, least_width: float) -> Outcome | None:
+    """The outcome as far as its processes support it; None where they say nothing."""
+    processes = len(fitness_by_process(outcome)) if outcome.ok else LEAST
+    if processes >= LEAST:
+        return outcome
+    if processes < 2:
+        spread = fitness_by_process(leader) if leader is not None else []
+        if len(spread) < 2:
+            return None
+        outcome = widened(outcome, spread, least_width)
+    flags = dict.fromkeys((*outcome.flags, CUT_SHORT))
+    return msgspec.structs.replace(outcome, flags=tuple(flags))
+
+
+def _in_words(time: ConfirmingTime, passed: int, count: int) -> str:
+    found = f"{passed} of {count} confirmed"
+    if not passed:
+        found = "none confirmed, since the machine is too noisy or too slow"
+    return (
+        f"confirming ended after {time.limit_s:.0f} s, which is as long as it may take: {found}; "
+        "`resume --champions` goes on, however long it takes"
+    )
+
+
+def _tell(tell: Callable[[str], None], which: str, proposal: Proposal, step: str) -> None:
+    process = f"process {proposal.repeat or 1} of at most {MOST}"
+    tell(f"{which}, {process}{step and f': {step}'}")
+
+
+def _bound(outcome: Outcome | None) -> float:
+    """The lower end of a champion's 95% interval; minus infinity for none."""
+    known = outcome is not None and outcome.fitness_low is not None
+    return outcome.fitness_low if known else -math.inf  # type: ignore[return-value, union-attr]
+
+
+_ROUNDING = 1e-9  # so that an interval of exactly the allowed width counts as narrow
+
+
+def repeated(
+    run: Callable[[Proposal], Outcome | None],
+    proposal: Proposal,
+    first: Outcome,
+    *,
+    leader: Outcome | None = None,
+    processes: int = LEAST,
+    least_width: float = 0.0,
+    no_time: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """The `first` outcome of `proposal`, joined with the figures of further processes.
+
+    Starts further processes until
+    - the interval is narrow, or
+    - the interval lies below the `leader`'s. The leader's spread between processes is assumed for
+      the first process too, so one process may be enough; or
+    - `MOST` processes have run; or
+    - `processes` have run and there is `no_time` for more; or
+    - `run` returns None: it was told to stop.
+
+    The interval is never narrower to either side than `least_width`. When a process fails, its
+    outcome is returned: the kernel is not right each time.
+    """
+    spread = fitness_by_process(leader) if leader is not None else []
+    if first.ok and leader is not None and len(spread) > 1:
+        supposed = widened(first, spread, least_width)
+        if _is_below(supposed, leader):
+            return supposed
+    outcomes = [first]
+    while first.ok and len(outcomes) < MOST:
+        enough = len(outcomes) >= processes
+        if enough and (
+            no_time() or _is_known(combined(outcomes, least_width), leader, least_width)
+        ):
+            break
+        outcome = run(timed_again(proposal, len(outcomes) + 1))
+        if outcome is None:
+            break
+        if not outcome.ok:
+            return outcome
+        outcomes.append(outcome)
+    return combined(outcomes, least_width) if first.ok else first
+
+
+def timed_again(proposal: Proposal, process: int = 2) -> Proposal:
+    """The same candidate in a fresh `process`, numbered from 2, which checks the timed cases
+    alone."""
+    cases = tuple(job for job in proposal.cases if job.role == TIMED)
+    return dataclasses.replace(
+        proposal, cases=cases, confirm=False, part="", repeat=process, skipped=(), until_s=math.inf
+    )
+
+
+def _is_known(found: Outcome, leader: Outcome | None, least_width: float) -> bool:
+    assert found.fitness_low is not None
+    assert found.fitness_high is not None
+    narrow = (found.fitness_high - found.fitness_low) / 2 <= max(SETTLED, least_width) + _ROUNDING
+    return narrow or (leader is not None and _is_below(found, leader))
+
+
+def _is_below(outcome: Outcome, leader: Outcome) -> bool:
+    assert outcome.fitness_high is not None
+    assert leader.fitness_low is not None
+    return outcome.fitness_high < leader.fitness_low
+
+
+def outcome_of(executor: Executor, proposal: Proposal) -> Outcome:
+    """Runs one proposal to its end."""
+    outcome = outcome_unless(executor, proposal, lambda: False)
+    assert outcome is not None
+    return outcome
+
+
+def outcome_unless(
+    executor: Executor,
+    proposal: Proposal,
+    stop: Callable[[], bool],
+    tell: Callable[[Proposal, str], None] = lambda proposal, step: None,
+) -> Outcome | None:
+    """Runs one proposal to its end; None when `stop` said so before. `tell` gets each step."""
+    executor.submit(proposal)
+    while not stop():
+        tell(proposal, executor.step)
+        for _, outcome in executor.poll(0.5):
+            return outcome
+    return None

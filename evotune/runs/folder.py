@@ -1,0 +1,215 @@
+"""A run's folder: its name, its files, its lock, and how a user's text finds it.
+
+runs/<id>/store.sqlite       outcomes, confirmations, snapshots of the search
+runs/<id>/sources/           the space and every kernel source, as they were at the start
+runs/<id>/environment.json   versions, device, flags, command
+runs/<id>/lock               held (flock) by the process that works on the run
+runs/<id>/logs/              logs of compilers and workers; scratch files
+runs/<id>/quarantine/        a script for each configuration that ended two workers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evotune.errors import EnvironmentProblem, RunLocked, UsageError
+from evotune.trial import Trial
+from evotune.util.regular_file import require_regular
+
+_SCRIPT = """\
+#!/bin/sh
+# Trial {number} ({kind}) ended two workers, the second one all by itself.
+# This tries its configuration alone, in a fresh process, and leaves the run as it is.
+cd "$(dirname "$0")/.." && exec {python} -P -m evotune verify . --config {configuration}
+"""
+
+_STARTED = re.compile(r"\d{8}-\d{6}-\d{6}-")
+"""The beginning of a new run's name: the time of its start, in UTC."""
+_LOOKING_S = 0.2  # far longer than a look at who holds the lock takes
+
+
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        # Absolute: compilers and workers run in other folders.
+        self.path = path.absolute()
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store.sqlite"
+
+    @property
+    def sources(self) -> Path:
+        return self.path / "sources"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run's lock. RunLocked, with the holder's id, when another process has it;
+        EnvironmentProblem where the file system has no locks or the lock is no file."""
+        handle = self._open_lock(os.O_RDWR | os.O_CREAT)
+        try:
+            if not _takes_lock(handle):
+                holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise RunLocked(f"run {self.id} is being worked on by process {holder}")
+            with _naming(self.path / "lock"):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(handle)  # closing releases the lock; so does the end of the process
+
+    def _open_lock(self, flags: int) -> int:
+        """The lock's file descriptor. Anything but a file is closed again: opening a pipe in the
+        usual way would wait."""
+        lock = self.path / "lock"
+        with _naming(lock):
+            handle = os.open(lock, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+            try:
+                require_regular(os.fstat(handle), lock)
+            except OSError:
+                os.close(handle)
+                raise
+            return handle
+
+    def holder(self) -> int | None:
+        """Id of the process that works on the run now; None when there is none."""
+        try:
+            handle = self._open_lock(os.O_RDONLY)
+        except EnvironmentProblem:
+            return None
+        try:
+            # Shared, so that two processes that look at once do not take each other for a holder.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            return int(text) if text.isdigit() else 0
+        except OSError:  # a file system without locks
+            return None
+        finally:
+            os.close(handle)
+        return None
+
+
+@contextlib.contextmanager
+def _naming(lock: Path) -> Iterator[None]:
+    """An error of the system becomes an EnvironmentProblem that names the lock."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"the run's lock {lock} cannot be used: {error.strerror}"
+        ) from error
+
+
+def _takes_lock(handle: int) -> bool:
+    """Takes the lock, and tells whether it could. `RunFolder.holder` has it for an instant, so this
+    function tries again for a moment."""
+    deadline = time.monotonic() + _LOOKING_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"the run's folder cannot be locked ({error.strerror}); fix: use a file system "
+                "with locks (--runs-dir)"
+            ) from error
+        else:
+            return True
+
+
+def create_folder(runs_dir: Path, name: str) -> RunFolder:
+    """A new run's folder; UsageError when it cannot be made."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "run"
+    now = datetime.now(UTC)
+    path = runs_dir / f"{now:%Y%m%d-%H%M%S-%f}-{slug}"
+    try:
+        path.mkdir(parents=True)
+        (path / "sources").mkdir()
+        (path / "logs").mkdir()
+    except OSError as error:
+        raise UsageError(f"cannot create the run's folder {path}: {error.strerror}") from error
+    return RunFolder(path)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Writes a file that the store relies on: it is on the disk before the store is."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def find_run(text: str, runs_dir: Path) -> RunFolder:
+    """The run that an id, a unique part of its beginning, or a path names; `latest` too: the last
+    one of `list_runs`."""
+    path = Path(text)
+    if (path / "store.sqlite").is_file():
+        return RunFolder(path)
+    runs = list_runs(runs_dir)
+    if text == "latest" and runs:
+        return runs[-1]
+    matches = [run for run in runs if run.id.startswith(text)] if text else []
+    exact = [run for run in matches if run.id == text]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        names = ", ".join(run.id for run in matches[:5])
+        raise UsageError(f"{text!r} fits {len(matches)} runs: {names}")
+    if text and any(path.parent.name.startswith(text) for path in runs_dir.glob("*/sources")):
+        raise UsageError(f"run {text} was killed before it began; start it again")
+    known = {0: "there are none", 1: "1 run is there"}.get(len(runs), f"{len(runs)} runs are there")
+    raise UsageError(f"no run {text!r} in {runs_dir} ({known})")
+
+
+def list_runs(runs_dir: Path) -> list[RunFolder]:
+    """All runs of a folder: first the renamed ones, then the others, oldest first."""
+    paths = [path.parent for path in runs_dir.glob("*/store.sqlite")]
+    paths.sort(key=lambda path: (_STARTED.match(path.name) is not None, path.name))
+    return [RunFolder(path) for path in paths]
+
+
+def quarantine(folder: Path, trial: Trial) -> None:
+    """Writes the script `trial-N.sh`, which tries the configuration alone, into the folder.
+
+    The script holds no text that a kernel or its worker printed: it is executed.
+    """
+    folder.mkdir(exist_ok=True)
+    script = folder / f"trial-{trial.number}.sh"
+    script.write_text(
+        _SCRIPT.format(
+            number=trial.number,
+            kind=trial.outcome.kind,
+            python=shlex.quote(sys.executable),
+            configuration=shlex.quote(trial.configuration.key),
+        )
+    )

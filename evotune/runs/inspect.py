@@ -1,0 +1,138 @@
+"""Looking at a space without compiling or running it: `evotune check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evotune.backends import registry
+from evotune.problems import UserProblem, create_problem
+from evotune.problems.baseline_names import baseline_names
+from evotune.problems.problem import HasAdvice
+from evotune.runs._unread_parameters import unread_parameters
+from evotune.runs.baseline_choice import require_baseline
+from evotune.runs.compiling import distinct_samples
+from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import find_space
+from evotune.search.catalog import strategy_names
+from evotune.space.counting.blame import ConstraintReport
+from evotune.space.parameters import Parameter
+from evotune.space.reading.yaml_source import Position
+from evotune.space.search_space import SpaceSize
+from evotune.space.suggest import did_you_mean
+from evotune.workers.device_slot import ProblemSource
+from evotune.workers.executor import TIMED
+from evotune.workers.problem_check import check_problem
+
+_PLANNED = 16
+"""So many configurations are planned, the default first: `check` compiles as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """One kernel of a space and where it applies, in words."""
+
+    name: str
+    source: str
+    language: str
+    supports: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The facts about a valid space that `evotune check` prints.
+
+    `unread`: parameters that no kernel and no launch reads. `advice`: lines on shapes and variants
+    that may be meant otherwise, each with its position. `warnings`: lines on the user's problem.
+    """
+
+    name: str
+    path: str
+    device: str
+    size: SpaceSize
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[ConstraintReport, ...]
+    after_compile: tuple[str, ...]
+    kernels: tuple[KernelSummary, ...]
+    cases: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def try_problem(setup: KernelSetup) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Calls every method of a user's problem. ProblemMistake when one is wrong. Returns the names
+    of the problem's baselines on its device, empty where they are not known, and warnings."""
+    spec, root = setup.problem_spec, setup.root
+    problem = create_problem(spec.name, spec.dtype, root)
+    tried: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    if isinstance(problem, UserProblem):
+        source = ProblemSource(spec.name, spec.dtype, root)
+        timed = registry.named(setup.profile.backend).times_user_problems
+        found = check_problem(problem, source, setup.cases[TIMED], timed=timed)
+        tried, warnings = found.baselines, found.warnings
+    return baseline_names(problem) or tried, warnings
+
+
+def check_space(space: str, device: str) -> CheckReport:
+    """Validates a space for a device; SpaceError or ProblemMistake at the first mistake."""
+    path = find_space(space)
+    setup = load_setup(path, device, compile_only=True)
+    size = setup.space.size()
+    setup.space.starts()
+    warnings: tuple[str, ...] = ()
+    if isinstance(setup, KernelSetup):
+        for configuration in distinct_samples(setup.space, _PLANNED, 0):
+            setup.planner.refuse_fractions(configuration)
+        names, warnings = try_problem(setup)
+        require_baseline(setup.document, names)
+    document = setup.document
+    if document is not None:
+        _require_strategy(document.options.strategy, document.search_position)
+    return CheckReport(
+        name=setup.name,
+        path=str(path),
+        device=setup.profile.name,
+        size=size,
+        parameters=setup.space.parameters,
+        constraints=tuple(setup.space.constraint_report())
+        if isinstance(setup, KernelSetup)
+        else (),
+        after_compile=tuple(str(spec) for spec in document.after_compile) if document else (),
+        kernels=tuple(
+            KernelSummary(
+                kernel.name,
+                kernel.source.name,
+                kernel.language,
+                ", ".join(str(support) for support in kernel.supports) or "everything",
+            )
+            for kernel in (document.kernels if document else ())
+        ),
+        cases=tuple(case.label for cases in setup.cases.values() for case in cases)
+        if isinstance(setup, KernelSetup)
+        else (),
+        unread=tuple(unread_parameters(document)) if document else (),
+        warnings=warnings,
+        advice=tuple(_advice(setup)) if isinstance(setup, KernelSetup) else (),
+    )
+
+
+def _advice(setup: KernelSetup) -> Iterator[str]:
+    spec = setup.problem_spec
+    problem = create_problem(spec.name, spec.dtype, setup.root)
+    if not isinstance(problem, HasAdvice):
+        return
+    for group in ("shapes", "held_out"):
+        for number, shape in enumerate(getattr(spec, group)):
+            for variant in spec.variants:
+                if advice := problem.advice(shape, variant):
+                    yield str(spec.at(group, number).error(advice))
+
+
+def _require_strategy(strategy: str, position: Position) -> None:
+    names = strategy_names()
+    if strategy not in names:
+        hint = did_you_mean(strategy, names)
+        known = ", ".join(names)
+        raise position.error(f"unknown search strategy {strategy!r}{hint}; there are {known}")

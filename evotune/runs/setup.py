@@ -1,0 +1,397 @@
+"""A space made ready to search: read, checked, and bound to the devices that it will run on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeAlias
+
+import msgspec
+
+from evotune.backends import registry
+from evotune.backends.base.backend import Backend
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.recorded import RecordedSpace, read_named_recording, read_recorded_space
+from evotune.backends.registry import work_together
+from evotune.errors import NoSuchGpu, UsageError
+from evotune.problems import Case, Problem, create_problem
+from evotune.problems.problem import WrongKey
+from evotune.run_options import RunOptions
+from evotune.runs._bound_cases import bind_space
+from evotune.runs._compile_options import refuse_options
+from evotune.runs._planning import Planner, architecture
+from evotune.runs._space_files import (
+    problem_file,
+    read_kernel_sources,
+    require_agreement,
+    space_file_name,
+    space_path,
+)
+from evotune.runs.folder import RunFolder
+from evotune.runs.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
+from evotune.runs.spaces import is_recording, shipped_name
+from evotune.space.bound import BoundSpace
+from evotune.space.document import SpaceDocument, load_space
+from evotune.space.reading.case_file import CaseEntry
+from evotune.space.search_space import SearchSpace
+from evotune.space.specs import GivenCase, ProblemSpec
+from evotune.store import RunStore
+from evotune.util.command_line import command_line
+from evotune.util.regular_file import read_regular
+
+_RECORDED = DeviceProfile("recorded", "recorded", "", {})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSetup:
+    """A space of kernels, ready to be measured.
+
+    - `problem_spec`: the problem as the space file has it.
+    - `root`: the folder under which the kernels and the problem are read by compilers and workers.
+    - `space_file`: the space file's path under the root; `files`: the content of it and of all
+      sources, by their paths.
+    - `devices`: the devices to measure on; `profile` holds on each of them.
+    - `secret`: the gate draws inputs, places and shapes from it. It is drawn when a run begins and
+      kept in its store, so that nobody who writes a kernel knows it and yet the run repeats.
+    """
+
+    kind: ClassVar[str] = "kernel"
+
+    document: SpaceDocument
+    problem_spec: ProblemSpec
+    space: BoundSpace
+    cases: Mapping[str, list[Case]]
+    planner: Planner
+    profile: DeviceProfile
+    devices: tuple[DeviceProfile, ...]
+    root: Path
+    space_file: str
+    files: Mapping[str, bytes]
+    secret: str
+    skipped: tuple[Skipped, ...] = ()
+    """Cases that a user gave and no kernel takes."""
+
+    @property
+    def name(self) -> str:
+        return self.document.name
+
+    @property
+    def options(self) -> RunOptions:
+        return self.document.options
+
+    @property
+    def tries_first(self) -> bool:
+        """Whether the space file names configurations to be tried first."""
+        return bool(self.document.try_first)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The kernels' languages, each once, sorted."""
+        return tuple(sorted({kernel.language for kernel in self.document.kernels}))
+
+    @property
+    def problem_facts(self) -> dict[str, str]:
+        """The problem, as a run's store describes it."""
+        return {"name": self.problem_spec.name, "dtype": self.problem_spec.dtype}
+
+    def at(self, root: Path) -> KernelSetup:
+        """The same setup, with its files read under another root, which has copies of them."""
+        return dataclasses.replace(self, root=root, planner=self.planner.at(root))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSetup:
+    """A recorded space: outcomes are looked up, after a pause of `delay_ms` each."""
+
+    kind: ClassVar[str] = "recorded"
+    devices: ClassVar[tuple[DeviceProfile, ...]] = ()
+    languages: ClassVar[tuple[str, ...]] = ()
+    problem_facts: ClassVar[Mapping[str, str]] = {}
+
+    name: str
+    recording: RecordedSpace
+    document: SpaceDocument | None
+    """None for a recording without a space file."""
+    space_file: str
+    recording_file: Path
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The content of the space file and of the recording, by their paths under the root."""
+        content = read_regular(self.recording_file)
+        if self.document is None:
+            return {self.space_file: content}
+        file, root = self.recording_file.resolve(), self.document.root.resolve()
+        text = self.document.text.encode()
+        return {self.space_file: text, file.relative_to(root).as_posix(): content}
+
+    @property
+    def space(self) -> SearchSpace:
+        return self.recording.space
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """The device that the recording names."""
+        return dataclasses.replace(_RECORDED, name=self.recording.device_name or "recorded")
+
+    @property
+    def options(self) -> RunOptions:
+        return self.document.options if self.document is not None else RunOptions()
+
+    @property
+    def tries_first(self) -> bool:
+        """Whether the space file names configurations to be tried first."""
+        return self.document is not None and bool(self.document.try_first)
+
+    @property
+    def delay_ms(self) -> float:
+        named = self.document.recorded if self.document is not None else None
+        return 0.0 if named is None else named.delay_ms
+
+    def at(self, root: Path) -> RecordedSetup:
+        """Itself: the recording is in memory."""
+        return self
+
+
+Setup: TypeAlias = KernelSetup | RecordedSetup
+
+
+class Elsewhere(Protocol):
+    """Devices of other machines."""
+
+    allow_mixed: bool
+
+    def devices(self, backend: str) -> list[DeviceProfile]:
+        """EnvironmentProblem when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """`count` None: all there are."""
+
+    count: int | None
+    allow_mixed: bool = False
+
+    @classmethod
+    def parse(cls, gpus: int | str, *, allow_mixed: bool) -> GpuRequest:
+        """Of `all` or a number; UsageError for anything else."""
+        if gpus == "all":
+            return cls(None, allow_mixed)
+        text = str(gpus)
+        if not (text.isascii() and text.isdecimal() and len(text) < 5 and int(text)):
+            raise UsageError(f"expected all or a number of GPUs (1 or more), not {gpus!r}")
+        return cls(int(text), allow_mixed)
+
+
+def load_setup(
+    path: Path,
+    device: str,
+    run: RunFolder | None = None,
+    *,
+    compile_only: bool = False,
+    left_free: bool = False,
+    gpus: GpuRequest | None = None,
+    elsewhere: Elsewhere | None = None,
+    secret: str = "",
+    cases: Sequence[CaseEntry] = (),
+) -> Setup:
+    """Reads and binds a space file or a recording, for a device, or for several GPUs.
+
+    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
+    `elsewhere`. With `left_free` it is the part that other work leaves free (`Backend.left_free`).
+    `cases` take the place of those of the space. Every mistake in the file is a SpaceError with its
+    position; UsageError when the space does not fit the device or the other arguments.
+    """
+    root = None if run is None else run.sources
+    document = None if is_recording(path) else load_space(path, root=root)
+    if document is None or document.recorded is not None:
+        wants_device = device not in ("auto", "recorded") and run is None
+        if wants_device or gpus is not None or elsewhere is not None:
+            raise UsageError(
+                f"{path} is a recorded space: it runs on no device; leave --device and --gpus out"
+            )
+        if cases:
+            raise UsageError(
+                f"{path} is a recorded space: it knows only its own cases; leave --cases out"
+            )
+        return _recorded_setup(path, document)
+    if device == "recorded":
+        raise UsageError(f"{path} is not a recorded space, so --device recorded does not fit it")
+    backend = _backend(document, device)
+    refuse_options(document)
+    if elsewhere is not None:
+        devices = elsewhere.devices(backend.name)
+        profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
+    elif gpus is None:
+        with _offering_to_compile(backend, document, run):
+            wanted = backend.left_free(device) if left_free else device
+            profile = backend.profile(wanted, compile_only=compile_only)
+        devices = [profile]
+    elif not backend.several:
+        raise UsageError(f"{path} holds {backend.name} kernels; --gpus is for CUDA kernels")
+    else:
+        with _offering_to_compile(backend, document, run):
+            devices = backend.profiles(device, gpus.count)
+        profile = work_together(devices, allow_mixed=gpus.allow_mixed)
+    return _kernel_setup(
+        document,
+        profile,
+        devices,
+        compile_only=compile_only,
+        secret=secret,
+        cases=cases,
+        stored=run is not None,
+    )
+
+
+def load_kernel_setup(
+    path: Path,
+    device: str,
+    run: RunFolder | None = None,
+    *,
+    compile_only: bool = False,
+    secret: str = "",
+    cases: Sequence[CaseEntry] = (),
+) -> KernelSetup:
+    """`load_setup` of a space of kernels; UsageError for a recorded one."""
+    setup = load_setup(path, device, run, compile_only=compile_only, secret=secret, cases=cases)
+    if isinstance(setup, RecordedSetup):
+        raise UsageError(f"{path} is a recorded space: there is no kernel in it")
+    return setup
+
+
+def _recorded_setup(path: Path, document: SpaceDocument | None) -> RecordedSetup:
+    if document is None or document.recorded is None:
+        name = path.name.partition(".")[0]
+        return RecordedSetup(name, read_recorded_space(path), document, path.name, path)
+    recording = read_named_recording(document.recorded)
+    file = document.recorded.file
+    return RecordedSetup(document.name, recording, document, space_file_name(document), file)
+
+
+def _kernel_setup(
+    document: SpaceDocument,
+    profile: DeviceProfile,
+    devices: Sequence[DeviceProfile],
+    *,
+    compile_only: bool,
+    secret: str,
+    cases: Sequence[CaseEntry],
+    stored: bool,
+) -> KernelSetup:
+    _refuse_device_of_no_kernel(document, profile)
+    spec = document.problem
+    assert spec is not None, "the schema demands a problem of a space with kernels"
+    sources = {kernel.name: read_kernel_sources(document, kernel) for kernel in document.kernels}
+    python = problem_file(document, spec)
+    require_agreement(document, spec, python, sources, compile_only=compile_only)
+    root = document.root.absolute()
+    problem = _problem(spec, root)
+    skipped: tuple[Skipped, ...] = ()
+    if cases:
+        given, skipped = kept_cases(document, problem, cases, profile, stored=stored)
+        spec = dataclasses.replace(spec, cases=given)
+    bound, by_role = bind_space(document, spec, problem, profile)
+    planner = Planner(document, bound, problem, by_role, profile, sources=sources, secret=secret)
+    space_file = space_file_name(document)
+    files = {space_file: document.text.encode(), **python}
+    for found in sources.values():
+        files |= found
+    return KernelSetup(
+        document=document,
+        problem_spec=spec,
+        space=bound,
+        cases=by_role,
+        planner=planner,
+        profile=profile,
+        devices=tuple(devices),
+        root=root,
+        space_file=space_file,
+        files=files,
+        secret=secret,
+        skipped=skipped,
+    )
+
+
+def _backend(document: SpaceDocument, device: str) -> Backend:
+    """The one backend of all kernels."""
+    backends = {registry.speaking(kernel.language) for kernel in document.kernels}
+    if len(backends) > 1:
+        message = "kernels of one space must all be for the CPU or all for a GPU"
+        raise document.kernels[0].position.error(message)
+    (backend,) = backends
+    if registry.asked_for(device) not in (None, backend):
+        held = f"{document.path} holds {backend.name} kernels"
+        raise UsageError(f"{held}; they cannot run on --device {device}")
+    return backend
+
+
+def _problem(spec: ProblemSpec, root: Path) -> Problem:
+    try:
+        return create_problem(spec.name, spec.dtype, root)
+    except UsageError as error:
+        key = error.key if isinstance(error, WrongKey) else "name"
+        raise spec.at(key).error(str(error)) from error
+
+
+@contextlib.contextmanager
+def _offering_to_compile(
+    backend: Backend, document: SpaceDocument, run: RunFolder | None
+) -> Iterator[None]:
+    """Where the GPU is missing: how the space is compiled without it."""
+    try:
+        yield
+    except NoSuchGpu as error:
+        models = (error.model,) if error.model else backend.models()
+        fitting = (name for name in models if not _reasons(document, backend.model(name)))
+        model = next(fitting, None)
+        if run is not None or model is None:
+            raise
+        path = shipped_name(document.path) or document.path
+        command = command_line("compile", path, "--device", model)
+        raise NoSuchGpu(f"{error}; or only compile: {command}", error.model) from error
+
+
+def load_run_setup(
+    run: RunFolder,
+    store: RunStore,
+    gpus: GpuRequest | None = None,
+    elsewhere: Elsewhere | None = None,
+    cases: Sequence[GivenCase] = (),
+) -> Setup:
+    """A run's own copy of its space, for the device it was made on (or one of that model), or
+    for several GPUs. `cases` take the place of those that it was tuned for."""
+    with store.trusting_facts():
+        recorded = DeviceProfile.from_json(store.meta("device"))
+        device = registry.AUTO
+        if recorded.backend != _RECORDED.backend and gpus is None and elsewhere is None:
+            device = registry.named(recorded.backend).same_device(recorded)
+        secret = str(store.meta("secret", ""))
+        entries = stored_cases(msgspec.to_builtins(list(cases)) or store.meta(GIVEN_CASES, []))
+    return load_setup(
+        space_path(run, store),
+        device,
+        run,
+        gpus=gpus,
+        elsewhere=elsewhere,
+        secret=secret,
+        cases=entries,
+    )
+
+
+def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:
+    """SpaceError (exit 2) when no kernel `supports` the device's architecture."""
+    reasons = _reasons(document, profile)
+    if reasons:
+        kernel = document.kernels[0]
+        hint = f"; use the space {kernel.alternative} there" if kernel.alternative else ""
+        raise kernel.position.error(f"{reasons[0]} ({profile.name}){hint}")
+
+
+def _reasons(document: SpaceDocument, profile: DeviceProfile) -> list[str]:
+    """Why no kernel supports the device; none where one does."""
+    reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
+    return [reason for reason in reasons if reason] if all(reasons) else []

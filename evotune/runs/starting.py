@@ -1,0 +1,337 @@
+"""Starting and resuming runs: joins space, problem, device, store, search and executor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from evotune.backends import registry
+from evotune.backends.registry import measuring_alone
+from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
+from evotune.run_options import RunOptions
+from evotune.runs import environment
+from evotune.runs._kernel_run import KernelRun
+from evotune.runs._recorded_run import RecordedRun
+from evotune.runs._space_files import fingerprints, snapshot
+from evotune.runs._work import KindOfRun, RunWork
+from evotune.runs.cluster_run import Cluster, ClusterRequest, connected
+from evotune.runs.folder import RunFolder, create_folder, write_durably
+from evotune.runs.given_cases import GIVEN_CASES, skipped_in_words
+from evotune.runs.observer import Observer
+from evotune.runs.setup import (
+    GpuRequest,
+    KernelSetup,
+    RecordedSetup,
+    Setup,
+    load_run_setup,
+    load_setup,
+)
+from evotune.runs.spaces import find_space, flagship
+from evotune.runs.stop_signal import interruptible
+from evotune.search.catalog import create_strategy, same_strategy, strategy_name
+from evotune.space.reading.case_file import CaseEntry
+from evotune.space.search_space import SearchSpace
+from evotune.store import RunStore
+from evotune.trial import Configuration, Json, OutcomeKind
+from evotune.util.command_line import RUNS_DIR
+
+if TYPE_CHECKING:
+    from evotune.search.own import StrategyMaker
+
+
+# --- The best of an earlier run as the first proposals of a new one -------------------------------
+
+_STARTS: Final = 8
+
+
+def warm_starts(
+    space: SearchSpace, first: Sequence[Configuration], run: RunFolder
+) -> list[Configuration]:
+    """The configurations to try `first`, then the run's best, brought into this space.
+
+    The run may be of another shape, device or version of the space: parameters that it lacks get
+    their defaults, and a configuration that is not valid here is repaired. UsageError when the run
+    has no valid configuration, or shares no parameter with the space.
+    """
+    with RunStore.open_for_reading(run.store) as store:
+        best = store.best(before=sys.maxsize)
+        if best is None:
+            raise UsageError(f"run {run.id} has no valid configuration to start from")
+        names = {parameter.name for parameter in space.parameters}
+        if not names & best.configuration.keys():
+            raise UsageError(f"run {run.id} shares no parameter with this space")
+        starts = dict.fromkeys(first)
+        most = len(starts) + _STARTS
+        for trial in store.best_first():
+            if len(starts) == most:
+                break
+            known = {name: value for name, value in trial.configuration.items() if name in names}
+            repaired = space.repair({**space.default(), **known}, random.Random(0))
+            if repaired is not None:
+                starts[repaired] = None
+    return list(starts)
+
+
+LOOKAHEAD_PER_DEVICE = 16
+"""Enough to feed each of many GPUs (`benchmarks/lookahead.py`); fixed for the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A user's wish for a new run.
+
+    - `space`: a file or a shipped space's name; None: the flagship for the device.
+    - `options`: values of `RunOptions` by name that replace those of the space; None leaves one.
+    - `strategy`: a strategy's name, or a strategy of the user's own.
+    - `gpus` and `cluster`: measure on several devices.
+    - `cases`: take the place of those of the space.
+    - `facts`: further facts for the run's store.
+    - `command`: the command line, for the record.
+    """
+
+    space: str | None
+    device: str = "auto"
+    runs_dir: Path = RUNS_DIR
+    options: Mapping[str, Json] = field(default_factory=dict)
+    strategy: str | StrategyMaker | None = None
+    warm_start: RunFolder | None = None
+    gpus: GpuRequest | None = None
+    cluster: ClusterRequest | None = None
+    cases: Sequence[CaseEntry] = ()
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """`reason`: as `SearchLoop.run` has it. `undecided`: nothing was confirmed, and of some
+    candidate the machine was too noisy to say whether it is right."""
+
+    run: RunFolder
+    reason: str
+    ok_trials: int
+    undecided: bool = False
+
+
+def start_run(request: RunRequest, observer: Observer) -> RunResult:
+    """A new run, to its end. Everything that can be refused is refused before it has a folder."""
+    path = flagship(request.device) if request.space is None else find_space(request.space)
+    secret = secrets.token_hex(8)
+    with connected(request.cluster) as cluster:
+        setup = load_setup(
+            path,
+            request.device,
+            left_free=True,
+            gpus=request.gpus,
+            elsewhere=cluster,
+            secret=secret,
+            cases=request.cases,
+        )
+        options = _options(setup, request)
+        strategy = request.strategy or options.strategy
+        create_strategy(strategy, setup.space, options)  # refuses a strategy that does not fit
+        setup.space.size()  # refuses a space without a valid configuration
+        described = environment.describe(setup.profile, request.command, setup.languages)
+        facts = {
+            "space": setup.name,
+            "space_file": setup.space_file,
+            "environment": described,
+            "kind": setup.kind,
+            "device": setup.profile.to_json(),
+            "problem": dict(setup.problem_facts),
+            "settings": options.to_json(),
+            "default": setup.space.default().to_json(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": described["command"],
+            "state": "running",
+            "secret": secret,
+            **request.facts,
+        }
+        if isinstance(setup, KernelSetup) and request.cases:
+            facts[GIVEN_CASES] = msgspec.to_builtins(setup.problem_spec.cases)
+            if said := skipped_in_words(setup.skipped, len(setup.problem_spec.cases)):
+                facts["skipped_cases"] = said
+                observer.phase(said)
+        with (
+            measuring_alone(() if cluster else setup.devices),
+            interruptible(),
+            _new_run(request.runs_dir, setup, facts) as (run, store),
+        ):
+            # From here on the run lives on its own copies of the sources.
+            own = setup.at(run.sources)
+            return _finish(run, store, own, options, observer, cluster, request.strategy)
+
+
+def _options(setup: Setup, request: RunRequest) -> RunOptions:
+    """The space's, as the user changed them. UsageError or SpaceError for what cannot be."""
+    options = setup.options.replaced(_first_look(setup, request)).replaced(request.options)
+    if request.strategy is not None:
+        options = options.replaced({"strategy": strategy_name(request.strategy)})
+    if isinstance(setup, RecordedSetup) and options.speedup is not None:
+        raise UsageError(
+            "a recorded space has no baseline, so no speedup to reach: stop by trials or minutes"
+        )
+    if isinstance(setup, RecordedSetup) and "error" in options.objectives:
+        raise UsageError("a recorded space holds only times: `objective: error` needs a kernel")
+    if request.options.get("lookahead") is None and len(setup.devices) > 1:
+        enough = LOOKAHEAD_PER_DEVICE * len(setup.devices)
+        options = options.replaced({"lookahead": max(options.lookahead, enough)})
+    starts = setup.space.starts()
+    if request.warm_start is not None:
+        starts = warm_starts(setup.space, starts, request.warm_start)
+    # Without a wish the strategies begin as they like: random search does not need the default.
+    if request.warm_start is not None or setup.tries_first:
+        first = tuple(configuration.to_json() for configuration in starts)
+        options = options.replaced({"starts": first})
+    return options
+
+
+_LIMITS: Final = ("trials", "minutes", "compiles", "speedup", "no_improvement")
+
+
+def _first_look(setup: Setup, request: RunRequest) -> dict[str, Json]:
+    """The options of a run whose user named neither a space nor a limit, and should not wait long.
+    Champions are confirmed as in any other run."""
+    if request.space is not None or any(request.options.get(name) for name in _LIMITS):
+        return {}
+    return dict(registry.named(setup.profile.backend).first_look)
+
+
+@contextlib.contextmanager
+def _new_run(
+    runs_dir: Path, setup: Setup, facts: Mapping[str, Json]
+) -> Iterator[tuple[RunFolder, RunStore]]:
+    """A new folder with copies of the space's files, locked, and its store. The folder goes again
+    when there is nothing in it that could be resumed."""
+    run = create_folder(runs_dir, setup.name)
+    try:
+        snapshot(run, setup.files)
+        text = json.dumps(facts["environment"], indent=2) + "\n"
+        write_durably(run.environment, text.encode())
+        all_facts = {**facts, "sources": fingerprints(run)}
+        with run.locked(), RunStore.create(run.store, all_facts) as store:
+            yield run, store
+    except BaseException as error:
+        if not run.store.exists() or _is_mistaken(run, error):
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _is_mistaken(run: RunFolder, error: BaseException) -> bool:
+    """Whether a mistake of the user's was found before the first trial."""
+    if not isinstance(error, EvotuneError) or error.exit_code != UsageError.exit_code:
+        return False
+    with RunStore.open_for_reading(run.store) as store:
+        return store.count() == 0
+
+
+def resume_run(
+    run: RunFolder,
+    observer: Observer,
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    champions: int | None = None,
+    strategy: str | StrategyMaker | None = None,
+    allow_mixed: bool = False,
+    gpus: GpuRequest | None = None,
+    cluster: ClusterRequest | None = None,
+) -> RunResult:
+    """Goes on with a run, on as many GPUs as are asked for now; `trials`, `minutes` and `champions`
+    are new totals. `champions` without `minutes` are confirmed however long it takes.
+    `strategy`: the maker of the strategy of a user's own that the run has."""
+    with run.locked(), connected(cluster) as elsewhere:
+        # Whoever closes a writer changes the files, so all refusals come before there is one.
+        with RunStore.open_for_reading(run.store) as store:
+            options = stored_options(store)
+            same_strategy(options.strategy, strategy)
+            done = store.count()
+            if trials is not None and trials < done:
+                raise UsageError(f"run {run.id} has {done} trials already; ask for more than that")
+            options = options.replaced(
+                {"trials": trials, "minutes": minutes, "champions": champions}
+            )
+            if done >= options.trials and champions is None:
+                observer.phase(f"all {done} trials are done; --trials asks for more")
+            setup = load_run_setup(run, store, gpus, elsewhere)
+            if not allow_mixed:
+                _require_same_environment(run, store, setup)
+        with (
+            measuring_alone(() if elsewhere else setup.devices),
+            interruptible(),
+            RunStore.open_for_writing(run.store, checked=True) as store,
+        ):
+            store.set_facts({"settings": options.to_json(), "state": "running"})
+            patient = champions is not None and minutes is None
+            return _finish(
+                run, store, setup, options, observer, elsewhere, strategy, patient=patient
+            )
+
+
+def _require_same_environment(run: RunFolder, store: RunStore, setup: Setup) -> None:
+    """EnvironmentProblem when times measured here would not compare with the run's."""
+    now = environment.describe(setup.profile, (), setup.languages)
+    then = environment.read(run.environment, store.meta("environment"))
+    changes = environment.changes(then, now)
+    if changes:
+        raise EnvironmentProblem(
+            f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
+            "use --allow-mixed to go on all the same"
+        )
+
+
+def stored_options(store: RunStore) -> RunOptions:
+    """The run's options as its store holds them. StoreError for damaged ones: a run must not go on
+    with them."""
+    with store.trusting_facts():
+        return RunOptions.from_json(store.meta("settings"))
+
+
+def _finish(  # noqa: PLR0917
+    run: RunFolder,
+    store: RunStore,
+    setup: Setup,
+    options: RunOptions,
+    observer: Observer,
+    cluster: Cluster | None,
+    strategy: str | StrategyMaker | None,
+    *,
+    patient: bool = False,
+) -> RunResult:
+    kind: KindOfRun
+    if isinstance(setup, RecordedSetup):
+        kind = RecordedRun(setup)
+    else:
+        kind = KernelRun(
+            run,
+            store,
+            setup,
+            options=options,
+            observer=observer,
+            cluster=cluster,
+            patient=patient,
+        )
+    work = RunWork(
+        run, store, kind, options=options, observer=observer, strategy=strategy, patient=patient
+    )
+    reason = work.run_to_end()
+    return RunResult(run, reason, store.count_ok(), _is_undecided(store))
+
+
+def _is_undecided(store: RunStore) -> bool:
+    confirmed = store.confirmations().values()
+    if any(outcome.ok for outcome in confirmed):
+        return False
+    in_search = not store.count_ok() and store.kinds().get(OutcomeKind.UNDECIDED, 0) > 0
+    return in_search or any(outcome.undecided for outcome in confirmed)

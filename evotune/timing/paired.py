@@ -1,0 +1,275 @@
+"""Paired timing of a candidate against its baseline, interleaved ABBA in one process.
+
+One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
+the round cancels in its ratio. Before each round the candidate runs once untimed, since the first
+sample after a pause meets cold caches and resting threads. So each side has one sample after itself
+and one after the other side. Rounds go on until the ratio is known well enough, or until the
+candidate is surely no contender. A champion gets further rounds while noise leaves open which
+champion is the best. Rounds during which the device slowed down are repeated, a bounded number of
+times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from evotune.backends.base.session import Sampler
+from evotune.trial import Json, Measurement
+
+# --- Medians with bootstrap confidence intervals (Efron 1979, percentile method) ------------------
+
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and its 95% confidence bounds, in the samples' unit."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def relative_half_width(self) -> float:
+        return (self.high - self.low) / (2 * self.median)
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Median of `samples` with its bootstrap interval; the same samples, in any order, give the
+    same bounds."""
+    values = np.sort(np.asarray(samples, dtype=np.float64))
+    if values.size == 0:
+        raise ValueError("no samples")
+    lower, upper = _middle_ranks(values.size)
+    medians = (values[lower] + values[upper]) / 2
+    low, high = np.percentile(medians, (2.5, 97.5))
+    return Interval(float(np.median(values)), float(low), float(high))
+
+
+@functools.lru_cache(maxsize=256)
+def _middle_ranks(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Ranks, from 0, of the two middle samples of each resample of `size` (for an odd size, the
+    same rank twice). The ranks do not depend on the samples, so they are drawn once: racing needs
+    them after every round."""
+    draws = np.random.default_rng(0).integers(0, size, (_RESAMPLES, size))
+    draws.sort(axis=1)
+    return draws[:, (size - 1) // 2].copy(), draws[:, size // 2].copy()
+
+
+_MOST_RETAKES = 2
+_STEADY_CLOCKS = 0.03  # clocks that differ by more are no steady state
+_SLOWDOWNS = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
+_POWER_CAP = "sw_power_cap"
+_EAGER_SAMPLES = 24
+_REST_S = 1.0  # for a hot device, before each retake
+
+
+@dataclass(frozen=True, slots=True)
+class TimingSettings:
+    """When the sampling of a case stops, and how a sample is taken.
+
+    - `min_rounds`: the fewest rounds.
+    - `half_width`: after each multiple of `min_rounds`, sampling stops if half of the interval's
+      width is at most this share of the median.
+    - `max_seconds`: after `min_rounds`, sampling stops when so much time has passed.
+    - `max_rounds`: sampling stops here, unless the interval is in doubt.
+    - `doubt`: the interval is in doubt while it reaches further than this to either side. Then up
+      to `extra_rounds` follow.
+    - `sample_us`: a sample lasts at least this long.
+    - `places`: a sample uses up to this many copies of the buffers.
+    - `graphs`, `baseline_graphs`: the CUDA graphs of the candidate and of a baseline. A graph's
+      place in memory changes its time.
+    - `graphs_take_turns`: each round uses one of the graphs; else a sample is the mean over all.
+    """
+
+    min_rounds: int = 5
+    max_rounds: int = 25
+    half_width: float = 0.01
+    sample_us: float = 1000.0
+    max_seconds: float = 1.0
+    extra_rounds: int = 0
+    doubt: float = math.inf
+    places: int = 4
+    graphs: int = 1
+    baseline_graphs: int = 3
+    graphs_take_turns: bool = True
+
+    @classmethod
+    def fixed(cls) -> TimingSettings:
+        """Every candidate gets as many samples as racing gives a contender."""
+        return cls(min_rounds=25)
+
+    @classmethod
+    def thorough(cls) -> TimingSettings:
+        """Settings for a champion's reported figures, and for comparing two configurations."""
+        return cls(
+            min_rounds=20,
+            max_rounds=60,
+            half_width=0.005,
+            max_seconds=3.0,
+            places=8,
+            graphs=8,
+            baseline_graphs=8,
+            graphs_take_turns=False,
+        )
+
+    @classmethod
+    def repeated(cls) -> TimingSettings:
+        """Settings for a champion's further processes, which differ by more than 1%, and for its
+        held-out cases, which decide nothing."""
+        return dataclasses.replace(cls.thorough(), max_rounds=40, half_width=0.01)
+
+    def deciding(self, cases: int) -> TimingSettings:
+        """Settings for each of the `cases` whose mean decides which champion is the best.
+
+        The mean must be known to 1%, the least difference that matters. So each case must be known
+        to 1% times the root of their number.
+        """
+        return dataclasses.replace(self, extra_rounds=180, doubt=0.01 * math.sqrt(cases))
+
+
+def measure_paired(
+    candidate: Sampler,
+    baseline: Sampler,
+    *,
+    case: str,
+    baseline_name: str,
+    settings: TimingSettings,
+    contender_speedup: float = 0.0,
+    leader_speedup: float = 0.0,
+    cache: str = "warm",
+    held_out: bool = False,
+    before_sample: Callable[[], None] = lambda: None,
+    state: Callable[[], Mapping[str, Json]] = dict,
+    rest: Callable[[float], None] = time.sleep,
+) -> Measurement:
+    """Times the candidate against the baseline. `before_sample` runs outside the clock before each
+    sample of either side. `state` reads the device's state before the first sample and right after
+    the last one.
+
+    Stops early once the speedup is surely below `contender_speedup`; past the usual rounds, once
+    it is surely no more than `settings.doubt` above `leader_speedup`.
+
+    The measurement is repeated, at most twice, when heat or hardware slowed the device down
+    meanwhile, after a `rest` (in s) if the device is still slow. The last measurement is kept,
+    marked `throttled` if the device was slow during that one too."""
+    retakes = -1
+    throttled = True
+    after: Mapping[str, Json] = {}
+    while throttled and retakes < _MOST_RETAKES:
+        retakes += 1
+        if _SLOWDOWNS.intersection(after.get("throttled_by", ())):
+            rest(_REST_S)
+        before = state()
+        rivals = _Rivals(contender_speedup, leader_speedup)
+        taken = _take(candidate, baseline, settings, rivals, before_sample)
+        after = state()
+        throttled = slowed_down(before, after)
+    return msgspec.structs.replace(
+        taken,
+        case=case,
+        baseline=baseline_name,
+        cache=cache,
+        held_out=held_out,
+        state=dict(after),
+        retakes=retakes,
+        throttled=throttled,
+    )
+
+
+def slowed_down(before: Mapping[str, Json], after: Mapping[str, Json]) -> bool:
+    """True if heat or hardware slowed the device down, or its SM clocks changed, in between.
+
+    A software power cap alone does not count: a small GPU lives at its cap, and clocks that
+    follow it hit candidate and baseline alike."""
+    reasons = {*before.get("throttled_by", ()), *after.get("throttled_by", ())}
+    if reasons & _SLOWDOWNS:
+        return True
+    first, last = before.get("sm_mhz"), after.get("sm_mhz")
+    if not first or not last or _POWER_CAP in reasons:
+        return False
+    return bool(abs(first - last) > _STEADY_CLOCKS * max(first, last))
+
+
+class _Rivals(NamedTuple):
+    """The two speedups that `measure_paired` takes."""
+
+    contender_speedup: float
+    leader_speedup: float
+
+
+def _take(
+    candidate: Sampler,
+    baseline: Sampler,
+    settings: TimingSettings,
+    rivals: _Rivals,
+    before_sample: Callable[[], None],
+) -> Measurement:
+    """Run one row of rounds; the caller fills in the case and the baseline's name."""
+    candidate_us: list[float] = []
+    baseline_us: list[float] = []
+    ratios: list[float] = []
+    interval = Interval(1.0, 0.0, math.inf)
+    started = time.monotonic()
+    while len(ratios) < settings.max_rounds + settings.extra_rounds:
+        candidate.run()
+        times_us = []
+        for side in (candidate, baseline, baseline, candidate):
+            before_sample()
+            times_us.append(side.time_us())
+        first, reference_1, reference_2, second = times_us
+        candidate_us += (first, second)
+        baseline_us += (reference_1, reference_2)
+        ratios.append((reference_1 + reference_2) / (first + second))
+        rounds = len(ratios)
+        usual = rounds <= settings.max_rounds
+        # Checking after every round would stop at the first interval that is narrow by chance.
+        looking = rounds % (settings.min_rounds if usual else settings.max_rounds) == 0
+        spent = time.monotonic() - started > settings.max_seconds
+        # Past the usual rounds an interval takes milliseconds.
+        if rounds < settings.min_rounds or not (usual or looking or spent):
+            continue
+        interval = median_interval(ratios)
+        settled = looking and interval.relative_half_width <= settings.half_width
+        if settled or spent or interval.high < rivals.contender_speedup:
+            break
+        if rounds >= settings.max_rounds and not _is_in_doubt(interval, settings, rivals):
+            break
+    return Measurement(
+        case="",
+        time_us=float(np.median(candidate_us)),
+        time_min_us=min(candidate_us),
+        baseline="",
+        baseline_us=float(np.median(baseline_us)),
+        speedup=interval.median,
+        speedup_low=interval.low,
+        speedup_high=interval.high,
+        samples=len(ratios),
+    )
+
+
+def _is_in_doubt(interval: Interval, settings: TimingSettings, rivals: _Rivals) -> bool:
+    """True if more rounds may change the choice of the champion."""
+    matters = interval.high > rivals.leader_speedup * (1 + settings.doubt)
+    return matters and interval.relative_half_width > settings.doubt
+
+
+def eager_times_us(candidate: Sampler, baseline: Sampler) -> tuple[float, float]:
+    """Median time per call of each side, interleaved ABBA; for samplers of eager calls."""
+    candidate_us: list[float] = []
+    baseline_us: list[float] = []
+    for _ in range(_EAGER_SAMPLES // 2):
+        candidate_us.append(candidate.time_us())
+        baseline_us += (baseline.time_us(), baseline.time_us())
+        candidate_us.append(candidate.time_us())
+    return float(np.median(candidate_us)), float(np.median(baseline_us))

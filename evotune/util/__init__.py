@@ -1,0 +1,1 @@
+"""What every folder uses: files, words, commands and processes."""

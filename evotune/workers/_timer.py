@@ -1,0 +1,254 @@
+"""Times one case: candidate and baseline side by side, warm, cold and as eager calls."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from evotune.backends.base.session import Sampler, Session
+from evotune.problems.element_types import torch_dtype
+from evotune.problems.problem import Case, Problem, TensorSpec
+from evotune.timing.paired import TimingSettings, eager_times_us, measure_paired
+from evotune.timing.samplers import eager_sampler, places, rotating_sampler, warm_sampler
+from evotune.trial import Measurement
+from evotune.verify.buffers import BufferSets
+from evotune.verify.gate import Gate, Subject
+from evotune.verify.pool import InputPool
+from evotune.verify.watch import Watch, Watched
+from evotune.verify.watched_sampler import WatchedSampler
+from evotune.workers.executor import RIVAL
+
+_BASELINES_KEPT = 32  # fewer where their inputs take too much memory
+_MOST_COLD_SETS = 256
+
+
+class BaselineSamplers:
+    """Warm samplers of baselines by case, name, seed and settings; the latest used are kept."""
+
+    def __init__(self, session: Session, problem: Problem, pool: InputPool) -> None:
+        self._session = session
+        self._problem = problem
+        self._pool = pool
+        self._kept: OrderedDict[tuple[str, str, int, TimingSettings], Sampler] = OrderedDict()
+
+    def get(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
+        key = (case.label, name, seed, settings)
+        if key not in self._kept:
+            self._kept[key] = self._make(case, name, seed, settings)
+        self._kept.move_to_end(key)
+        room = self._session.pool_bytes // (4 * self._pool.set_bytes(case))
+        while len(self._kept) > max(2, min(_BASELINES_KEPT, room)):
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+    def _make(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
+        inputs = dict(self._pool.get(case, "normal", seed).inputs)
+        copies = [inputs]
+        count = places(self._session, self._pool.set_bytes(case), settings.places)
+        for _ in range(count - 1):
+            copies.append({tensor: value.clone() for tensor, value in inputs.items()})
+        calls = [self._problem.baselines(case, own, name)[name] for own in copies]
+        graphs = settings.baseline_graphs if self._session.warm_bytes else 1
+        made = warm_sampler(self._session, calls, settings, graphs=graphs)
+        return self._session.undisturbed(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A candidate on equal buffers at one or more places, and the sampler of its launches."""
+
+    subject: Subject
+    buffers: BufferSets
+    launches: Sequence[Callable[[], object]]
+    sampler: Sampler
+    settings: TimingSettings
+    watch: Watch | None = None
+
+
+class CaseTimer:
+    """Times candidates on normal inputs of one seed."""
+
+    def __init__(
+        self,
+        session: Session,
+        problem: Problem,
+        pool: InputPool,
+        baselines: BaselineSamplers,
+        seed: int,
+        *,
+        watching: bool = True,
+        draw: int = 0,
+    ) -> None:
+        """With `watching`, watched runs come among the timed ones (`verify/watch.py`); `draw`
+        numbers the random draws for them."""
+        self._draw = draw
+        self._watching = watching
+        self._session = session
+        self._problem = problem
+        self._pool = pool
+        self._baselines = baselines
+        self._seed = seed
+
+    def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
+        """Puts the candidate on fresh buffers, at more places where sampling is thorough."""
+        inputs = self._pool.get(subject.case, "normal", self._seed)
+        nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
+        count = places(self._session, nbytes, settings.places)
+        buffers = gate.buffers(subject, [inputs] * count)
+        launches = self._bind(subject, buffers)
+        graphs = settings.graphs if self._session.warm_bytes else 1
+        timed = self._as_in_a_program(subject.case, launches)
+        sampler = warm_sampler(self._session, timed, settings, graphs=graphs)
+        watch = Watch(
+            self._session,
+            self._pool,
+            subject.case,
+            self._seed,
+            buffers=buffers,
+            launches=timed,
+            samplers=sampler.parts,
+            draw=self._draw,
+        )
+        return Placed(subject, buffers, launches, sampler, settings, watch)
+
+    def measure(
+        self,
+        candidate: Placed,
+        reference: Placed | str,
+        *,
+        contender_speedup: float,
+        leader_speedup: float,
+        held_out: bool,
+        asking: bool = False,
+        watched: Callable[[Sequence[Watched]], None] = lambda found: None,
+    ) -> Measurement:
+        """Times the candidate warm, against a rival or the baseline named by `reference`. The
+        inputs change before each sample, the rival's too. Once a round a run of the candidate is
+        watched, and `watched` is called with the results of these runs. With `asking` rounds
+        also ask whether calls keep results."""
+        case = candidate.subject.case
+        assert candidate.watch is not None
+        changing = [candidate.watch]
+        if isinstance(reference, Placed):
+            name, sampler = RIVAL, reference.sampler
+            assert reference.watch is not None
+            changing.append(reference.watch)
+        else:
+            name = reference
+            sampler = self._baselines.get(case, name, self._seed, candidate.settings)
+        turn = itertools.cycle(changing)
+        timed: Sampler = candidate.sampler
+        if self._watching:
+            timed = WatchedSampler(candidate.sampler, candidate.watch, watched, asking=asking)
+        measurement = measure_paired(
+            timed,
+            sampler,
+            case=case.label,
+            baseline_name=name,
+            settings=candidate.settings,
+            contender_speedup=contender_speedup,
+            leader_speedup=leader_speedup,
+            held_out=held_out,
+            before_sample=lambda: next(turn).change(),
+            state=self._session.state,
+        )
+        watched(candidate.watch.take())
+        for watch in changing:
+            watch.settle()
+        return measurement
+
+    def with_eager_times(
+        self, measurement: Measurement, candidate: Placed
+    ) -> tuple[Measurement, Placed | None]:
+        """The measurement with the times of calls outside a graph added, and the candidate as timed
+        so; the measurement alone where such calls are no different."""
+        subject, settings = candidate.subject, TimingSettings()
+        mine = eager_sampler(self._session, candidate.launches[0], settings)
+        if mine is None:
+            return measurement, None
+        name = measurement.baseline
+        call = self._problem.baselines(subject.case, self._inputs(subject.case), name)[name]
+        theirs = eager_sampler(self._session, call, settings)
+        assert theirs is not None
+        eager_us, baseline_us = eager_times_us(mine, theirs)
+        timed = Placed(subject, candidate.buffers.only(0), candidate.launches[:1], mine, settings)
+        return (
+            msgspec.structs.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us),
+            timed,
+        )
+
+    def measure_cold(
+        self, subject: Subject, warm: Measurement
+    ) -> tuple[Measurement, Placed] | None:
+        """Times both sides on inputs that no cache can hold. Returns the measurement and the
+        candidate as timed so; None for cases that are too small, or where the caches are not known.
+
+        The candidate's outputs rotate with its inputs; a baseline allocates its own output, which
+        may be the same block each time.
+        """
+        if not self._session.cold_bytes:
+            return None
+        inputs = self._inputs(subject.case)
+        input_bytes = sum(value.nbytes for value in inputs.values())
+        count = 1 + math.ceil(self._session.cold_bytes / input_bytes)
+        if count > _MOST_COLD_SETS:
+            return None
+        specs = self._problem.tensors(subject.case)
+        device = self._session.torch_device
+        sets = BufferSets(specs, subject.plan, [inputs] * count, device)
+        launches = self._bind(subject, sets)
+        calls = []
+        for _ in range(count):
+            own = {tensor: value.clone() for tensor, value in inputs.items()}
+            calls.append(self._problem.baselines(subject.case, own, warm.baseline)[warm.baseline])
+        settings = TimingSettings.thorough()
+        sampler = rotating_sampler(self._session, launches, settings)
+        measurement = measure_paired(
+            sampler,
+            rotating_sampler(self._session, calls, settings),
+            case=subject.case.label,
+            baseline_name=warm.baseline,
+            settings=settings,
+            cache="cold",
+            held_out=warm.held_out,
+            state=self._session.state,
+        )
+        return measurement, Placed(subject, sets, launches, sampler, settings)
+
+    def _bind(self, subject: Subject, buffers: BufferSets) -> list[Callable[[], object]]:
+        return [
+            self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))
+            for number in range(len(buffers))
+        ]
+
+    def _as_in_a_program(
+        self, case: Case, launches: Sequence[Callable[[], object]]
+    ) -> Sequence[Callable[[], object]]:
+        if not self._session.allocates:
+            return launches
+        outputs = [spec for spec in self._problem.tensors(case) if spec.is_output]
+        return [_allocating(launch, outputs) for launch in launches]
+
+    def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
+        return dict(self._pool.get(case, "normal", self._seed).inputs)
+
+
+def _allocating(
+    launch: Callable[[], object], outputs: Sequence[TensorSpec]
+) -> Callable[[], object]:
+    """A call that allocates and frees memory for the outputs, as a program's call would allocate
+    it, and then launches. The launch writes into its own buffers, which are watched."""
+    wanted = [(spec.shape, spec.all_strides, torch_dtype(spec.dtype)) for spec in outputs]
+
+    def call() -> object:
+        for shape, strides, dtype in wanted:
+            torch.empty_strided(shape, strides, dtype=dtype)
+        return launch()
+
+    return call

@@ -1,0 +1,430 @@
+"""One trial inside the device worker: load, verify, measure, replay.
+
+Runs in a killable process: an infinite loop or a segmentation fault here ends the trial,
+never the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.session import LaunchFailure, Session
+from evotune.problems.problem import Case, Problem
+from evotune.timing.paired import TimingSettings
+from evotune.trial import CUT_SHORT, Measurement, Outcome, OutcomeKind
+from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.kept_checks import worth_keeping
+from evotune.verify.pool import InputPool
+from evotune.verify.random_tests import in_order, run_random_tests
+from evotune.verify.timed_checks import audit, reuse, watch_long_rows
+from evotune.workers._baseline_timer import BaselineTimer
+from evotune.workers._champion_checks import Beside, ChampionChecks, Rebuilt
+from evotune.workers._scoring import (
+    impossible,
+    is_near_peak,
+    is_suspicious,
+    needed_speedup,
+    outcome_of,
+)
+from evotune.workers._stages import Stages
+from evotune.workers._timer import BaselineSamplers, CaseTimer, Placed
+from evotune.workers.executor import (
+    CHECKS,
+    EDGE,
+    HELD_OUT,
+    RANDOM,
+    TIMED,
+    TIMING,
+    WHEN_THERE_IS_TIME,
+    BaselineTiming,
+)
+from evotune.workers.messages import PrepareRequest, TrialCase, TrialRequest
+
+Loaded: TypeAlias = tuple[TrialCase, Subject]
+
+_POOL_SEEDS, _FIRST_SEEDS, _TRIALS_PER_SEED = 4, 2, 32
+_CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
+_START_S = 1.0  # for all timed cases together
+_RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
+
+
+class TrialRunner:
+    """Holds the session, the problem and the input pool of one worker."""
+
+    def __init__(
+        self,
+        session: Session,
+        profile: DeviceProfile,
+        problem: Problem,
+        *,
+        deterministic: bool,
+        secret: str = "",
+        without: Collection[str] = (),
+    ) -> None:
+        """Inputs and places are drawn from `secret`; checks `without` are left out."""
+        self._session = session
+        self._profile = profile
+        self._problem = problem
+        self._without = without
+        self._kinds = [each for each in problem.input_kinds if each not in without]
+        self._pool = InputPool(problem, session.torch_device, session.pool_bytes, secret)
+        twice = deterministic and "second launch" not in without
+        self._gate = Gate(session, problem, self._pool, deterministic=twice)
+        self._champions = ChampionChecks(
+            session, profile, problem, self._gate, self._pool, deterministic=deterministic
+        )
+        self._baselines = BaselineSamplers(session, problem, self._pool)
+        self.tainted = False
+        """A candidate left something running, or broke the device's context: this process must
+        measure nothing more."""
+        self.doubtful = False
+        """Earlier candidates may have caused the last verdict: they overwrote inputs or references,
+        or left no memory."""
+
+    def time_baselines(
+        self,
+        cases: Sequence[Case],
+        libraries: Sequence[str] = (),
+        failed: Sequence[BaselineTiming] = (),
+    ) -> list[BaselineTiming]:
+        """Every baseline on every case, and those of the optional libraries named, but for those
+        that `failed` in earlier processes. FailedBaseline for one that fails in this one."""
+        timing = BaselineTimer(self._session, self._problem, self._pool, failed)
+        return [each for case in cases for each in timing.of_case(case, libraries)]
+
+    def copy_gbps(self) -> float:
+        """Bandwidth of a large copy on this device, measured now; 0 where it is not measured."""
+        return self._session.copy_gbps()
+
+    def beside(self, job: TrialRequest) -> contextlib.AbstractContextManager[Beside | None]:
+        """Starts the work of other processes on a champion; None for another candidate."""
+        if not job.confirm or job.part == TIMING:
+            return contextlib.nullcontext()
+        return self._champions.beside(
+            job.cases,
+            sanitize="sanitizer" not in self._without,
+            disturb="perturbation" not in self._without,
+        )
+
+    def prepare(self, job: TrialRequest) -> None:
+        """Makes the trial's inputs, references and limits: work that is not the candidate's."""
+        timed_alone = job.repeat or job.part == TIMING
+        kinds = ("normal",) if timed_alone else self._problem.input_kinds
+        self._make([(item.case, item.role) for item in job.cases], kinds, self._seed(job))
+
+    def prepare_ahead(self, ahead: PrepareRequest) -> None:
+        """The same for a champion, before its binaries are there."""
+        self._make(ahead.cases, self._problem.input_kinds, _CONFIRM_SEED + ahead.number)
+
+    def _make(self, cases: Sequence[tuple[Case, str]], kinds: Sequence[str], seed: int) -> None:
+        for case, role in cases:
+            if role in WHEN_THERE_IS_TIME:
+                continue
+            for kind in kinds:
+                self._pool.get(case, kind, seed)
+            if role != EDGE:
+                self._pool.get(case, "normal", seed + 1)
+                self._pool.changed(case, seed)
+
+    def run(
+        self,
+        job: TrialRequest,
+        beside: Beside | None,
+        tell: Callable[[str], None] = lambda step: None,
+    ) -> Outcome:
+        """The whole gate, then the timing; a failure is an Outcome. `tell` gets each step."""
+        self.doubtful = False
+        stages = Stages(tell, job.until_s)
+        verdict = Verdict(list(job.skipped))
+        measurements: list[Measurement] = []
+        seed = self._seed(job)
+        if changed := self._session.take_stock():
+            self.doubtful = True  # an earlier candidate may have done it after its trial
+            reason = f"an earlier kernel, or another program, {changed}"
+            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=reason)
+        random_tests: list[Case] = []
+        try:
+            with stages.timed("load"):
+                subjects = self._load(job.cases)
+                rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
+            if beside is not None:
+                random_tests = self._check_champion(subjects, job, verdict, stages, beside)
+            elif job.only_served:
+                random_tests = self._launch_served(subjects, job, verdict, stages)
+            elif not job.repeat and not job.part:
+                self._examine(subjects, seed, verdict, stages)
+            if verdict.passed and not job.only_served and job.part != CHECKS:
+                with stages.timed("measure"):
+                    measurements = self._measure(subjects, rivals, job, verdict, stages)
+        except LaunchFailure as error:
+            return Outcome(OutcomeKind.LAUNCH_ERROR, reason=str(error), stage_s=stages.seconds)
+        except RuntimeError as error:
+            fault = self._session.fault(error)
+            if fault is None:
+                raise
+            self.tainted = fault.fatal
+            self.doubtful = fault.kind is OutcomeKind.DEVICE_OOM
+            where = f" ({stages.step})" if job.confirm else ""
+            return Outcome(fault.kind, reason=f"{fault.reason}{where}", stage_s=stages.seconds)
+        if verdict.kind in (OutcomeKind.WRONG_RESULT, OutcomeKind.NAN, OutcomeKind.OUT_OF_BOUNDS):
+            self.doubtful = not self._pool.intact()
+        measured = {i.case.label for i in job.cases if i.role in (TIMED, HELD_OUT)}
+        if not job.audit and verdict.passed:
+            verdict.checks = list(worth_keeping(verdict.checks, measured))
+        outcome = outcome_of(verdict, measurements, stages.seconds, self._session.state())
+        checked = (job.confirm and job.part != TIMING) or job.only_served
+        if checked and verdict.passed:
+            domain = self._champions.domain(job, random_tests)
+            flags = (*outcome.flags, *((CUT_SHORT,) if stages.cut_short else ()))
+            outcome = msgspec.structs.replace(outcome, domain=domain, flags=flags)
+        return outcome
+
+    def _check_champion(
+        self,
+        subjects: Sequence[Loaded],
+        job: TrialRequest,
+        verdict: Verdict,
+        stages: Stages,
+        beside: Beside,
+    ) -> list[Case]:
+        """A champion's checks before the timing. Returns the cases of random tests that passed."""
+        seed = self._seed(job)
+        random_tests: list[Case] = []
+        with stages.timed("start"):
+            self._check_start(subjects, job, seed, verdict)
+        self._examine(subjects, seed, verdict, stages)
+        if "alignment" not in self._without:
+            with stages.timed("alignment"):
+                self._champions.launch_aligned(subjects, seed, verdict, stages)
+                self._check_quiet(verdict)
+        if "random" not in self._without:
+            with stages.timed("random_tests"):
+                random_tests = self._test_randomly(subjects, seed, verdict, stages)
+            random_tests += self._launch_served(subjects, job, verdict, stages)
+        timed = [subject for item, subject in subjects if item.role == TIMED]
+        disturbs = "perturbation" not in self._without
+        rebuilt: list[Rebuilt] = []
+        disturbs = disturbs and not self._champions.leave_undisturbed(verdict, stages.is_late())
+        if disturbs and verdict.passed:  # now, while the tools still work
+            with stages.timed("perturbation"):
+                rebuilt = self._champions.load_rebuilt(timed, job.cases, beside)
+        if verdict.passed:
+            with stages.timed("sanitizer"):
+                stages.cut_short |= not beside.judge(verdict, stages.left_s())
+        # Launches that are disturbed on purpose come after the tools, which would slow them down.
+        if disturbs and verdict.passed:
+            with stages.timed("perturbation"):
+                self._champions.disturb(timed, seed, verdict, rebuilt)
+        return random_tests
+
+    def _launch_served(
+        self, subjects: Sequence[Loaded], job: TrialRequest, verdict: Verdict, stages: Stages
+    ) -> list[Case]:
+        """Launches at the sizes that a package could serve; returns the cases that passed."""
+        with stages.timed("served_sizes"):
+            made = self._champions.launch_served(
+                subjects, self._seed(job), verdict, stages, self._without, job.served_s
+            )
+            self._check_quiet(verdict)
+        return made
+
+    def _examine(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+    ) -> None:
+        with stages.timed("verify"):
+            self._verify(subjects, seed, verdict, stages)
+            self._check_quiet(verdict)
+
+    def _seed(self, job: TrialRequest) -> int:
+        """The seed of the trial's inputs. In the search it is one of a few, at most as many as the
+        pool can hold: of two at first, as a short search would spend its time on making inputs."""
+        if job.thorough:
+            return _CONFIRM_SEED + job.number
+        trial_bytes = sum(self._pool.trial_bytes(item.case) for item in job.cases)
+        seeds = min(_POOL_SEEDS, _FIRST_SEEDS + job.number // _TRIALS_PER_SEED)
+        return job.number % max(1, min(seeds, self._session.pool_bytes // trial_bytes))
+
+    def _load(self, cases: Sequence[TrialCase]) -> list[Loaded]:
+        """Loads the kernels; a binary that several cases share is loaded once."""
+        kernels: dict[tuple[str, str], Callable[..., object]] = {}
+        subjects = []
+        for item in cases:
+            key = (item.binary, item.plan.entry)
+            if key not in kernels:
+                kernels[key] = self._session.load(Path(item.binary), item.plan)
+            subjects.append((item, Subject(item.case, item.plan, kernels[key])))
+        return subjects
+
+    def _verify(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+    ) -> None:
+        roles = [role for role in (TIMED, EDGE, HELD_OUT) if role not in self._without]
+        examined = [each for role in roles for item, each in subjects if item.role == role]
+        for number, subject in enumerate(examined, 1):
+            stages.at("checking case", number, len(examined))
+            self._gate.examine(subject, self._kinds, seed, verdict)
+
+    def _check_start(
+        self, subjects: Sequence[Loaded], job: TrialRequest, seed: int, verdict: Verdict
+    ) -> None:
+        """Checks a champion's first launches, before anything else is launched in its fresh
+        process."""
+        timed = [subject for item, subject in subjects if item.role == TIMED]
+        for subject in timed if "start" not in self._without else ():
+            limit_s = _START_S / len(timed)
+            self._gate.start(subject, seed, verdict, limit_s=limit_s, draw=job.draw)
+
+    def _test_randomly(
+        self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
+    ) -> list[Case]:
+        """Runs the random tests and returns the cases that passed."""
+        chosen = [subject for item, subject in subjects if item.role == RANDOM]
+        order = in_order([self._elements(subject.case) for subject in chosen])
+        made = run_random_tests(
+            self._gate,
+            [(number, chosen[number]) for number in order],
+            self._random_kinds,
+            seed,
+            verdict,
+            limit_s=_RANDOM_TESTS_S,
+            longest_s=stages.left_s(),
+            begins=lambda number: stages.at("random cases", number, len(chosen)),
+        )
+        self._check_quiet(verdict)
+        stages.cut_short |= len(made) < len(chosen) and stages.is_late()
+        return made
+
+    def _elements(self, case: Case) -> tuple[int, int]:
+        """Those of the largest input, and of all tensors."""
+        counts = [(math.prod(s.shape), s.is_output) for s in self._problem.tensors(case)]
+        inputs = (count for count, is_output in counts if not is_output)
+        return max(inputs, default=0), sum(count for count, _ in counts)
+
+    def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
+        kinds = self._problem.random_kinds(case, number)
+        return [each for each in kinds if each not in self._without]
+
+    def _measure(
+        self,
+        subjects: Sequence[Loaded],
+        rivals: Mapping[str, Subject],
+        job: TrialRequest,
+        verdict: Verdict,
+        stages: Stages,
+    ) -> list[Measurement]:
+        repeat, seed = job.repeat > 0, self._seed(job)
+        thorough = (job.confirm and not job.audit) or repeat
+        settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
+        sample_us = self._session.champion_sample_us
+        if not (thorough or rivals):
+            settings = TimingSettings.fixed() if job.fixed_sampling else TimingSettings()
+            sample_us = self._session.sample_us
+        settings = dataclasses.replace(settings, sample_us=sample_us)
+        timed = sum(item.role == TIMED for item, _ in subjects)
+        measurements: list[Measurement] = []
+        measured = [each for each in subjects if each[0].role in (TIMED, HELD_OUT)]
+        for number, (item, subject) in enumerate(measured, 1):
+            role, flops = item.role, item.flops
+            if not verdict.passed or (role == HELD_OUT and stages.is_late()):
+                break
+            stages.at("timing case", number, len(measured))
+            deciding = thorough and role == TIMED and not repeat
+            own = settings.deciding(timed) if deciding else settings
+            if thorough and role == HELD_OUT:
+                own = dataclasses.replace(TimingSettings.repeated(), sample_us=sample_us)
+            timer = CaseTimer(
+                self._session,
+                self._problem,
+                self._pool,
+                self._baselines,
+                seed,
+                watching="watch" not in self._without,
+                draw=job.draw,
+            )
+            candidate = timer.place(self._gate, subject, own)
+            rival = rivals.get(subject.case.label)
+            needed = needed_speedup(job.contender, timed, measurements)
+            measurement = timer.measure(
+                candidate,
+                timer.place(self._gate, rival, own) if rival else job.baselines[subject.case.label],
+                contender_speedup=0.0 if thorough else needed,
+                leader_speedup=needed,
+                held_out=role == HELD_OUT,
+                asking=thorough and "reuse" not in self._without,
+                watched=functools.partial(self._gate.judge_watched, subject.case, verdict=verdict),
+            )
+            if "alter" not in self._without:
+                self._gate.alter(subject, candidate.buffers, seed, verdict, draw=job.draw)
+            # In the search a slow candidate would gain nothing by reusing results.
+            contends = thorough or measurement.speedup_high >= needed
+            tensors = self._problem.tensors(subject.case)
+            near_peak = is_near_peak(measurement, flops, self._profile, tensors)
+            suspicious = thorough and (near_peak or is_suspicious(measurement))
+            self._check_timed(candidate, job, verdict, contends=contends, suspicious=suspicious)
+            replay = functools.partial(self._gate.replay, seed=seed + 1, verdict=verdict)
+            if "replay" not in self._without:
+                replay(subject, candidate.sampler, candidate.buffers)
+            if thorough and verdict.passed and not repeat:
+                measurement, eager = timer.with_eager_times(measurement, candidate)
+                if eager:
+                    replay(subject, eager.sampler, eager.buffers, how="replayed eagerly,")
+            candidate.sampler.run()  # threads that it left may rest until the next call
+            self._session.synchronize()  # a fault now would be the next candidate's
+            self._check_quiet(verdict, candidate.sampler.run)
+            self._check_roofline(measurement, flops, verdict, subject.case)
+            measurements.append(measurement)
+            if repeat or not (thorough and verdict.passed):
+                continue
+            if cold := timer.measure_cold(subject, measurement):
+                measurement, timed_cold = cold
+                replay(subject, timed_cold.sampler, timed_cold.buffers, how="replayed cold,")
+                self._check_roofline(measurement, flops, verdict, subject.case)
+                measurements.append(measurement)
+        return measurements
+
+    def _check_timed(
+        self,
+        candidate: Placed,
+        job: TrialRequest,
+        verdict: Verdict,
+        *,
+        contends: bool,
+        suspicious: bool,
+    ) -> None:
+        """The longer checks of timed launches: the more the time matters, the more of them."""
+        case, watch = candidate.subject.case, candidate.watch
+        assert watch is not None
+        if job.confirm and not (job.audit or job.repeat) and "watch" not in self._without:
+            watch_long_rows(self._gate, case, watch, verdict)
+        if suspicious:
+            audit(self._gate, case, watch, verdict)
+        if contends and "reuse" not in self._without:
+            reuse(case, watch, verdict)
+
+    def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
+        if "quiet" in self._without:
+            return
+        left = self._session.left_running(run)
+        self.tainted |= bool(left)
+        if left and verdict.passed:
+            verdict.kind, verdict.reason = OutcomeKind.LAUNCH_ERROR, f"the kernel {left}"
+
+    def _check_roofline(
+        self, measurement: Measurement, flops: int, verdict: Verdict, case: Case
+    ) -> None:
+        """Fails a candidate that is faster than the device can be."""
+        if not verdict.passed:
+            return
+        reason = impossible(measurement, flops, self._profile, self._problem, case)
+        if reason:
+            verdict.kind = OutcomeKind.TOO_FAST
+            verdict.reason = f"{measurement.case}: {reason}"

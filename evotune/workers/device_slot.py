@@ -1,0 +1,406 @@
+"""The parent's side of a device worker: starts it, gives it one trial, kills it when it hangs."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from evotune.backends import registry
+from evotune.backends.base.held_up import HeldUp, WatchedTime, allowance_s
+from evotune.backends.base.profile import DeviceProfile
+from evotune.errors import EnvironmentProblem, ProblemMistake
+from evotune.problems.loading import is_file_reference, problem_source
+from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
+from evotune.user_code import trust
+from evotune.util.python_process import describe_status
+from evotune.workers._spare_workers import SpareWorkers, Worker
+from evotune.workers._time_limits import OPEN_TIMEOUT_S, TimeLimits
+from evotune.workers._worker_death import crash_kind, last_words, raised
+from evotune.workers.child import Child
+from evotune.workers.messages import (
+    DEVICE_WORKER,
+    Answer,
+    BaselineFailed,
+    BaselinesTimed,
+    FromDeviceWorker,
+    GateSettings,
+    Hello,
+    Mistaken,
+    Opened,
+    Preload,
+    Prepared,
+    PrepareRequest,
+    ProblemToLoad,
+    Request,
+    Step,
+    ToDeviceWorker,
+    TrialDone,
+    TrialRequest,
+)
+
+_WHOLE_GATE = GateSettings()
+_TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one process
+_TOO_MANY_EXCEPTIONS = 3
+_MOST_STARTS = 3
+_MOST_STEP = 80  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSource:
+    """A problem's name and dtype; the path of its file, if it has one, starts from `root`."""
+
+    name: str
+    dtype: str
+    root: Path
+
+    def told(self) -> ProblemToLoad:
+        """The message for a worker. Of a problem from a file it has the hash of the bytes that the
+        user agreed to: the worker runs no others."""
+        sha256 = ""
+        if is_file_reference(self.name):
+            path, content = problem_source(self.name, self.root)
+            trust.require({self.root.absolute() / path: content})
+            sha256 = hashlib.sha256(content).hexdigest()
+        return ProblemToLoad(self.name, self.dtype, str(self.root), sha256)
+
+
+class DeviceSlot:
+    """One device's worker. At most one request is under way.
+
+    - Opening a worker takes seconds and blocks nobody: a request waits here until it is open.
+    - Where the backend has spare workers, the next worker has imported its libraries and waits
+      until it replaces the present one.
+    - A trial's time limit counts from when the worker has its inputs and references ready; the time
+      in which the worker cannot run does not count: see `evotune.backends.base.held_up`.
+    - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
+    - A trial whose worker died, or lost the device, runs once more in a fresh one: somebody else
+      may have killed the worker, or an earlier candidate may have broken it. A trial whose second
+      worker dies too is quarantined.
+    - A mistake in the problem's file ends the run if the worker that reports it served no request
+      before.
+    - A worker that is killed while it starts is started again, and no trial is to blame.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        profile: DeviceProfile,
+        problem: ProblemSource,
+        *,
+        deterministic: bool,
+        longest_trial_s: float = 120.0,
+        cores: Sequence[int] = (),
+        name: str = "device",
+        gate: GateSettings = _WHOLE_GATE,
+        spares: bool = True,
+    ) -> None:
+        """`cores`: the CPU cores that the worker is bound to; empty for all. The names of its logs
+        begin with `name`. Without `spares` it keeps no spare workers."""
+        self._folder = folder
+        self.profile = profile
+        self._backend = registry.named(profile.backend)
+        self._limits = TimeLimits(longest_trial_s, self._backend.sanitizer_limit_s())
+        self._name = name
+        self._hello = Hello(
+            profile=profile,
+            problem=problem.told(),
+            deterministic=deterministic,
+            cores=tuple(cores),
+            gate=gate,
+        )
+        self._child: Worker | None = None
+        self._spares = SpareWorkers(self._spawn)
+        self._keeps_spares = spares and self._backend.spare_worker
+        self._was_spare = False
+        self._for_champion = False
+        self._opening = False
+        self._failed_starts = 0  # in a row
+        self._spawned = 0
+        self._watched = WatchedTime()  # since the last message
+        self._limit_s = 0.0
+        self._sent = 0.0
+        self._held: HeldUp | None = None
+        self._token = ""  # of the last message
+        self._request: Request | None = None
+        self._ahead: PrepareRequest | None = None
+        self._exceptions = 0
+        self._deaths = 0
+        self._served = 0  # requests that the present worker got
+        self.busy = False
+        self.step = ""
+        """The present step of the request under way, in words; "" where it is not known."""
+
+    @property
+    def child(self) -> Worker | None:
+        """The worker while it owes a message, else None."""
+        return self._child if self.busy or self._opening else None
+
+    def open(self) -> None:
+        """Begins to open the worker ahead of a request."""
+        if self._child is None:
+            self._open()
+
+    def stand_by(self) -> None:
+        """Starts a process that imports its libraries, and waits until the worker is opened."""
+        if self._child is None:
+            self._spares.keep(1)
+
+    def refresh(self, ahead: PrepareRequest | None = None) -> None:
+        """Begins to open a fresh worker ahead of a champion's request, unless the present one is
+        fresh. `ahead`: the worker's work until the request comes."""
+        if self._served:
+            self.renew()
+        self._for_champion = True
+        self.open()
+        self._ahead = ahead
+        if not self._opening:
+            self._tell_ahead()
+
+    def _tell_ahead(self) -> None:
+        if self._ahead is not None:
+            self._tell(self._ahead)
+            self._ahead = None
+
+    def start(self, request: Request) -> None:
+        """Sends a request, opening (or renewing) the worker first if need be."""
+        self._deaths = 0
+        self._for_champion = isinstance(request, TrialRequest) and request.thorough
+        self._send(request)
+
+    def _send(self, request: Request) -> None:
+        if self._served >= _TRIALS_PER_WORKER:
+            self.renew()
+        self._request = request
+        self._served += 1
+        self.busy = True
+        self.open()
+        if not self._opening:
+            self._hand_over()
+
+    def _tell(self, message: ToDeviceWorker) -> None:
+        assert self._child is not None
+        self._token = secrets.token_hex(16)
+        self._child.send(msgspec.structs.replace(message, token=self._token))
+
+    def _hand_over(self) -> None:
+        assert self._request is not None
+        self._tell(self._request)
+        self._start_clock(self._limits.harness_s(self._request))
+
+    def handle(self) -> Answer | Outcome | None:
+        """The worker's answer, or an Outcome that says how it was lost; None when there is neither
+        yet."""
+        assert self._child is not None
+        messages = self._child.receive()
+        if messages is None:
+            return self._lost()
+        for message in messages:
+            if message.token != self._token or not isinstance(message, self._expected()):
+                self._child.unreadable = "its answer belongs to no request"
+                return self._lost()
+            if isinstance(message, Mistaken):
+                self._refuse(message)
+                return None
+            if isinstance(message, Opened):
+                self._opened()
+            elif isinstance(message, Prepared):
+                self._prepared()
+            elif isinstance(message, Step):
+                self.step = _in_one_line(message.text)
+            else:
+                return self._answered(message)
+        return None
+
+    def _expected(self) -> tuple[type[FromDeviceWorker], ...]:
+        if self._opening:
+            return (Opened, Mistaken)
+        if isinstance(self._request, TrialRequest):
+            return (Prepared, Step, TrialDone, Mistaken)
+        return (BaselinesTimed, BaselineFailed, Mistaken)
+
+    def _refuse(self, message: Mistaken) -> None:
+        """Sends the request to a fresh worker where an earlier candidate may have caused the
+        mistake, else raises ProblemMistake."""
+        if self._served > 1 and not self._opening:
+            self._run_again()
+            return
+        self.close()
+        raise ProblemMistake(message.mistake)
+
+    def _prepared(self) -> None:
+        assert isinstance(self._request, TrialRequest)
+        self._limits.prepared(self._request, time.monotonic() - self._sent)
+        self._start_clock(self._limits.trial_s(self._request))
+
+    def _answered(self, answer: Answer) -> Answer | None:
+        """The answer; None where the trial runs again."""
+        self.busy = False
+        self.step = ""
+        self._exceptions = 0
+        if isinstance(answer, TrialDone):
+            lost = answer.outcome.kind is OutcomeKind.DEVICE_LOST and not self._deaths
+            # An earlier candidate may have overwritten inputs or references, or left no memory.
+            if lost or (answer.doubtful and self._served > 1):
+                self._deaths += lost
+                self._run_again()
+                return None
+            assert self._request is not None
+            seconds = time.monotonic() - self._sent
+            self._limits.answered(self._request, answer.outcome, seconds)
+            if answer.retire:
+                self.renew()
+        elif isinstance(answer, BaselineFailed):
+            self.renew()
+        return answer
+
+    def expire(self) -> Answer | Outcome | None:
+        """Kills a worker past its deadline. One that has answered meanwhile is not late: this
+        process may have waited for something else, or was stopped."""
+        if not self._late():
+            return None
+        answer = self.handle()
+        if answer is not None or not self._late():
+            return answer
+        if self._opening:
+            self._start_failed(hung=True)
+            return None
+        assert self._child is not None
+        log = self._child.log_tail()
+        self.renew()
+        if self._allowance()[1]:
+            reason = f"{TOO_NOISY}: the worker had no core for most of its time"
+            return Outcome(OutcomeKind.UNDECIDED, reason=reason, log=log)
+        reason = f"no answer within {self._limit_s:g} s; killed"
+        return Outcome(OutcomeKind.TIMEOUT, reason=reason, log=log)
+
+    def _late(self) -> bool:
+        over_s = self._watched.seconds() - self._limit_s
+        return self.child is not None and over_s > 0.0 and over_s > self._allowance()[0]
+
+    def _allowance(self) -> tuple[float, bool]:
+        return (0.0, False) if self._held is None else allowance_s(self._held, self._limit_s)
+
+    def _run_again(self) -> None:
+        """Sends the present request to a fresh worker."""
+        assert self._request is not None
+        self.renew()
+        self._send(self._request)
+
+    def renew(self) -> None:
+        """Ends the worker: the next request gets a fresh process."""
+        if self._child is not None:
+            self._child.kill()
+        self._child = None
+        self._ahead = None
+        self._opening = False
+        self.busy = False
+        self.step = ""
+        self._served = 0
+
+    def close(self) -> None:
+        self.renew()
+        self._spares.close()
+
+    def _start_clock(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._sent = time.monotonic()
+        self._watched = WatchedTime()
+        self._held = HeldUp(self._child.pid) if self._child is not None else None
+
+    def _open(self) -> None:
+        spare = self._spares.take()
+        self._was_spare = spare is not None
+        self._child = spare or self._spawn()
+        self._tell(self._hello)
+        self._opening = True
+        self.step = "starting a process"
+        self._start_clock(OPEN_TIMEOUT_S)
+
+    def _opened(self) -> None:
+        self._opening = False
+        self.step = ""
+        self._failed_starts = 0
+        if self._keeps_spares:
+            # A champion's next processes follow sooner than a new worker has its libraries.
+            self._spares.keep(2 if self._for_champion else 1)
+        if self.busy:
+            self._hand_over()
+        else:
+            self._tell_ahead()
+
+    def _start_failed(self, *, hung: bool = False) -> None:
+        """Starts a fresh worker if somebody killed this one, or if this was a spare one, which may
+        have broken while it waited. Otherwise, and after `_MOST_STARTS` in a row, raises
+        EnvironmentProblem."""
+        assert self._child is not None
+        status = self._child.kill() if hung else self._child.reap()
+        log = self._child.log_tail(1 << 16)
+        broke = self._child.unreadable or raised(status, log)
+        self._failed_starts += 1
+        again = self._was_spare or not (hung or broke)
+        if again and self._failed_starts < _MOST_STARTS:
+            self._open()
+            return
+        unreadable = self._child.unreadable and self._child.end_in_words(status)
+        self.close()
+        last = unreadable or last_words(log) or "it said nothing"
+        how = "" if hung or broke else f"it {describe_status(status)}: "
+        raise EnvironmentProblem(f"the device worker does not start: {how}{last}")
+
+    def _spawn(self) -> Worker:
+        environment = self._backend.worker_environment(self.profile)
+        self._spawned += 1
+        # Workers of one time have separate logs, so that each log ends with its own last lines.
+        number = (self._spawned - 1) % 3 + 1 if self._backend.spare_worker else 1
+        log = self._folder / f"{self._name}{f'-{number}' if number > 1 else ''}.log"
+        worker: Worker = Child(DEVICE_WORKER, log, environment)
+        worker.send(Preload(backend=self._backend.name))
+        return worker
+
+    def _lost(self) -> Outcome | None:
+        assert self._child is not None
+        if self._opening:
+            self._start_failed()
+            return None
+        status, step = self._child.reap(), self.step
+        unreadable, reason = self._child.unreadable, self._child.end_in_words(status)
+        log = self._child.log_tail()
+        long_log = self._child.log_tail(1 << 16)
+        broke = raised(status, long_log)
+        last = last_words(long_log)
+        kind = None if unreadable else crash_kind(status, log)
+        if not (self._deaths or (self._served == 1 and (broke or kind is not None))):
+            self._deaths += 1
+            self._run_again()
+            return None
+        self.renew()
+        self._exceptions = self._exceptions + 1 if broke else 0
+        if self._exceptions >= _TOO_MANY_EXCEPTIONS:
+            # The worker itself is broken: no candidate is to blame, and none would pass.
+            raise EnvironmentProblem(
+                f"the device worker failed {self._exceptions} times in a row: {last}"
+            )
+        # A memory access that crashes prints nothing: the log's last line may be about anything.
+        if last and not unreadable and status != -signal.SIGSEGV:
+            reason += f": {last}"
+        if step and kind is not None:
+            reason += f" ({step})"
+        return Outcome(
+            kind or OutcomeKind.WORKER_LOST,
+            reason=reason,
+            log=log,
+            flags=(QUARANTINED,) if self._deaths and not broke else (),
+        )
+
+
+def _in_one_line(text: str) -> str:
+    """`text` as a terminal can show it: a candidate shares the worker's process, and could write
+    anything there."""
+    return "".join(filter(str.isprintable, text[:_MOST_STEP]))

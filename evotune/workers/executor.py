@@ -1,0 +1,140 @@
+"""The executor seam: proposals go in, outcomes come out in the order in which trials finish."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from evotune.backends.base.launch import CompileJob, LaunchPlan
+from evotune.problems.executed_sizes import LengthPlan
+from evotune.problems.problem import Case
+from evotune.trial import Check, Configuration, Outcome
+
+TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
+SERVED = "served"
+CHECKS, TIMING = "checks", "timing"
+"""The parts of a champion's confirmation, where each has a process of its own."""
+SERVED_S = 8.0
+"""A champion's work at served sizes ends after so long."""
+WHEN_THERE_IS_TIME = (RANDOM, SERVED)
+"""Roles of cases whose inputs are made when their turn comes, as long as there is time."""
+RIVAL = "rival"
+"""Takes the place of a baseline's name when a candidate is timed against another configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseJob:
+    """One case of a trial: its compile job and its launches.
+
+    The `role` is one of:
+    - timed: makes the fitness.
+    - edge: is only checked.
+    - held-out: is checked and timed when a champion is confirmed, and never steers the search.
+    - random: is checked when a champion is confirmed, on inputs of one kind.
+    - served: is launched once when a champion is confirmed, since a package could serve its sizes.
+    """
+
+    case: Case
+    role: str
+    compile: CompileJob
+    plan: LaunchPlan
+    flops: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration to try.
+
+    - `rejection`: why it need not even be compiled.
+    - `confirm`: it is a champion's confirmation, with every check.
+    - `part`, with `confirm`: CHECKS for all but the timing, TIMING for the timed and held-out cases
+      of a candidate that passed the checks; "" for both in one process.
+    - `audit`, with `confirm`: the user asked for the confirmation. Its outcome holds every check
+      made, and its timing is as brief as in the search.
+    - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
+      timed launches are checked. The number of that process, from 2 on; 0 for other proposals.
+    - `skipped`: checks that should be made and cannot be.
+    - `until_s`: when a champion's checks are cut short, on this machine's monotonic clock.
+    - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
+      against them instead of the baselines, thoroughly.
+    - `lengths`: what the cases of role `served` show together.
+    - `only_served`: a champion is to serve further sizes. All cases have that role: they are
+      launched once, and nothing is timed. The outcome has the domain of those that passed.
+    - `served_s`: so long may the work on the cases of that role take.
+    - `device`: the only one of the executor's devices that may take it; it is measured there even
+      if an outcome of the same code is known.
+    """
+
+    number: int
+    configuration: Configuration
+    cases: tuple[CaseJob, ...] = ()
+    rejection: str = ""
+    confirm: bool = False
+    part: str = ""
+    audit: bool = False
+    repeat: int = 0
+    skipped: tuple[Check, ...] = ()
+    until_s: float = math.inf
+    rival: tuple[CaseJob, ...] = ()
+    lengths: tuple[LengthPlan, ...] = ()
+    only_served: bool = False
+    served_s: float = SERVED_S
+    device: int | None = None
+
+    @property
+    def needs_fresh_process(self) -> bool:
+        """Whether no other candidate may have been in its worker before."""
+        return self.confirm or self.repeat > 0 or self.only_served
+
+    @functools.cached_property
+    def compile_jobs(self) -> dict[str, CompileJob]:
+        """All jobs that must be compiled for it, by key."""
+        return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
+
+
+class BaselineTiming(msgspec.Struct, frozen=True):
+    """One baseline on one case: its time alone in µs, and whether it passed the gate itself.
+
+    `reason` says why a library that was asked for has no time; "" for a baseline that was timed.
+    """
+
+    case: str
+    name: str
+    time_us: float
+    passed: bool
+    reason: str = ""
+
+
+class BaselineReport(msgspec.Struct, frozen=True, tag=True):
+    """The times of every baseline on every case, and the bandwidth of a large copy (0: not
+    measured). `warnings` of the problem, a line each."""
+
+    timings: tuple[BaselineTiming, ...]
+    copy_gbps: float
+    warnings: tuple[str, ...] = ()
+
+
+class Executor(Protocol):
+    """Runs trials. `submit` never blocks; `poll` waits at most `timeout_s` for outcomes."""
+
+    @property
+    def step(self) -> str:
+        """The present step of a champion's proposal, in words; "" where it is not known."""
+
+    def submit(self, proposal: Proposal) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        """Finished (number, outcome) pairs, each proposal exactly once."""
+
+    def set_contender(self, fitness: float) -> None:
+        """Candidates surely below this fitness need no further samples."""
+
+    def drop(self) -> None:
+        """Forgets every proposal that has not finished; their outcomes never come."""
+
+    def close(self) -> None:
+        """Ends every child process; safe to call twice."""

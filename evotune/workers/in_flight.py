@@ -1,0 +1,188 @@
+"""A proposal on its way through compiler and device, its possible outcomes, its earlier twins."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from evotune.backends.base.launch import MBARRIERS, Binary, CompileFailure, CompileJob, LaunchPlan
+from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
+from evotune.util.channel import plain
+from evotune.workers.build_review import BuildRules, review_build
+from evotune.workers.executor import TIMED, CaseJob, Proposal
+from evotune.workers.messages import TrialCase, TrialRequest
+
+# --- Earlier outcomes of the same machine code, so that no code is measured twice in a run --------
+
+Twin: TypeAlias = tuple[int, Outcome]  # the trial's number and its outcome
+
+_RECENT = 256  # far more outcomes than can be finished and not yet stored
+
+
+class Twins:
+    """Finds the earlier trial with the same fingerprint (machine code and launches), so that
+    nothing is measured twice.
+
+    The latest outcomes are kept in memory, because they may not be stored yet. `stored` looks up
+    the others in the run's store, in the thread that calls `find`.
+    """
+
+    def __init__(self, stored: Callable[[str], Twin | None] = lambda fingerprint: None) -> None:
+        self._stored = stored
+        self._recent: dict[str, Twin] = {}
+
+    def find(self, fingerprint: str) -> Twin | None:
+        return self.recent(fingerprint) or self._stored(fingerprint)
+
+    def recent(self, fingerprint: str) -> Twin | None:
+        """As `find`, but among the latest outcomes only, which takes no time."""
+        return self._recent.get(fingerprint)
+
+    def remember(self, number: int, outcome: Outcome) -> None:
+        self._recent[outcome.binary] = (number, outcome)
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+
+
+_encode = json.JSONEncoder(check_circular=False).encode
+_NOT_ITS_FAULT = frozenset(
+    {OutcomeKind.WORKER_LOST, OutcomeKind.DEVICE_LOST, OutcomeKind.UNDECIDED}
+)
+
+
+def speaks_for_its_code(outcome: Outcome) -> bool:
+    """Whether the outcome holds for the same machine code, so that it need not be tried again."""
+    return outcome.kind not in _NOT_ITS_FAULT or QUARANTINED in outcome.flags
+
+
+@dataclasses.dataclass(slots=True)
+class InFlight:
+    """A proposal, with the results of its compilations and the facts that follow from them.
+
+    `fingerprint` covers the machine code and the launch of every case; candidates with the same one
+    are the same. It is known once all binaries are there.
+    """
+
+    proposal: Proposal
+    binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
+    resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
+    twin: Twin | None = None  # an earlier trial of the same code
+
+    @property
+    def missing(self) -> list[CompileJob]:
+        """The jobs that have no binary."""
+        jobs = self.proposal.compile_jobs
+        return [job for key, job in jobs.items() if key not in self.binaries]
+
+    def lost_binaries(self) -> bool:
+        """Forgets the binaries that were removed from the cache, and tells whether there are some:
+        `evotune cache --clear` may be used while a run goes on."""
+        gone = [key for key, binary in self.binaries.items() if not os.path.exists(binary.path)]
+        for key in gone:
+            del self.binaries[key]
+        return bool(gone)
+
+    @property
+    def searched(self) -> bool:
+        """Whether it is a trial of the search: its code is measured once, on any free device."""
+        proposal = self.proposal
+        alone = proposal.needs_fresh_process or proposal.rival
+        return not alone and proposal.device is None
+
+    def review(self, rules: BuildRules | None = None) -> str:
+        """Reads the binaries' figures and makes the fingerprint. Returns why the binaries must not
+        be launched, "" when they may be."""
+        review = review_build(self.proposal, self.binaries, rules)
+        self.resources = review.resources
+        parts = [
+            [case.case.label, self.binaries[case.compile.key].sha256, _parts(case.plan)]
+            for case in self.proposal.cases
+        ]
+        self.fingerprint = hashlib.sha256(_encode(parts).encode()).hexdigest()
+        return review.violation
+
+    def request(
+        self, *, contender: float, fixed_sampling: bool, baselines: Mapping[str, str]
+    ) -> TrialRequest:
+        """The request to the device worker."""
+        proposal = self.proposal
+        return TrialRequest(
+            number=proposal.number,
+            cases=tuple(map(self._compiled, proposal.cases)),
+            confirm=proposal.confirm,
+            part=proposal.part,
+            audit=proposal.audit,
+            repeat=proposal.repeat,
+            skipped=proposal.skipped,
+            until_s=proposal.until_s,
+            rival=tuple(map(self._compiled, proposal.rival)),
+            lengths=proposal.lengths,
+            only_served=proposal.only_served,
+            served_s=proposal.served_s,
+            contender=contender,
+            fixed_sampling=fixed_sampling,
+            baselines=baselines,
+        )
+
+    def _compiled(self, job: CaseJob) -> TrialCase:
+        binary = self.binaries[job.compile.key]
+        return TrialCase(
+            case=job.case,
+            role=job.role,
+            plan=job.plan.completed(binary.resources),
+            flops=job.flops,
+            binary=binary.path,
+            mbarriers=binary.resources.get(MBARRIERS),
+            compile=job.compile if self.proposal.confirm and job.role == TIMED else None,
+        )
+
+    def with_build(self, outcome: Outcome) -> Outcome:
+        """The outcome with compile time, compiler figures and fingerprint added."""
+        return msgspec.structs.replace(
+            outcome,
+            stage_s={"compile": self._compile_s(), **outcome.stage_s},
+            resources={**outcome.resources, **self.resources},
+            binary=self.fingerprint,
+        )
+
+    def beyond_limit(self, reason: str) -> Outcome:
+        """The outcome of a binary that breaks a limit. It has no fingerprint, since the same code
+        may be allowed where other parameters set another limit."""
+        return Outcome(
+            OutcomeKind.RESOURCE_LIMIT,
+            reason=reason,
+            stage_s={"compile": self._compile_s()},
+            resources=self.resources,
+        )
+
+    def _compile_s(self) -> float:
+        return sum(0.0 if binary.cached else binary.seconds for binary in self.binaries.values())
+
+
+def failed_to_compile(failure: CompileFailure) -> Outcome:
+    return Outcome(
+        failure.kind,
+        reason=failure.reason,
+        log=failure.log,
+        stage_s={"compile": failure.seconds},
+    )
+
+
+def _parts(plan: LaunchPlan) -> Json:
+    """The plan as fingerprints hold it. An argument without a tensor map has three parts, and a map
+    of a contiguous tensor has no strides, as in older runs, so that their fingerprints still agree.
+    """
+    parts = msgspec.to_builtins(plan, enc_hook=plain)
+    for argument in parts["arguments"]:
+        if argument[-1] is None:
+            del argument[-1]
+        elif not argument[-1][-1]:
+            del argument[-1][-1]
+    return parts

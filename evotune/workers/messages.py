@@ -1,0 +1,346 @@
+"""Every message between evotune's processes, with its fields, by the processes that exchange it.
+
+Device, compile and problem workers of one machine each have a channel (a `Wire`). A task of a Dask
+cluster takes one message and returns one. Short-lived processes read one from a file. Any other
+message than the expected ones is unreadable: see `channel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+from msgspec.msgpack import Decoder
+
+from evotune.backends.base.launch import Binary, CompileFailure, CompileJob, LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
+from evotune.problems.executed_sizes import LengthPlan
+from evotune.problems.problem import Case
+from evotune.space.specs import GivenCase
+from evotune.trial import Check, Outcome, Value
+from evotune.util.channel import Wire
+from evotune.workers.executor import SERVED_S, BaselineReport, BaselineTiming
+
+
+class ProblemToLoad(msgspec.Struct, frozen=True):
+    """A problem's name and dtype. For a problem from a file also:
+
+    - `root`: the folder that the file's path starts from.
+    - `sha256`: the hash of the bytes that the user agreed to; the worker runs no others.
+    """
+
+    name: str
+    dtype: str
+    root: str
+    sha256: str = ""
+
+
+# --- the device worker ----------------------------------------------------------------------------
+
+
+class _OfDevice(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Each message has a token, which its answers repeat. Native code in the worker may write to
+    the worker's pipe, but it does not know the token."""
+
+    token: str = ""
+
+
+class GateSettings(msgspec.Struct, frozen=True):
+    """The gate draws its inputs and places from `secret`, and leaves out the checks `without`."""
+
+    secret: str = ""
+    without: frozenset[str] = frozenset()
+
+
+class Preload(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The first message: the worker imports the libraries of this backend."""
+
+    backend: str
+
+
+class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The worker opens its device and loads the problem. It is bound to the CPU `cores`, if there
+    are any."""
+
+    profile: DeviceProfile
+    problem: ProblemToLoad
+    deterministic: bool
+    cores: tuple[int, ...]
+    gate: GateSettings
+
+
+class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """Time all baselines on these cases, with those of the optional `libraries` named, but for
+    those that `failed` in earlier workers."""
+
+    cases: tuple[Case, ...]
+    libraries: tuple[str, ...] = ()
+    failed: tuple[BaselineTiming, ...] = ()
+
+
+class TrialCase(msgspec.Struct, frozen=True):
+    """One case of a trial as its worker needs it: compiled, and ready to be launched.
+
+    - `mbarriers`: 1 if the binary uses mbarriers, else 0; None if an older evotune compiled it.
+    - `compile`: the job of a champion's binary, which is rebuilt so that it disturbs itself.
+    """
+
+    case: Case
+    role: str
+    plan: LaunchPlan
+    flops: int
+    binary: str
+    mbarriers: int | None = None
+    compile: CompileJob | None = None
+
+
+class PrepareRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A champion's trial is about to come: its inputs and references are made while compilers work.
+    It has no answer."""
+
+    number: int
+    cases: tuple[tuple[Case, str], ...]
+    """Each with its role."""
+
+
+_DRAWS_APART = 1_000_000  # more than the trials of a search
+
+
+class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """One trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths`,
+    `only_served` and `served_s` are those of a Proposal.
+
+    - `contender`: a candidate whose fitness is surely below it needs no further samples.
+    - `fixed_sampling`: it gets them all the same.
+    - `baselines`: the baseline's name by case label.
+    """
+
+    number: int
+    cases: tuple[TrialCase, ...]
+    confirm: bool = False
+    part: str = ""
+    audit: bool = False
+    repeat: int = 0
+    skipped: tuple[Check, ...] = ()
+    until_s: float = float("inf")
+    rival: tuple[TrialCase, ...] = ()
+    lengths: tuple[LengthPlan, ...] = ()
+    only_served: bool = False
+    served_s: float = SERVED_S
+    contender: float = float("-inf")
+    fixed_sampling: bool = False
+    baselines: Mapping[str, str] = {}
+
+    @property
+    def thorough(self) -> bool:
+        """Whether it is a champion's trial, whose time limit is wide."""
+        return self.confirm or self.repeat > 0 or self.only_served
+
+    @property
+    def draw(self) -> int:
+        """Numbers the random draws: each process of a candidate has its own."""
+        return self.number + _DRAWS_APART * (self.repeat or int(self.confirm))
+
+
+class Opened(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The device is open, the problem loaded: requests may come."""
+
+
+class Mistaken(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The problem's file is to blame."""
+
+    mistake: str
+
+
+class Prepared(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A trial's inputs and references are ready: from now on time counts as the candidate's."""
+
+
+class Step(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The present step of a champion's trial, in words. Trials of the search tell nothing, since a
+    message would disturb them."""
+
+    text: str
+
+
+class TrialDone(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A trial's outcome.
+
+    - `retire`: this process must measure nothing more.
+    - `doubtful`: earlier candidates may have caused the outcome.
+    """
+
+    outcome: Outcome
+    retire: bool = False
+    doubtful: bool = False
+
+
+class BaselinesTimed(_OfDevice, frozen=True, tag=True, kw_only=True):
+    report: BaselineReport
+
+
+class BaselineFailed(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """A baseline raised an error: `timing` has its reason. This process must time nothing more."""
+
+    timing: BaselineTiming
+
+
+Request: TypeAlias = TrialRequest | BaselinesRequest
+Answer: TypeAlias = TrialDone | BaselinesTimed | BaselineFailed
+ToDeviceWorker: TypeAlias = Preload | Hello | PrepareRequest | TrialRequest | BaselinesRequest
+FromDeviceWorker: TypeAlias = (
+    Opened | Mistaken | Prepared | Step | TrialDone | BaselinesTimed | BaselineFailed
+)
+
+DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(
+    "device_worker", "the device worker", Decoder(ToDeviceWorker), Decoder(FromDeviceWorker)
+)
+
+
+# --- the compile worker ---------------------------------------------------------------------------
+
+
+class LoadCompiler(msgspec.Struct, frozen=True, tag=True):
+    """Load the compiler of a language, ahead of the first job."""
+
+    language: str
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    """Compile a job, in a folder under `scratch`, unless its binary is in the `cache`."""
+
+    job: CompileJob
+    cache: str
+    scratch: str
+    timeout_s: float
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The worker's first message."""
+
+
+class MachineProblem(msgspec.Struct, frozen=True, tag=True):
+    """No job can be compiled here: a problem of the machine."""
+
+    problem: str
+
+
+ToCompileWorker: TypeAlias = LoadCompiler | Compile
+FromCompileWorker: TypeAlias = Started | Binary | CompileFailure | MachineProblem
+
+COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
+    "compile_worker", "the compile process", Decoder(ToCompileWorker), Decoder(FromCompileWorker)
+)
+
+
+# --- the problem worker ---------------------------------------------------------------------------
+
+
+class TryProblem(msgspec.Struct, frozen=True, tag=True):
+    """Call every method that the user wrote, on one case. `timed`: candidates are measured on the
+    CPU. The names of the baselines are wanted for the case `named`. Results are compared with those
+    of a second call on the case `ordinary`."""
+
+    problem: ProblemToLoad
+    case: Case
+    ordinary: Case
+    timed: bool
+    named: Case | None = None
+
+
+class Tried(msgspec.Struct, frozen=True, tag=True):
+    """The first `mistake` in the problem's file; "" when there is none. The names of its
+    `baselines`, where they are known. `warnings`, a line each."""
+
+    mistake: str
+    baselines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(
+    "problem_worker", "the process that tried it", Decoder(TryProblem), Decoder(Tried)
+)
+
+
+# --- tasks of a cluster ---------------------------------------------------------------------------
+
+
+class ClusterRun(msgspec.Struct, frozen=True):
+    """A run as its workers must know it: a worker may join late, and shares no folder with others.
+
+    - `files`: the run's own copies by path, compressed.
+    - `device_name`, `device_arch`: of the device that the run began on.
+    - `cases`: that a user gave in place of those of the space.
+    """
+
+    part: str
+    files: Mapping[str, bytes]
+    space_file: str
+    backend: str
+    device_name: str
+    device_arch: str
+    allow_mixed: bool
+    fixed_sampling: bool
+    secret: str
+    baselines: Mapping[str, str] = {}
+    cases: tuple[GivenCase, ...] = ()
+
+
+class DescribeDevice(msgspec.Struct, frozen=True, tag=True):
+    """Which device of this backend would you measure on? `evotune` is the version that asks."""
+
+    backend: str
+    evotune: str
+
+
+class TimeBaselines(msgspec.Struct, frozen=True, tag=True):
+    run: ClusterRun
+
+
+class Calibrate(msgspec.Struct, frozen=True, tag=True):
+    """Measure the space's default against the chosen baselines."""
+
+    run: ClusterRun
+
+
+class ClusterTrial(msgspec.Struct, frozen=True, tag=True):
+    run: ClusterRun
+    number: int
+    configuration: Mapping[str, Value]
+    confirm: bool
+    repeat: int
+    contender: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why the worker at an address cannot work for the run."""
+
+    reason: str
+    worker: str
+
+
+class DeviceFound(msgspec.Struct, frozen=True, tag=True):
+    profile: DeviceProfile
+
+
+class Calibrated(msgspec.Struct, frozen=True, tag=True):
+    """One entry a device, as a run keeps it."""
+
+    devices: tuple[Mapping[str, str | float | Mapping[str, float] | None], ...]
+
+
+class ClusterTrialDone(msgspec.Struct, frozen=True, tag=True):
+    """The outcome, and the address of the worker that has it."""
+
+    outcome: Outcome
+    worker: str
+
+
+ToClusterWorker: TypeAlias = DescribeDevice | TimeBaselines | Calibrate | ClusterTrial
+FromClusterWorker: TypeAlias = (
+    Refused | DeviceFound | BaselineReport | Calibrated | ClusterTrialDone
+)
+
+TO_CLUSTER_WORKER: Decoder[ToClusterWorker] = Decoder(ToClusterWorker)
+FROM_CLUSTER_WORKER: Decoder[FromClusterWorker] = Decoder(FromClusterWorker)
