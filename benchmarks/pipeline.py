@@ -31,10 +31,9 @@ from evotune.runs.setup import load_kernel_setup
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore
 from evotune.workers import child
-from evotune.workers.background import BackgroundExecutor
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import DeviceSlot, ProblemSource
-from evotune.workers.local import LocalExecutor
+from evotune.workers.local import BackgroundExecutor, LocalExecutor
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "attention_mma.yaml"
 PRETENDER = str(Path(__file__).parent / "pipeline_child.py")

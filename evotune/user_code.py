@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from evotune.errors import UsageError
-from evotune.util.state_folder import state_folder
+from evotune.util.files import state_folder
 
 
 class NotAgreed(UsageError):

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import evotune
 from evotune.backends.cpu import free_cores
-from evotune.runs import confirming_time
+from evotune.runs import confirming
 from evotune.user_code import trust
 
 # PyTorch's threads rest while they wait: spinning ones take the cores of the other tests, and a
@@ -59,7 +59,7 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _confirming_takes_as_long_as_it_does() -> Iterator[None]:
     """Else a champion could stay unconfirmed because the machine is busy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confirming_time, "LEAST_EACH_S", 3600.0)
+        patch.setattr(confirming, "LEAST_EACH_S", 3600.0)
         yield
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+import evotune
+
 _ROOT = Path(__file__).parents[1]
 _MOST_LINES = 800
 
@@ -42,11 +44,19 @@ def test_no_imports_form_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_no_module_has_the_name_of_another_one() -> None:
+def test_no_module_has_the_name_of_another_one_in_its_folder() -> None:
     known = collections.defaultdict(list)
     for module in graph().modules:
-        known[module.rpartition(".")[2].lstrip("_")].append(module)
+        folder, _, name = module.rpartition(".")
+        known[folder, name.lstrip("_")].append(module)
     assert not {name: modules for name, modules in known.items() if len(modules) > 1}
+
+
+def test_no_folder_has_the_name_of_a_function_that_evotune_offers() -> None:
+    """An import of the folder would take the function's place."""
+    folders = {module.split(".")[1] for module in graph().modules if "." in module}
+    offered = {name for name in evotune.__all__ if name.islower()}
+    assert not folders & offered
 
 
 def test_only_its_own_package_imports_a_module_with_an_underscore() -> None:

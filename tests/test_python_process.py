@@ -31,7 +31,7 @@ extern "C" void kernel() {
 """
 PROGRAM = """
 import atexit, ctypes, sys
-from evotune.util.python_process import end_without_hooks
+from evotune.util.processes import end_without_hooks
 
 def main():
     ctypes.CDLL(sys.argv[1]).kernel()

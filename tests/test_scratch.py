@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from evotune.util import scratch
-from evotune.util.scratch import scratch_folder
+from evotune.util import files
+from evotune.util.files import scratch_folder
 
 _OWNER = """
 import sys
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 with scratch_folder() as folder:
     (folder / "big.bin").write_text("x")
     print(folder, flush=True)
@@ -28,9 +28,9 @@ with scratch_folder() as folder:
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    scratch._remove_abandoned.cache_clear()
+    files._remove_abandoned.cache_clear()
     yield tmp_path
-    scratch._remove_abandoned.cache_clear()
+    files._remove_abandoned.cache_clear()
 
 
 def _owner() -> tuple[subprocess.Popen[str], Path]:
@@ -82,16 +82,16 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may lock the new folder first, and take it for an abandoned one."""
-    real, taken = scratch.fcntl.flock, []
+    real, taken = files.fcntl.flock, []
 
     def flock(lock: int, how: int) -> None:
         if not taken:
             (folder,) = temporary.iterdir()
             taken.append(folder)
-            scratch.shutil.rmtree(folder)
+            files.shutil.rmtree(folder)
         real(lock, how)
 
-    monkeypatch.setattr(scratch.fcntl, "flock", flock)
+    monkeypatch.setattr(files.fcntl, "flock", flock)
     with scratch_folder() as folder:
         assert folder.is_dir()
         assert folder != taken[0]

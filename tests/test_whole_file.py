@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
-from evotune.util.whole_file import growing_file, whole_file
+from evotune.util.files import growing_file, whole_file
 from tests.patience import PATIENCE_S
 
 

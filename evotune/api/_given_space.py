@@ -18,8 +18,7 @@ from evotune.space.reading.case_file import CaseEntry, given_cases, read_cases
 from evotune.space.suggest import describe
 from evotune.trial import Value
 from evotune.user_code import NotAgreed, trust
-from evotune.util.regular_file import read_regular
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import read_regular, scratch_folder
 
 AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,

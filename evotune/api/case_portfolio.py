@@ -18,7 +18,7 @@ from evotune.api._given_space import (
 from evotune.portfolios.building import PortfolioRequest, build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.runs.observer import Observer, SilentObserver
-from evotune.util.counted import counted
+from evotune.util.words import counted
 
 if TYPE_CHECKING:
     from evotune.api.run import Run

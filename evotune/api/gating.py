@@ -16,7 +16,7 @@ from evotune.report.deciding_outcomes import Evidence, Figures, figures, weigh
 from evotune.report.records import trial_record
 from evotune.space.objects import Kernel
 from evotune.trial import Check, Configuration, Json, Outcome, Value
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ from evotune.report.leaderboard import Row, rank
 from evotune.runs.folder import RunFolder, find_run
 from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
-from evotune.util.command_line import RUNS_DIR
-from evotune.util.whole_file import whole_file
+from evotune.util.commands import RUNS_DIR
+from evotune.util.files import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd

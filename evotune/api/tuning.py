@@ -21,7 +21,7 @@ from evotune.runs.cluster_run import cluster_request
 from evotune.runs.setup import GpuRequest
 from evotune.runs.starting import RunRequest, start_run
 from evotune.trial import Trial
-from evotune.util.command_line import RUNS_DIR
+from evotune.util.commands import RUNS_DIR
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker

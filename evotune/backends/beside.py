@@ -11,7 +11,7 @@ from evotune.backends.base.busy_cores import busy_shares
 from evotune.backends.base.physical_cores import core_of
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.registry import named
-from evotune.util.counted import counted
+from evotune.util.words import counted
 
 _LOOK_S = 0.2
 _BUSY_CORES = 0.3  # less is what a desktop does anyway

@@ -17,7 +17,7 @@ import msgspec
 
 from evotune.backends.base.evidence import Ceilings
 from evotune.trial import Value
-from evotune.util.state_folder import state_folder
+from evotune.util.files import state_folder
 
 _READER = msgspec.json.Decoder(Ceilings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from evotune.util.command_line import RUNS_DIR
+from evotune.util.commands import RUNS_DIR
 
 
 def complete_run(

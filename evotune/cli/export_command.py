@@ -16,7 +16,7 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
 from evotune.errors import UsageError
-from evotune.util.command_line import install_command
+from evotune.util.commands import install_command
 
 if TYPE_CHECKING:
     from evotune.export.exporting import Exported
@@ -64,7 +64,7 @@ def export(
     Exit code 1 when a run has no confirmed champion or when none is faster than PyTorch's
     attention, 3 when the compilers here make other machine code than the run measured.
     """
-    from evotune.util.package_name import use
+    from evotune.util.commands import use
 
     found = _exported(runs, folder, name, runs_dir)
     if style == "json":

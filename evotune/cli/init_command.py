@@ -13,7 +13,7 @@ import click
 from evotune.cli.options import Command
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.errors import UsageError
-from evotune.util.command_line import command_line
+from evotune.util.commands import command_line
 
 if TYPE_CHECKING:
     from evotune.languages import Template

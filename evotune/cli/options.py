@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from evotune.cli.terminal import Terminal, say
-from evotune.util.command_line import RUNS_DIR
+from evotune.util.commands import RUNS_DIR
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _TRUST = "evotune.trust"  # in a context: whether either name of the flag was given

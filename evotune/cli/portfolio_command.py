@@ -132,8 +132,7 @@ def portfolio(
     sys.stdout.flush()
     terminal.note(f"portfolio: {request.runs_dir / 'portfolio.json'}")
     if found.rule:
-        from evotune.util.command_line import command_line
-        from evotune.util.package_name import default_name, offered_name
+        from evotune.util.commands import command_line, default_name, offered_name
 
         name = offered_name(found.space)
         named = () if name == default_name(found.space) else ("--name", name)

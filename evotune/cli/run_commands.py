@@ -25,7 +25,7 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.trial import TOO_NOISY
-from evotune.util.command_line import python_command, run_command
+from evotune.util.commands import python_command, run_command
 
 if TYPE_CHECKING:
     from evotune.report.data import RunData
@@ -242,7 +242,7 @@ def _conclude(
 
 def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None:
     """Tells how the winner gets into a program."""
-    from evotune.util.package_name import package_commands
+    from evotune.util.commands import package_commands
 
     problem = str(data.meta.get("problem", {}).get("name", ""))
     found = package_commands(str(result.run.path), data.space, problem)

@@ -11,8 +11,8 @@ from evotune.explain._sentences import BASES
 from evotune.explain._stall_reasons import STALLS
 from evotune.report import wording
 from evotune.trial import Json
-from evotune.util.counted import counted
 from evotune.util.harmless_text import printable
+from evotune.util.words import counted
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import (

@@ -34,7 +34,7 @@ from evotune.runs.ablation import AblationRow, Change, ablate_run, changes_of
 from evotune.runs.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.runs.folder import RunFolder
 from evotune.trial import Configuration, Json, Value
-from evotune.util.command_line import run_command
+from evotune.util.commands import run_command
 
 _SAID_EVERY_S = 30.0
 _OWN = "this trial"

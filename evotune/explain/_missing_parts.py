@@ -10,8 +10,8 @@ from evotune.explain._limiter import PTX
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
 from evotune.trial import Json
-from evotune.util.command_line import run_command
-from evotune.util.counted import counted
+from evotune.util.commands import run_command
+from evotune.util.words import counted
 
 _PARTS: Final = {"static": "machine code"}  # of evidence, in the words of the documentation
 

@@ -10,7 +10,7 @@ from evotune.runs.ablation import Change, keep_tries, measured_rows, unchanged
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun
 from evotune.trial import Configuration
-from evotune.util.counted import counted
+from evotune.util.words import counted
 
 
 def try_suggestions(

@@ -31,7 +31,7 @@ from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder
 from evotune.runs.stop_signal import interruptible
 from evotune.timing.processes import TOO_NOISY
-from evotune.util.package_name import checked_name, default_name
+from evotune.util.commands import checked_name, default_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,25 @@ little.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evotune.portfolios._speed_model import predicted_lows
-from evotune.portfolios.points import Point, point_of
+from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios._held_out_judge import Doubted
+from evotune.portfolios.matrix_store import Cell, Matrix
+from evotune.portfolios.points import BATCH_HEADS, Point, Score, independent_features, point_of
 from evotune.portfolios.rule import RuleRegion
 from evotune.problems.problem import Case, Problem
+from evotune.runs.confirmed_champions import Champion
+from evotune.runs.setup import KernelSetup
 from evotune.space.specs import GivenCase
+from evotune.trial import Value
 
 _SURE = 1.02
 """A case with a greater predicted speedup is not tried where others in the region were."""
@@ -207,3 +215,187 @@ def _other_size(size: int, tile: int, ratio: float) -> int:
         step = math.gcd(size, _ALIGNED)
         return max(step, found // step * step)
     return found // tile * tile + 1 if tile > 1 and found >= _SMALLEST else found
+
+
+_ROUNDS = 6
+"""So many times cases are drawn in a rule. Those of a round teach the model that chooses the next
+ones."""
+_DRAWN = "drawn"
+"""A fact: the symbols of all drawn cases, by label."""
+Measure = Callable[[Sequence[tuple[Champion, Case]]], None]
+
+
+class DrawnTrials:
+    """Draws cases and has them measured. A process that resumes a portfolio makes the same draws
+    again, whose cells the matrix has: the model learns from the cells alone that this process asked
+    for. `cases`: those drawn by this process, by label."""
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        setup: KernelSetup,
+        plans: CellPlans,
+        given: Mapping[str, GivenCase],
+        seed: int,
+    ) -> None:
+        self.cases: dict[str, Case] = {}
+        self._asked: set[Cell] = set()
+        self._matrix = matrix
+        self._problem = setup.planner.problem
+        self._plans = plans
+        attributes = setup.profile.attributes
+        parallel = int(attributes.get("multiprocessors") or attributes.get("threads") or 1)
+        self._draws = DrawnCases(self._problem, given, seed, parallel)
+        self._earlier: Mapping[str, Mapping[str, Value]] = matrix.store.meta(_DRAWN, {})
+
+    def try_rule(
+        self,
+        champions: Sequence[Champion],
+        regions: Sequence[RuleRegion],
+        measured: Sequence[Point],
+        measure: Measure,
+        out_of_time: Callable[[], bool],
+    ) -> int:
+        """Draws cases in the regions, and measures each with its region's kernel. The number of
+        them that could not be measured. `measured`: the listed cases, with the champions'
+        scores."""
+        asked: set[Cell] = set()
+
+        def can_run(kernel: int, case: Case) -> bool:
+            champion = champions[kernel]
+            is_new = cell_of(champion, case) not in asked
+            return is_new and self._plans.job(champion, case) is not None
+
+        for _ in range(_ROUNDS):
+            known = [*measured, *self.points(champions)]
+            drawn = self._draws.drawn(regions, known, can_run)
+            if not drawn:
+                break
+            wanted = [(champions[kernel], case) for kernel, case in drawn]
+            asked |= {cell_of(*each) for each in wanted}
+            self._keep(case for _, case in drawn)
+            self.ask(wanted, measure)
+            if out_of_time() and asked - self._matrix.cells.keys():
+                break
+        return len(asked - self._matrix.cells.keys())
+
+    def doubts(self, champions: Sequence[Champion], tried: Sequence[Point]) -> Doubted:
+        """Where the champions are expected to lose. `tried`: all measured cases."""
+
+        def can_run(kernel: int, case: Case) -> bool:
+            return self._plans.job(champions[kernel], case) is not None
+
+        return lambda region: self._draws.doubted(region, tried, can_run)
+
+    def ask(self, wanted: Sequence[tuple[Champion, Case]], measure: Measure) -> None:
+        """Measures drawn cases that are not measured yet."""
+        self._asked |= {cell_of(*each) for each in wanted}
+        measure(wanted)
+
+    def points(self, champions: Sequence[Champion]) -> list[Point]:
+        """The drawn cases that were asked for. A kernel that was not tried has no score there."""
+        return self._points(champions, self.cases.values(), self._asked.__contains__)
+
+    def all_points(self, champions: Sequence[Champion]) -> list[Point]:
+        """The drawn cases that this process or an earlier one measured, for any rule."""
+        earlier = {label: Case(label, dict(symbols)) for label, symbols in self._earlier.items()}
+        cases = {**earlier, **self.cases}
+        return self._points(champions, (cases[label] for label in sorted(cases)), lambda cell: True)
+
+    def _keep(self, cases: Iterable[Case]) -> None:
+        self.cases |= {case.label: case for case in cases}
+        symbols = {label: dict(case.symbols) for label, case in self.cases.items()}
+        self._matrix.store.set_meta(_DRAWN, {**self._earlier, **symbols})
+
+    def _points(
+        self,
+        champions: Sequence[Champion],
+        cases: Iterable[Case],
+        counts: Callable[[Cell], bool],
+    ) -> list[Point]:
+        def score(champion: Champion, case: Case) -> Score | None:
+            cell = cell_of(champion, case)
+            outcome = self._matrix.cells.get(cell) if counts(cell) else None
+            return None if outcome is None else self._plans.score(champion, case, outcome)
+
+        found = []
+        for case in cases:
+            scores = [score(champion, case) for champion in champions]
+            if any(scores):
+                found.append(point_of(self._problem, case).with_scores(scores))
+        return found
+
+
+_SPEED_MODEL_TILES = (64, 128, 192)
+"""The rows of the usual tiles."""
+_REACH = 1.5
+"""A measured case counts less the farther it lies from the asked ones: at so many doublings of a
+size, exp(-1/2)."""
+_LEAST_WEIGHT = 0.02
+_PENALTY = 0.3
+"""Of a coefficient whose term has a standard deviation of 1. That of the constant is 1e-6."""
+_LEAST_DEVIATION = 1e-6
+"""A term that hardly differs among the measured cases is taken as it is."""
+_NOISE = 0.01
+"""The least standard deviation of the logarithm of a measured speedup."""
+_LIKELY_TERMS = 3.0
+"""The number of coefficients that the penalty leaves, about."""
+_QUERIES = "seq_len_q"
+
+Reals: TypeAlias = NDArray[np.float64]
+
+
+def predicted_lows(
+    measured: Sequence[Point], kernel: int, asked: Sequence[Point], parallel: int
+) -> Reals:
+    """The logarithms of the lower ends of the `kernel`'s speedups on the `asked` cases, less a
+    standard deviation of the model.
+
+    `measured`: cases of the same fixed values, where the kernel was measured and is right.
+    `parallel`: the number of multiprocessors, each of which takes one block of attention at a time.
+    """
+    names = list(independent_features([*measured, *asked]))
+    rows = np.array([_terms(point, names, parallel) for point in (*measured, *asked)])
+    known = rows[: len(measured)]
+    mean, deviation = known.mean(axis=0), known.std(axis=0)
+    mean[0] = 0.0  # the constant
+    deviation[deviation < _LEAST_DEVIATION] = 1.0
+    known, wanted = ((part - mean) / deviation for part in (known, rows[len(measured) :]))
+    lows = np.log([score.low for point in measured if (score := point.scores[kernel])])
+    weights = _weights(measured, asked, names)
+    penalty = np.full(rows.shape[1], _PENALTY)
+    penalty[0] = 1e-6
+    normal = known.T @ (known * weights[:, None]) + np.diag(penalty)
+    coefficients = np.linalg.solve(normal, known.T @ (weights * lows))
+    errors = lows - known @ coefficients
+    variance = (weights * errors**2).sum() / max(1.0, weights.sum() - _LIKELY_TERMS) + _NOISE**2
+    spread = np.einsum("ij,jk,ik->i", wanted, np.linalg.inv(normal), wanted)
+    found: Reals = wanted @ coefficients - np.sqrt(variance * spread)
+    return found
+
+
+def _terms(point: Point, names: Sequence[str], parallel: int) -> list[float]:
+    sizes = [point.features[name] for name in names]
+    logs = [math.log2(size) for size in sizes]
+    terms = [1.0, *logs]
+    terms += [a * b for a, b in itertools.combinations_with_replacement(logs, 2)]
+    for rows in _SPEED_MODEL_TILES:
+        terms += [_filled(size / rows) for size in sizes]
+        if BATCH_HEADS in point.features:
+            tiles = point.features[BATCH_HEADS] * math.ceil(point.features[_QUERIES] / rows)
+            terms.append(_filled(tiles / parallel))
+    return terms
+
+
+def _filled(number: float) -> float:
+    """The log2 of the filled share of so many tiles, of which the last may be in part empty."""
+    return math.log2(number / math.ceil(number))
+
+
+def _weights(measured: Sequence[Point], asked: Sequence[Point], names: Sequence[str]) -> Reals:
+    def place(points: Sequence[Point]) -> Reals:
+        return np.log2([[point.features[name] for name in names] for point in points])
+
+    distances = ((place(measured) - place(asked).mean(axis=0)) ** 2).sum(axis=1)
+    weights: Reals = np.exp(-distances / (2 * _REACH**2)) + _LEAST_WEIGHT
+    return weights

@@ -13,7 +13,7 @@ from evotune.errors import EvotuneError, SpaceError
 from evotune.portfolios._case_searches import CaseSearches, Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
 from evotune.portfolios._cell_plans import CellPlans, cell_of
-from evotune.portfolios._drawn_trials import DrawnTrials
+from evotune.portfolios._drawn_cases import DrawnTrials
 from evotune.portfolios._held_out_judge import held_out_labels
 from evotune.portfolios._kernel_choice import chosen_kernels
 from evotune.portfolios._representatives import representatives
@@ -31,8 +31,8 @@ from evotune.runs.confirmed_champions import Champion
 from evotune.runs.setup import KernelSetup
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore
-from evotune.util.command_line import run_command
-from evotune.util.counted import counted
+from evotune.util.commands import run_command
+from evotune.util.words import counted
 from evotune.workers.in_flight import speaks_for_its_code
 
 if TYPE_CHECKING:

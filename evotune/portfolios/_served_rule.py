@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,10 +19,9 @@ from evotune.portfolios._held_out_judge import (
 )
 from evotune.portfolios._rule_launches import launched_regions
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios._single_cases import single_cases
 from evotune.portfolios._variant_checks import confirmed_domain
 from evotune.portfolios.matrix_store import Matrix
-from evotune.portfolios.points import Point
+from evotune.portfolios.points import Point, Score
 from evotune.portfolios.portfolio_file import (
     FORMAT,
     Portfolio,
@@ -29,12 +29,12 @@ from evotune.portfolios.portfolio_file import (
     PortfolioKernel,
     cell_rows,
 )
-from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of, single_case
 from evotune.problems.problem import Case
 from evotune.runs.confirmed_champions import Champion, has_own_check
 from evotune.runs.setup import KernelSetup
 from evotune.space.specs import GivenCase
-from evotune.trial import Domain
+from evotune.trial import Domain, Region
 
 
 def learnt_rule(
@@ -194,3 +194,54 @@ def _of_own(
             served = 0.0 if kernel is None else point.gain(kernel)
             logs.append(served - point.gain(number))
     return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+MOST: Final = 16
+"""At most so many regions, and the greatest gains first, since people read the rule."""
+
+
+class _Gain(NamedTuple):
+    """`value`: the case's weight times ln of the speedup over that of the other regions."""
+
+    value: float
+    region: RuleRegion
+
+
+def single_cases(
+    regions: Sequence[RuleRegion],
+    points: Sequence[Point],
+    domains: Mapping[int, Sequence[Region]],
+) -> list[RuleRegion]:
+    """The regions that come before `regions`: of `points` that no kernel serves there, or a kernel
+    that is surely slower than another one. `domains`: those of the kernels that may serve."""
+    found = sorted(
+        (gain for point in points for gain in _gain(regions, point, domains)),
+        key=lambda gain: (-gain.value, gain.region.cases),
+    )
+    return [gain.region for gain in found[:MOST]]
+
+
+def _gain(
+    regions: Sequence[RuleRegion], point: Point, domains: Mapping[int, Sequence[Region]]
+) -> Iterator[_Gain]:
+    served = kernel_at(regions, point)
+    now = 1.0 if served is None else _speedup(point.scores[served])
+    able = [
+        (score.low, kernel, domain)
+        for kernel, own in domains.items()
+        for domain in own
+        if (score := point.scores[kernel]) is not None
+        and score.won
+        and point.place.is_in(domain.fixed, domain.ranges)
+    ]
+    if not able:
+        return
+    low, kernel, domain = max(able, key=lambda each: each[:2])
+    if low > now:
+        speedup = _speedup(point.scores[kernel])
+        yield _Gain(point.weight * math.log(speedup / now), single_case(point, kernel, domain, low))
+
+
+def _speedup(score: Score | None) -> float:
+    """Against PyTorch, which serves where the gate refused the kernel."""
+    return score.speedup if score is not None and score.speedup > 0.0 else 1.0

@@ -18,8 +18,8 @@ from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_ma
 from evotune.portfolios.rule import RuleRegion
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain, Measurement, Outcome, Value
-from evotune.util.command_line import command_line
-from evotune.util.regular_file import read_regular
+from evotune.util.commands import command_line
+from evotune.util.files import read_regular
 
 FORMAT = 1
 FILE = "portfolio.json"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from evotune.portfolios._held_out_judge import Figures
 from evotune.portfolios.portfolio_file import Portfolio
-from evotune.util.counted import counted
 from evotune.util.harmless_text import markdown_text
+from evotune.util.words import counted
 
 RULE_COLUMNS = ("", "cases", "kernel", "at least", "measured")
 KERNEL_COLUMNS = ("kernel", "trial", "run", "configuration")

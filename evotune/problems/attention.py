@@ -12,16 +12,14 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from evotune.problems import _attention_features as features
 from evotune.problems import _attention_layouts as layouts
 from evotune.problems._attention_features import Features
-from evotune.problems._attention_heads import heads_as_batch, heads_touched
-from evotune.problems._attention_label import label_of
 from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
 from evotune.problems._drawn_shapes import drawn_once, key_of
-from evotune.problems.parts import Parts
+from evotune.problems.parts import Index, Parts
 from evotune.problems.problem import (
     CONTIGUOUS,
     Case,
@@ -36,6 +34,7 @@ from evotune.trial import Value
 
 if TYPE_CHECKING:
     import torch
+
 
 _SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim", "value_dim")
 _DRAWN_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k")
@@ -418,3 +417,56 @@ def _integers(case: Case) -> dict[str, int]:
         for name, value in case.symbols.items()
         if isinstance(value, int) and not isinstance(value, bool)
     }
+
+
+Heads: TypeAlias = "tuple[tuple[int, int], ...]"
+"""Pairs of a batch and a head of keys."""
+
+
+def heads_touched(sizes: Mapping[str, int], touched: Sequence[tuple[str, int, int]]) -> Heads:
+    """The heads that depend on these elements (see `HasParts.parts`); none where they are more than
+    half of all heads."""
+    found: dict[tuple[int, int], None] = {}
+    for name, first, count in touched:
+        rows, heads = ("seq_len_q", "heads") if name == "q" else ("seq_len_k", "kv_heads")
+        elements = sizes[rows] * sizes["head_dim"]
+        for number in range(first // elements, (first + count - 1) // elements + 1):
+            batch, head = divmod(number, sizes[heads])
+            found[batch, head * sizes["kv_heads"] // sizes[heads]] = None
+    return tuple(found) if 2 * len(found) <= sizes["batch"] * sizes["kv_heads"] else ()
+
+
+def heads_as_batch(
+    sizes: Mapping[str, int], heads: Heads
+) -> tuple[dict[str, Value], Mapping[str, Sequence[Index]]]:
+    """The sizes of a case whose batch is these heads, and where they lie in each tensor."""
+    group = sizes["heads"] // sizes["kv_heads"]
+    found: dict[str, Value] = {"batch": len(heads), "heads": group, "kv_heads": 1}
+    found |= {name: sizes[name] for name in ("seq_len_q", "seq_len_k")}
+    queries = [(batch, slice(head * group, (head + 1) * group)) for batch, head in heads]
+    keys = [(batch, slice(head, head + 1)) for batch, head in heads]
+    return found, {"q": queries, "k": keys, "v": keys, "out": queries}
+
+
+def label_of(symbols: Mapping[str, Value], usual_scale: float) -> str:
+    """The label, such as `(1,8/2,512x1024,64,scale=0.1) causal`: batch, heads (of queries / of
+    keys), length (of queries x of keys), head size (of k / of v), features, mask. A part that has
+    its usual value is left out."""
+    heads = str(symbols["heads"])
+    if symbols["kv_heads"] != symbols["heads"]:
+        heads += f"/{symbols['kv_heads']}"
+    length = str(symbols["seq_len_q"])
+    if symbols["seq_len_k"] != symbols["seq_len_q"]:
+        length += f"x{symbols['seq_len_k']}"
+    scale = symbols["softmax_scale"]
+    told = "" if scale == usual_scale else f",scale={scale}"
+    if symbols["layout"] != layouts.DEFAULT:
+        told += f",{symbols['layout']}"
+    mine = Features.of(Case("", symbols))
+    mask = "causal" if symbols["causal"] else "full"
+    if mine.bottom_right:
+        mask += " bottom_right"
+    head_dim = str(symbols["head_dim"])
+    if symbols["value_dim"] != symbols["head_dim"]:
+        head_dim += f"/{symbols['value_dim']}"
+    return f"({symbols['batch']},{heads},{length},{head_dim}{told}{mine.words()}) {mask}"

@@ -21,7 +21,7 @@ from evotune.problems._problem_file import ProblemFile
 from evotune.problems.problem import Problem, WrongKey
 from evotune.problems.user import UserProblem
 from evotune.user_code import run_content, trust
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 # --- Checks the class variables of a user's problem when its file has been read -------------------
 

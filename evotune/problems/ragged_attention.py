@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from evotune.problems._drawn_shapes import drawn_once, key_of
 from evotune.problems._lengths import other_scalar
 from evotune.problems._pair_cover import Sizes
-from evotune.problems._ragged_lengths import paged_lengths, partition, visible
 from evotune.problems._ragged_shapes import (
     Made,
     packed_edges,
@@ -39,6 +38,7 @@ from evotune.trial import Value
 
 if TYPE_CHECKING:
     import torch
+
 
 _PAGES_BESIDE = 3
 """Pages that no sequence has."""
@@ -398,3 +398,41 @@ def _told(sizes: Mapping[str, int]) -> Shape:
     """Drawn sizes as those of a shape."""
     found: Shape = {name: size for name, size in sizes.items() if name != "group"}
     return {**found, "heads": sizes["group"] * sizes["kv_heads"]}
+
+
+_SHORTEST = 1 / 128
+"""Of the longest one, where lengths are geometric."""
+
+
+def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[int]:
+    """Lengths of at most `longest` that add up to `tokens`, longest first."""
+    if lengths == "even":
+        return [tokens // sequences + (n < tokens % sequences) for n in range(sequences)]
+    found = [longest // n for n in range(1, sequences + 1)]
+    missing = tokens - sum(found)
+    for n in range(1, sequences):  # the later ones get or lose the rest
+        place = n if missing > 0 else sequences - n
+        by = max(-found[place], min(missing, longest - found[place]))
+        found[place] += by
+        missing -= by
+    return sorted(found, reverse=True)
+
+
+def paged_lengths(lengths: str, sequences: int, longest: int) -> list[int]:
+    """The numbers of keys, longest first."""
+    match lengths:
+        case "even":
+            return [longest] * sequences
+        case "zipf":
+            return [longest // n for n in range(1, sequences + 1)]
+        case _:
+            steps = max(1, sequences - 1)
+            return [round(longest * _SHORTEST ** (n / steps)) for n in range(sequences)]
+
+
+def visible(rows: int, keys: int, causal: bool) -> int:
+    """The number of scores of a sequence that are not hidden."""
+    if not causal:
+        return rows * keys
+    rows_seeing = min(rows, keys)  # the last ones; the last of them sees all keys
+    return rows_seeing * keys - rows_seeing * (rows_seeing - 1) // 2

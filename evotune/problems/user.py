@@ -31,21 +31,24 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from evotune.problems import _user_cases
+from evotune.problems._lengths import WORD, beyond, last_odd, past_words, round_beyond, significant
+from evotune.problems._pair_cover import PairCover, SizeClass, Sizes
 from evotune.problems._problem_file import ProblemFile
+from evotune.problems._size_classes import COARSE, length_classes, single
 from evotune.problems._solving import Shapes, solved_case
-from evotune.problems._user_cases import Refused
 from evotune.problems._user_tensors import Tensor
 from evotune.problems._written import Written
 from evotune.problems.element_types import torch_dtype
-from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol
+from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol, grouped
 from evotune.trial import Value
 
 if TYPE_CHECKING:
     import torch
+
 
 _LONG = 1200
 _KEPT_SPECS = 4096  # cases of which the tensors are kept
@@ -219,7 +222,7 @@ class UserProblem(abc.ABC):
         return tuple(self.ranges)
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        return _user_cases.edge_cases(self, case, kept)
+        return edge_cases(self, case, kept)
 
     def siblings(self, case: Case) -> Sequence[Case]:
         """The case with every choice of its flags."""
@@ -230,7 +233,7 @@ class UserProblem(abc.ABC):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        return _user_cases.random_cases(self, cases, seed, kept)
+        return random_cases(self, cases, seed, kept)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """One kind, in turn; for a long case the spike: other kinds hardly show one element."""
@@ -347,3 +350,252 @@ class UserProblem(abc.ABC):
         for spec in specs:
             if any(extent < 1 for extent in spec.shape):
                 raise Refused(f"{spec.name} has no elements, its shape is {spec.shape}")
+
+
+_EDGE_COST = (1 << 28, 1 << 24)  # operations and bytes
+_ORDINARY_COST = (1 << 27, 1 << 24)
+_LARGE_COST = (1 << 31, 5 << 26)
+_MOST_REFUSED = 100
+
+
+class Refused(ValueError):
+    """Sizes that make no sense together."""
+
+
+def edge_cases(problem: UserProblem, case: Case, kept: Collection[str]) -> list[Case]:
+    """Small and odd sizes, the `fixed` ones as in the case. In the last two, constants with a range
+    are at its ends."""
+    like, found = _Like(problem, case, kept), []
+    for number, candidates in enumerate(edge_sizes(problem.free_sizes(kept))):
+        constants = {
+            name: ends[number % 2] if number >= 2 else float(case.symbols[name])
+            for name, ends in problem.ranges.items()
+        }
+        made = like.first(candidates, constants, _EDGE_COST)
+        found += [] if made is None else [made]
+    return found
+
+
+def random_cases(
+    problem: UserProblem, cases: Sequence[Case], seed: int, kept: Collection[str]
+) -> Iterator[Case]:
+    """Cases of `random_sizes` for each group of cases with the same `fixed` and kept sizes, in
+    turn. They end when a hundred draws in a row give no case, or when cases cannot differ."""
+    rng = random.Random(seed)
+    free = problem.free_sizes(kept)
+    longest = {name: max(int(case.symbols[name]) for case in cases) for name in free}
+    same = [name for name in (*problem.sizes, *problem.flags) if name not in free]
+    streams = [
+        (like, random_sizes(rng, free, longest, like.accept))
+        for like in (_Like(problem, alike[-1], kept) for alike in grouped(cases, same))
+    ]
+    refused = 0
+    while True:
+        for like, drawn in rng.sample(streams, len(streams)):
+            sizes = next(drawn)
+            refused = refused + 1 if sizes is None else 0
+            if sizes is not None:
+                yield like.case(sizes, like.drawn_constants(rng))
+            if refused == _MOST_REFUSED:
+                return
+        if not free and set(problem.ranges) <= set(kept):
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """Makes cases with the fixed and kept sizes of `base`, and with its flags."""
+
+    problem: UserProblem
+    base: Case
+    kept: Collection[str]
+
+    def case(self, sizes: Sizes, constants: Mapping[str, float]) -> Case:
+        own = {name: int(self.base.symbols[name]) for name in self.problem.sizes}
+        shape: dict[str, Value] = {**own, **sizes, **constants}
+        shape |= {name: self.base.symbols[name] for name in self.kept if name in shape}
+        return self.problem.case(shape, {n: self.base.symbols[n] for n in self.problem.flags})
+
+    def accept(
+        self, candidates: Iterable[Sizes], *, large: bool, elements: int = 0
+    ) -> Sizes | None:
+        """See `_user_sizes.Accept`."""
+        cost = _LARGE_COST if large else _ORDINARY_COST
+        found = self.first(candidates, self.problem.constants_of(self.base), cost, elements)
+        if found is None:
+            return None
+        return {name: int(found.symbols[name]) for name in self.problem.free_sizes(self.kept)}
+
+    def first(
+        self,
+        candidates: Iterable[Sizes],
+        constants: Mapping[str, float],
+        cost: tuple[int, int],
+        elements: int = 0,
+    ) -> Case | None:
+        """A case of the first candidate that makes sense and costs no more operations and bytes
+        than `cost`, and that has a tensor of more than so many elements; None when there is none.
+        Where sizes are fixed or kept, a case may always cost as much as the base."""
+        operations, nbytes = cost
+        if self.problem.fixed or self.kept:
+            operations = max(operations, self._own_cost[0])
+            nbytes = max(nbytes, self._own_cost[1])
+        for sizes in candidates:
+            try:
+                case = self.case(sizes, constants)
+            except Refused:
+                continue
+            most = max(math.prod(spec.shape) for spec in self.problem.tensors(case))
+            cheap = self.problem.flops(case) <= operations
+            if cheap and self.problem.bytes_moved(case) <= nbytes and most > elements:
+                return case
+        return None
+
+    def drawn_constants(self, rng: random.Random) -> dict[str, float]:
+        """Constants with a range; every second one is the case's own."""
+        return {
+            name: _draw(rng, *ends) if rng.random() < 0.5 else float(self.base.symbols[name])
+            for name, ends in self.problem.ranges.items()
+        }
+
+    @property
+    def _own_cost(self) -> tuple[int, int]:
+        return self.problem.flops(self.base), self.problem.bytes_moved(self.base)
+
+
+def _draw(rng: random.Random, least: float, most: float) -> float:
+    """A number of three digits, drawn evenly; in the logarithm where both ends are positive."""
+    if least > 0.0:
+        return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
+    return significant(rng.uniform(least, most))
+
+
+_EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 63, 65, 19), (67, 1087, 31, 34))
+_IF_TOO_LARGE = ((67, 129, 31, 34), (13, 37, 11, 34))
+_MULTIPLES = (1, 8, 64)
+_MOST_BESIDE_LARGE = 9
+_ATTEMPTS = 16
+_SPECIAL_EVERY = 2
+_MANY_ELEMENTS = 1 << 24  # the least number that float32 does not count by one
+_CANDIDATES = 4
+
+
+class Accept(Protocol):
+    """Tries sizes one after the other; returns those of the first case that makes sense and is not
+    too large, and has a tensor of so many elements, or None."""
+
+    def __call__(
+        self, candidates: Sequence[Sizes], *, large: bool, elements: int = 0
+    ) -> Sizes | None: ...
+
+
+def edge_sizes(names: Sequence[str]) -> Iterator[list[Sizes]]:
+    """Yields four lists of small and odd sizes. In each the wanted sizes come first, then
+    replacements to use if they are too large."""
+    for wanted in _EDGES:
+        others = _IF_TOO_LARGE if wanted == _EDGES[-1] else ()
+        yield [_cycled(names, numbers) for numbers in (wanted, *others)]
+
+
+def random_sizes(
+    rng: random.Random, names: Sequence[str], longest: Mapping[str, int], accept: Accept
+) -> Iterator[Sizes | None]:
+    """Yields sizes without end; None for an attempt that gave no case.
+
+    About the first hundred meet each pair of classes of two sizes. In turn with these, each size is
+    once the space's longest odd one, well beyond it, a round one beyond it, multiples of 4,096 and
+    lengths past 16 and 17 bits, while the others are small; then a tensor has more than 2^24
+    elements.
+    """
+
+    def settled(sizes: Sizes, asked: Collection[str], cost: int) -> Sizes | None:
+        beside = {n: size if n in asked else min(size, _beside(rng)) for n, size in sizes.items()}
+        whole = _multiples(beside) if cost > 1 else _less_and_less(sizes, asked)
+        return accept(whole, large=cost > 1)
+
+    cover = PairCover(rng, list(_classes(names)), settled, candidates=_CANDIDATES)
+    special = [
+        [{n: size if n == name else _beside(rng) for n in names} for size in sizes]
+        for name in names
+        for sizes in _large(rng, longest[name])
+    ]
+    rng.shuffle(special)
+    covered = iter(cover)
+    for number in itertools.count():
+        found: Sizes | None = None
+        if names and special and number % _SPECIAL_EVERY == 0:
+            wanted = [each for sizes in special.pop() for each in _multiples(sizes)]
+            found = accept(wanted, large=True)
+            if not special and found is not None:
+                special_elements = _many_elements(rng, names)
+                many = accept(special_elements, large=True, elements=_MANY_ELEMENTS)
+                if many is not None:
+                    yield many
+        if found is not None:
+            cover.met(found)
+            yield found
+        else:
+            yield next(covered) if names else accept([{}], large=False)
+
+
+def _classes(names: Sequence[str]) -> Iterator[SizeClass]:
+    for name in names:
+        yield from length_classes(name, long_cost=2, exact_cost=lambda length: 1 + length // 600)
+        over = single(
+            name, f"{name} over 1,000", lambda n: n > 1000, lambda rng: rng.randint(1001, 1400)
+        )
+        yield replace(over, level=COARSE, weight=2.0, cost=2)
+
+
+def _large(rng: random.Random, longest: int) -> Iterator[tuple[int, ...]]:
+    """Large sizes, each with what to take in its place if it is too large."""
+    yield (last_odd(longest),)
+    yield (beyond(rng, longest),)
+    yield (round_beyond(rng, longest),)
+    yield past_words(rng), WORD // 2 + 2 * rng.randint(0, 99) + 1
+    yield 70_000 + rng.randint(0, 9999), past_words(rng)
+    yield 2 * WORD + 2 * rng.randint(0, 999) + 1, past_words(rng)
+    yield (4096,)
+    yield (4096 * rng.choice((2, 3, 5)),)
+
+
+def _many_elements(rng: random.Random, names: Sequence[str]) -> list[Sizes]:
+    """Sizes of which one, or the product of two, is just past 2^24."""
+    count = min(2, len(names))
+    found = []
+    for large in itertools.combinations(names, count):
+        size = round(_MANY_ELEMENTS ** (1 / count)) + rng.randint(1, 40)
+        found.append({name: size if name in large else 1 for name in names})
+    rng.shuffle(found)
+    return [each for sizes in found for each in _multiples(sizes)]
+
+
+def _beside(rng: random.Random) -> int:
+    """A size beside a large one."""
+    return rng.randint(1, _MOST_BESIDE_LARGE)
+
+
+def _less_and_less(sizes: Sizes, asked: Collection[str]) -> list[Sizes]:
+    """The sizes and their multiples of 8 and 64; then the same with the largest size, of those not
+    asked for while there are any, cut to about a third, again and again. It keeps its remainder by
+    16 while it is large."""
+    found = []
+    for _ in range(_ATTEMPTS):
+        found += _multiples(sizes)
+        if not sizes or max(sizes.values()) == 1:
+            break
+        free = [name for name in sizes if name not in asked and sizes[name] > 1] or list(sizes)
+        name = max(free, key=lambda name: sizes[name])
+        third = sizes[name] // 3
+        kept = third - third % 16 + sizes[name] % 16
+        sizes = {**sizes, name: kept if 16 < kept < sizes[name] else third | 1}
+    return found
+
+
+def _multiples(sizes: Sizes) -> list[Sizes]:
+    """The sizes, and the next multiples of 8 and 64 for kernels that take only those."""
+    return [{name: -(-size // m) * m for name, size in sizes.items()} for m in _MULTIPLES]
+
+
+def _cycled(names: Sequence[str], values: Sequence[int]) -> Sizes:
+    return {name: values[place % len(values)] for place, name in enumerate(names)}

@@ -17,7 +17,7 @@ from evotune.report._twins import deciding
 from evotune.store import UNCONFIRMED, RunStore, survey
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 if TYPE_CHECKING:
     # The engine brings a device's libraries along; a report starts without them.

@@ -21,7 +21,7 @@ from evotune.report.whole import failures, in_proposal_order
 from evotune.space.suggest import shorten
 from evotune.timing.agreement import agreement
 from evotune.trial import Json
-from evotune.util.command_line import run_command
+from evotune.util.commands import run_command
 from evotune.util.harmless_text import markdown_code, markdown_text
 
 _SHOWN_ROWS = 20

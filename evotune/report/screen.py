@@ -17,7 +17,7 @@ from evotune.report.layout import Column, Line, Role, Span, grid, grid_width, pa
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.reasons import alike_reasons
 from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
-from evotune.util.command_line import run_command
+from evotune.util.commands import run_command
 from evotune.util.harmless_text import printable
 
 # --- The leaderboard's columns for a given width --------------------------------------------------

@@ -10,7 +10,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.trial import Json, Outcome
-from evotune.util.command_line import run_command
+from evotune.util.commands import run_command
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from evotune.report.leaderboard import rank, ranks_of, sort_key
 from evotune.store import RunStore, survey
 from evotune.store.queries import Row, read_row
 from evotune.trial import Outcome
-from evotune.util.python_process import started_by_a_library
+from evotune.util.processes import started_by_a_library
 from evotune.workers.entry import die_with_parent
 
 # --- Work on the parts of a long report, by several processes at once -----------------------------

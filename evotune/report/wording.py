@@ -9,7 +9,7 @@ from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
 from evotune.timing.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.trial import Json, Outcome, Value
-from evotune.util.counted import counted
+from evotune.util.words import counted
 
 NONE = "-"
 

@@ -16,7 +16,7 @@ from evotune.run_options import RunOptions
 from evotune.runs import confirming
 from evotune.runs._calibration import calibrate
 from evotune.runs.baseline_choice import chosen_baseline
-from evotune.runs.confirming_time import ConfirmingTime
+from evotune.runs.confirming import ConfirmingTime
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.observer import OTHER_WORK, WARNING, Observer
@@ -24,8 +24,7 @@ from evotune.runs.setup import KernelSetup
 from evotune.store import UNCONFIRMED, RunStore
 from evotune.timing.agreement import agreement
 from evotune.trial import Configuration, Json, Outcome, Trial
-from evotune.util.counted import counted
-from evotune.workers.background import BackgroundExecutor
+from evotune.util.words import counted
 from evotune.workers.executor import (
     HELD_OUT,
     TIMED,
@@ -34,7 +33,7 @@ from evotune.workers.executor import (
     Proposal,
 )
 from evotune.workers.in_flight import Twin, Twins, speaks_for_its_code
-from evotune.workers.local import LocalExecutor
+from evotune.workers.local import BackgroundExecutor, LocalExecutor
 
 if TYPE_CHECKING:
     from evotune.runs.cluster_run import Cluster

@@ -5,16 +5,23 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from evotune.backends import registry
-from evotune.backends.base.launch import CompileJob, LaunchPlan
+from evotune.backends.base.launch import POINTERS, CompileJob, LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.source_checks import POINTER
+from evotune.backends.base.sources import fingerprint, told_folder
 from evotune.errors import SpaceError
-from evotune.problems.problem import Case, Problem
+from evotune.languages import language
+from evotune.problems.executed_sizes import ranges_between
+from evotune.problems.problem import Case, HasLayouts, Problem
+from evotune.problems.short_cases import pair_cases
+from evotune.problems.user import UserProblem
 from evotune.runs._champion_cases import (
     obstacle,
     refusal,
@@ -23,15 +30,14 @@ from evotune.runs._champion_cases import (
     symbols_kept,
     symbols_kept_in_search,
 )
-from evotune.runs._compile_jobs import CompileJobs
-from evotune.runs._compiled_in import CompiledIn
 from evotune.runs._served_cases import served_cases
+from evotune.runs._space_files import source_path
 from evotune.runs.launches import CasePlanner, NoInteger, Rejected, refuse_unknown_arguments
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import CaseEvaluator
 from evotune.space.document import SpaceDocument
 from evotune.space.language.scalar import Environment
-from evotune.space.specs import KernelSpec
+from evotune.space.specs import KernelSpec, filled
 from evotune.trial import Check, Configuration, Region, Value
 from evotune.verify.kept_checks import ALL_KINDS
 from evotune.workers.build_review import BuildRules
@@ -442,3 +448,289 @@ class Planner:
 def architecture(profile: DeviceProfile) -> dict[str, Value]:
     """`arch`, for kernels that state the architectures they support; a CPU has none."""
     return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
+
+
+class CompileJobs:
+    """Makes the compiler runs of one space on one device. SpaceError when two macros collide,
+    UsageError when a compiler could not be told the folder."""
+
+    def __init__(
+        self,
+        document: SpaceDocument,
+        problem: Problem,
+        profile: DeviceProfile,
+        sources: Mapping[str, Mapping[str, bytes]],
+    ) -> None:
+        """`sources`: the files of each kernel. If a file changes later, the compiler refuses it."""
+        self._document = document
+        self._problem = problem
+        self._profile = profile
+        self._sources = {name: fingerprint(files) for name, files in sources.items()}
+        self._source_paths = {k.name: source_path(document, k) for k in document.kernels}
+        self._choices = _choice_constants(document)
+        self._root = told_folder(document.root)
+        self._refuse_collisions()
+
+    def at(self, root: Path) -> CompileJobs:
+        """The same jobs, with the sources read under another root."""
+        moved = copy.copy(self)
+        moved._root = told_folder(root)
+        return moved
+
+    def job(
+        self,
+        kernel: KernelSpec,
+        configuration: Configuration,
+        case: Case,
+        plan: LaunchPlan,
+        compiled_in: Sequence[Value],
+    ) -> CompileJob:
+        """The compiler run for a configuration on a case; `plan`: its launches there;
+        `compiled_in`: the values of the kernel's compiled-in names."""
+        defines = dict(self._choices)
+        for name, value in configuration.items():
+            if name != "KERNEL":
+                defines[name] = _as_integer(name, value, defines)
+        for index, dtype in enumerate(self._problem.dtypes, start=1):
+            defines[f"DTYPE_{dtype.upper()}"] = index
+        defines["DTYPE"] = defines[f"DTYPE_{self._problem.dtype.upper()}"]
+        formulas = self._problem.formulas(case)
+        for name, value in zip(kernel.compiled_in, compiled_in, strict=True):
+            if name != "dtype" and name not in formulas:
+                defines[name.upper()] = _as_integer(name, value, defines)
+        return CompileJob(
+            language=kernel.language,
+            root=self._root,
+            source=self._source_paths[kernel.name],
+            defines=tuple(defines.items()),
+            options=tuple(filled(option, configuration) for option in kernel.options),
+            arch=self._profile.arch,
+            sources_sha256=self._sources[kernel.name],
+            formulas=tuple(formulas[n] for n in kernel.define if n in formulas and formulas[n][1]),
+            **self._typed(kernel, case, plan),
+        )
+
+    def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
+        """The entries and argument types, as the language's compiler takes them."""
+        if not language(kernel.language).one_entry:
+            entries = {launch.entry: None for launch in plan.launches} or {kernel.entry: None}
+            given = (POINTER if a.type in POINTERS else a.type for a in plan.arguments)
+            return {"entries": tuple(entries), "signature": tuple(given)}
+        pointees = {spec.name: f"*{spec.dtype}" for spec in self._problem.tensors(case)}
+        pointees |= {workspace.name: "*byte" for workspace in kernel.workspace}
+        extra = language(kernel.language).extra_arguments
+        own = plan.arguments[: len(plan.arguments) - len(extra)]
+        types = (pointees.get(a.name, "*byte") if a.type in POINTERS else a.type for a in own)
+        return {"entry": kernel.entry, "signature": tuple(types)}
+
+    def _refuse_collisions(self) -> None:
+        """SpaceError at the second of two things that would become the same -D name."""
+        taken = {f"DTYPE_{dtype.upper()}" for dtype in self._problem.dtypes} | {"DTYPE"}
+        kernels = self._document.kernels
+        own = {name for kernel in kernels for name in language(kernel.language).taken_macros}
+        for kernel in kernels:
+            places = zip(kernel.compiled_in, kernel.compiled_in_positions, strict=True)
+            if wrong := [(name, place) for name, place in places if name.upper() in own]:
+                name, place = wrong[0]
+                raise place.error(
+                    f"the compiler's own header uses {name.upper()}, so '{name}' cannot be "
+                    "compiled in; pass it as an argument"
+                )
+        for kernel in self._document.kernels:
+            taken |= {name.upper() for name in kernel.compiled_in}
+        for spec in self._document.parameters:
+            choices = [v for v in (*spec.parameter.values, spec.otherwise) if isinstance(v, str)]
+            words = [f"{spec.name}_{word.upper()}" for word in dict.fromkeys(choices)]
+            for name in (spec.name, *(words if spec.name != "KERNEL" else ())):
+                if name in own:
+                    raise spec.position.error(
+                        f"the compiler's own header uses {name}, so no macro can have this name; "
+                        "rename the parameter"
+                    )
+                if name in taken:
+                    raise spec.position.error(
+                        f"{spec.name} needs the macro {name}, which is taken by another parameter, "
+                        "choice, dtype or compiled-in symbol"
+                    )
+                taken.add(name)
+
+
+def _choice_constants(document: SpaceDocument) -> dict[str, int]:
+    """NAME_CHOICE constants for every parameter that has identifiers among its values.
+
+    They count from 1: the preprocessor takes a name it does not know for 0, and a choice that
+    a space leaves out must not look like one that it has.
+    """
+    constants: dict[str, int] = {}
+    for spec in document.parameters:
+        if spec.name == "KERNEL":
+            continue
+        words = (*spec.parameter.values, spec.otherwise)
+        identifiers = list(dict.fromkeys(word for word in words if isinstance(word, str)))
+        for index, word in enumerate(identifiers, start=1):
+            constants[f"{spec.name}_{word.upper()}"] = index
+    return constants
+
+
+def _as_integer(name: str, value: Value, constants: Mapping[str, int]) -> int:
+    if isinstance(value, str):
+        return constants[f"{name.upper()}_{value.upper()}"]
+    if value != int(value):
+        raise Rejected(f"'{name}' is {value}: only a whole number can be compiled in")
+    return int(value)
+
+
+_SPECIALISED_TESTS = 6
+"""Random cases for each specialised binary."""
+_MOST_BANDS = 32  # cases for pairs of bands that the random cases of a binary leave out
+_DRAWN = 100  # the most that are drawn for each, to find so many that the kernel supports
+
+
+class CompiledIn:
+    """The compiled-in values of one kernel.
+
+    A binary is specialised if it is made for the values of a measured case. All other cases with
+    the same values of `define` share a binary, which has 0 for each name of `specialise`.
+    """
+
+    def __init__(
+        self, bound: BoundSpace, kernel: KernelSpec, problem: Problem, measured: Sequence[Case]
+    ) -> None:
+        """SpaceError for a compiled-in `let` that is no whole number on a measured case."""
+        self._bound = bound
+        self._evaluator = CaseEvaluator(bound.case_scope({}, {}))
+        self._kernel = kernel
+        self._problem = problem
+        self._measured = [case for case in measured if kernel.unsupported(case.symbols) is None]
+        self._specialised: set[tuple[Value, ...]] = set()
+        for case in self._measured:
+            self._refuse_no_numbers(case)
+            for like in (case, *self._in_other_layouts(case)) if kernel.specialise else ():
+                self._specialised.add(self._values(kernel.specialise, like.symbols))
+
+    def of(self, case: Case) -> tuple[Value, ...]:
+        """The values of the names in `define`, then those of the names in `specialise`."""
+        special = self._values(self._kernel.specialise, case.symbols)
+        if special not in self._specialised:
+            special = (0,) * len(special)
+        return (*self._values(self._kernel.define, case.symbols), *special)
+
+    def is_known(self, case: Case, known: Collection[tuple[Value, ...]]) -> bool:
+        """Whether the case needs no binary beside the `known` ones and, for each of these, the one
+        with 0 for the names of `specialise`."""
+        values, count = self.of(case), len(self._kernel.define)
+        if values in known or any(values[count:]):
+            return values in known
+        return any(each[:count] == values[:count] for each in known)
+
+    def further_cases(self, draw: int, kept: Collection[str]) -> list[Case]:
+        """Cases for the binaries that only the confirmation compiles: each measured case in other
+        layouts, once for each binary, and random cases of the specialised binaries. An exported
+        binary serves only the cases between its own checks."""
+        found: list[Case] = []
+        for case in self._measured if "layout" not in kept else ():
+            known = {self.of(case)}
+            for other in (*self._in_other_layouts(case), *self._in_odd_layout(case)):
+                if self.of(other) not in known:
+                    known.add(self.of(other))
+                    found.append(other)
+        return found + list(self._specialised_cases(draw, kept))
+
+    def same_binaries(self, cases: Iterable[Case], edges: Iterable[Case]) -> list[Case]:
+        """The edge cases whose binary is that of one of `cases`."""
+        derived = self._bound.document.let.keys() & set(self._kernel.compiled_in)
+        if not derived:
+            return list(edges)
+        binaries = {self.of(case) for case in cases}
+        return [edge for edge in edges if self.of(edge) in binaries]
+
+    def specialised_kept(self, cases: Iterable[Case]) -> set[str]:
+        """The symbols that an edge case must share with `cases` to need one of their specialised
+        binaries. Empty if they need none."""
+        found: set[str] = set()
+        for case in filter(self.is_specialised, cases):
+            found |= {name for name in case.symbols if self._decides(name, case)}
+            if isinstance(self._problem, HasLayouts):
+                found |= {"layout", *self._problem.layout_sizes}
+        return found
+
+    def _specialised_cases(self, draw: int, kept: Collection[str]) -> Iterator[Case]:
+        """Random cases of the specialised binaries."""
+        likes: dict[tuple[Value, ...], Case] = {}
+        for case in self._measured:
+            others = self._in_other_layouts(case) if "layout" not in kept else ()
+            likes |= {self.of(like): like for like in (case, *others) if self.is_specialised(like)}
+        cases = list(likes.values())
+        if cases:
+            names = {*kept, *self.specialised_kept(cases)}
+            found: dict[tuple[Value, ...], list[Case]] = {values: [] for values in likes}
+            for case in islice(self._problem.random_cases(cases, draw, names), _DRAWN * len(cases)):
+                supported = self._kernel.unsupported(case.symbols) is None
+                own = found.get(self.of(case))
+                if supported and own is not None and len(own) < _SPECIALISED_TESTS:
+                    own.append(case)
+                    yield case
+            for values, like in likes.items():
+                yield from self._in_other_bands([like, *found[values]], names)
+
+    def _in_other_bands(self, cases: Sequence[Case], names: Collection[str]) -> list[Case]:
+        """Of a user's problem: cases for the pairs of bands of sizes, up to those of these cases of
+        one binary, that none of them has; cheap ones first. A package serves what was executed by
+        pairs, and few cases leave bands out. `names` are the symbols that stay as they are."""
+        problem = self._problem
+        if not isinstance(problem, UserProblem):
+            return []
+        values = self.of(cases[0])
+
+        def made_of(case: Case) -> Case | None:
+            supported = self._kernel.unsupported(case.symbols) is None
+            return case if supported and self.of(case) == values else None
+
+        met = [problem.place(case) for case in cases]
+        ranges = {
+            name: (low if name in names or name in problem.fixed else 1, high)
+            for name, (low, high) in ranges_between(met).items()
+        }
+        like = max(cases, key=problem.bytes_moved)
+        made = list(islice(pair_cases(problem, like, met, ranges, names, made_of), _MOST_BANDS))
+        return sorted(made, key=problem.bytes_moved)
+
+    def is_specialised(self, case: Case) -> bool:
+        """Whether the case's binary is specialised."""
+        return any(self.of(case)[len(self._kernel.define) :])
+
+    def _decides(self, name: str, case: Case) -> bool:
+        """Whether another value of the size alone changes a specialised value."""
+        value = case.symbols[name]
+        strides = {n for spec in self._problem.tensors(case) for n in spec.stride_symbols}
+        if not isinstance(value, int) or name in strides:
+            return False
+        names = self._kernel.specialise
+        try:
+            changed = self._values(names, {**case.symbols, name: value + 1})
+        except SpaceError:  # it has no value there
+            return True
+        return changed != self._values(names, case.symbols)
+
+    def _in_other_layouts(self, case: Case) -> Sequence[Case]:
+        if not isinstance(self._problem, HasLayouts):
+            return ()
+        return self._problem.other_layouts(case)
+
+    def _in_odd_layout(self, case: Case) -> Sequence[Case]:
+        return (self._problem.odd_layout(case),) if isinstance(self._problem, HasLayouts) else ()
+
+    def _refuse_no_numbers(self, case: Case) -> None:
+        let = self._bound.document.let
+        derived = [name for name in self._kernel.compiled_in if name in let]
+        for name, value in zip(derived, self._values(derived, case.symbols), strict=True):
+            if isinstance(value, str) or value != int(value):
+                raise let[name].error(
+                    f"'{name}' is {value} for {case.label}: only a whole number can be compiled in"
+                )
+
+    def _values(self, names: Iterable[str], symbols: Mapping[str, Value]) -> tuple[Value, ...]:
+        let, evaluator = self._bound.document.let, self._evaluator.at(symbols)
+        return tuple(
+            evaluator.evaluate(let[name], {}) if name in let else symbols[name] for name in names
+        )

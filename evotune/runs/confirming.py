@@ -6,22 +6,22 @@ import dataclasses
 import functools
 import heapq
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import msgspec
 
-from evotune.runs.confirming_time import ConfirmingTime
-from evotune.runs.side_by_side import ChecksAhead, joined, needs_the_device_alone, timing_of
 from evotune.store import RunStore
 from evotune.timing.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
-from evotune.trial import CUT_SHORT, Outcome, Trial
-from evotune.workers.executor import TIMED, Executor, Proposal
+from evotune.trial import CUT_SHORT, Outcome, OutcomeKind, Trial
+from evotune.verify.kept_checks import worth_keeping
+from evotune.workers.executor import CHECKS, HELD_OUT, TIMED, TIMING, Executor, Proposal
+
 
 # --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
-
-
 @dataclass(frozen=True)
 class Earlier:
     """The confirmations from when the run had `trials` trials; none and 0 in its first session."""
@@ -310,3 +310,112 @@ def outcome_unless(
         for _, outcome in executor.poll(0.5):
             return outcome
     return None
+
+
+LEAST_EACH_S = 30.0
+BRIEF_S = 8.0
+"""For the checks of a later champion that surely loses by the search's figures."""
+_CHECKS_SHARE = 0.6
+"""Of a champion's time for its first process up to the timing. The rest is for the timing there and
+in further processes."""
+
+
+class ConfirmingTime:
+    """Counts from when it is made. Workers of this machine can read its points in time, which are
+    those of the system's monotonic clock."""
+
+    def __init__(
+        self, limit_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit_s = limit_s
+        self._clock = clock
+        self._end_s = clock() + limit_s
+
+    @classmethod
+    def after(cls, searched_s: float, champions: int) -> ConfirmingTime:
+        """For so many champions of a search that took `searched_s`, over all sessions."""
+        return cls(max(searched_s, LEAST_EACH_S * champions))
+
+    @property
+    def is_endless(self) -> bool:
+        return math.isinf(self._end_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock() >= self._end_s
+
+    def checks_until_s(self, champions: int) -> float:
+        """When the next one's checks are cut short, if so many `champions` share the time left."""
+        now_s = self._clock()
+        return now_s + _CHECKS_SHARE * (self._end_s - now_s) / champions
+
+    def brief_checks_until_s(self) -> float:
+        """When the next one's checks are cut short, if it surely loses."""
+        return min(self._end_s, self._clock() + BRIEF_S)
+
+
+class ChecksAhead:
+    """Outcomes of checks, of the next champions together."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        at_once: int,
+        *,
+        stop: Callable[[], bool],
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`at_once`: how many champions are checked together. Ends early when `stop` says so."""
+        self._executor = executor
+        self._at_once = at_once
+        self._stop = stop
+        self._tell = tell
+        self._found: dict[int, Outcome] = {}
+
+    def of(self, number: int, following: Sequence[Proposal], until_s: float) -> Outcome | None:
+        """The outcome of trial `number`, the first of those `following`; None when it was stopped
+        before. `until_s`: see `Proposal`."""
+        if number not in self._found:
+            self._check([_checks_of(each, until_s) for each in following[: self._at_once]])
+        return self._found.get(number)
+
+    def _check(self, proposals: Sequence[Proposal]) -> None:
+        open_numbers = {each.number for each in proposals}
+        for each in proposals:
+            self._executor.submit(each)
+        while open_numbers and not self._stop():
+            self._tell(self._executor.step)
+            for number, outcome in self._executor.poll(0.5):
+                self._found[number] = outcome
+                open_numbers.discard(number)
+
+
+def _checks_of(proposal: Proposal, until_s: float) -> Proposal:
+    return dataclasses.replace(proposal, part=CHECKS, until_s=until_s)
+
+
+def timing_of(proposal: Proposal) -> Proposal:
+    """The part of a confirmation that follows the checks."""
+    cases = tuple(job for job in proposal.cases if job.role in (TIMED, HELD_OUT))
+    return dataclasses.replace(proposal, part=TIMING, cases=cases, skipped=(), until_s=math.inf)
+
+
+def needs_the_device_alone(checks: Outcome) -> bool:
+    """Whether checks failed since several together found no memory."""
+    return checks.kind is OutcomeKind.DEVICE_OOM
+
+
+def joined(checks: Outcome, timing: Outcome) -> Outcome:
+    """The outcome of a confirmation from those of its parts. The checks must have passed."""
+    if not timing.ok:
+        return timing
+    measured = {each.case for each in timing.measurements}
+    return msgspec.structs.replace(
+        timing,
+        checks=worth_keeping((*checks.checks, *timing.checks), measured),
+        domain=checks.domain,
+        flags=tuple(dict.fromkeys((*checks.flags, *timing.flags))),
+        stage_s=dict(Counter(checks.stage_s) + Counter(timing.stage_s)),
+        resources={**checks.resources, **timing.resources},
+        binary=checks.binary,
+    )

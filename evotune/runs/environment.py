@@ -15,7 +15,7 @@ from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import StoreError
 from evotune.trial import Json
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 from evotune.version import __version__
 from evotune.workers.compile_worker import compiler_for
 

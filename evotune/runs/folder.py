@@ -23,7 +23,7 @@ from pathlib import Path
 
 from evotune.errors import EnvironmentProblem, RunLocked, UsageError
 from evotune.trial import Trial
-from evotune.util.regular_file import require_regular
+from evotune.util.files import require_regular
 
 _SCRIPT = """\
 #!/bin/sh

@@ -16,7 +16,7 @@ from evotune.space.document import SpaceDocument
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
 from evotune.trial import Json, Value
-from evotune.util.counted import counted
+from evotune.util.words import counted
 
 GIVEN_CASES = "given_cases"
 """A fact of a run's store: the cases that took the place of those of the space."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from evotune.backends import registry
 from evotune.problems import UserProblem, create_problem
 from evotune.problems.baseline_names import baseline_names
 from evotune.problems.problem import HasAdvice
-from evotune.runs._unread_parameters import unread_parameters
+from evotune.runs._space_files import read_kernel_sources
 from evotune.runs.baseline_choice import require_baseline
 from evotune.runs.compiling import distinct_samples
 from evotune.runs.setup import KernelSetup, load_setup
 from evotune.runs.spaces import find_space
 from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
+from evotune.space.document import SpaceDocument
+from evotune.space.language.expression import Expression
 from evotune.space.parameters import Parameter
 from evotune.space.reading.yaml_source import Position
 from evotune.space.search_space import SpaceSize
+from evotune.space.specs import parameters_in
 from evotune.space.suggest import did_you_mean
 from evotune.workers.device_slot import ProblemSource
 from evotune.workers.executor import TIMED
@@ -136,3 +141,48 @@ def _require_strategy(strategy: str, position: Position) -> None:
         hint = did_you_mean(strategy, names)
         known = ", ".join(names)
         raise position.error(f"unknown search strategy {strategy!r}{hint}; there are {known}")
+
+
+_WORD = re.compile(rb"\w+")
+_CHOICE_OF_A_KERNEL = "KERNEL"
+
+
+def unread_parameters(document: SpaceDocument) -> list[str]:
+    """Those whose name is neither a word of a kernel's files, nor in a compiler option, nor in an
+    expression of a kernel's arguments, workspaces or launches. A recorded space has no kernel, and
+    so none."""
+    if not document.kernels:
+        return []
+    words = {
+        word.decode()
+        for kernel in document.kernels
+        for content in read_kernel_sources(document, kernel).values()
+        for word in _WORD.findall(content)
+    }
+    words |= _names(document.kernels)
+    options = (option for kernel in document.kernels for option in kernel.options)
+    words.update(*map(parameters_in, options))
+    read = {_CHOICE_OF_A_KERNEL, *words}
+    lets = list(document.let.items())
+    for _ in lets:  # a let may use others
+        for name, expression in lets:
+            if name in read:
+                read |= {each.name for each in expression.names}
+    return [spec.parameter.name for spec in document.parameters if spec.parameter.name not in read]
+
+
+def _names(found: object) -> set[str]:
+    return {name.name for expression in _expressions(found) for name in expression.names}
+
+
+def _expressions(found: object) -> Iterator[Expression]:
+    if isinstance(found, Expression):
+        yield found
+    elif dataclasses.is_dataclass(found):
+        for each in dataclasses.fields(found):
+            yield from _expressions(getattr(found, each.name))
+    elif isinstance(found, tuple | list):
+        for each in found:
+            yield from _expressions(each)
+    elif isinstance(found, Mapping):
+        yield from _expressions(list(found.values()))

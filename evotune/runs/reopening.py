@@ -22,7 +22,7 @@ from evotune.space.specs import GivenCase
 from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 from evotune.workers.local import LocalExecutor
 

@@ -39,8 +39,8 @@ from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.space.specs import GivenCase, ProblemSpec
 from evotune.store import RunStore
-from evotune.util.command_line import command_line
-from evotune.util.regular_file import read_regular
+from evotune.util.commands import command_line
+from evotune.util.files import read_regular
 
 _RECORDED = DeviceProfile("recorded", "recorded", "", {})
 

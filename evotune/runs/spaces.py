@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evotune.backends import registry
 from evotune.errors import UsageError
-from evotune.util.regular_file import open_regular
+from evotune.util.files import open_regular
 
 _PACKAGE = Path(__file__).parents[1]
 _RECORDINGS = (".json", ".json.gz", ".t4", ".t4.gz")

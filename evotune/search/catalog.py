@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from evotune.errors import UsageError
+from evotune.objectives import values
 from evotune.plugins import STRATEGIES
 from evotune.run_options import SearchSettings
-from evotune.search.strategy import Strategy
+from evotune.search._population import Compromise, Individual, create_toolbox
+from evotune.search.folded import FoldedStrategy
+from evotune.search.strategy import Strategy, stream
 from evotune.space.search_space import SearchSpace
+from evotune.trial import Configuration, Json, Trial
 
 if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker
+
 
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
 """The strategies that evotune brings."""
@@ -59,20 +65,12 @@ def create_strategy(
 
             return Evolution(space, settings)
         case "exhaustive":
-            from evotune.search._simple import ExhaustiveSearch
-
             return ExhaustiveSearch(space, settings)
         case "local":
-            from evotune.search._simple import LocalSearch
-
             return LocalSearch(space, settings)
         case "nsga2":
-            from evotune.search._nsga2 import Nsga2
-
             return Nsga2(space, settings)
         case "random":
-            from evotune.search._simple import RandomSearch
-
             return RandomSearch(space, settings)
         case _:
             from evotune.search.own import OwnStrategy
@@ -90,3 +88,127 @@ def _of_a_package(name: str) -> StrategyMaker:
             f"unknown search strategy {name!r}; there are {', '.join(strategy_names())}"
         )
     return cast("StrategyMaker", found)
+
+
+_LEAST_PARENTS: Final = 4  # DEAP's tournament takes them by fours
+_ATTEMPTS: Final = 32  # children that are invalid or known before a sample is drawn instead
+
+
+class Nsga2(FoldedStrategy):
+    """Keeps the `population` least dominated and least crowded trials, and breeds from them.
+
+    It is a steady-state search: a trial enters as soon as it is told, and the last of the ranking
+    leaves. `best` and `elites` go by fitness, that is, by the speedup alone.
+    """
+
+    name: ClassVar[str] = "nsga2"
+
+    def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
+        super().__init__(space, settings)
+        self._toolbox = create_toolbox(space)
+        self._population: list[Compromise] = []
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        taken = frozenset(pending)
+        if number == 0 and self._unseen.is_free(self._space.default(), taken):
+            return self._space.default()
+        rng = stream(self._settings.seed, "propose", number)
+        # The first generation is sampled, as in any genetic algorithm.
+        if number >= self._settings.population and len(self._population) > _LEAST_PARENTS:
+            ranked = self._toolbox.rank(self._population, len(self._population))
+            for _ in range(_ATTEMPTS):
+                first, second, *_ = self._toolbox.pair(ranked, _LEAST_PARENTS, rng)
+                mated = self._toolbox.mate(first.configuration, second.configuration, rng)
+                child = self._toolbox.mutate(Configuration(mated), rng)
+                repaired = self._space.repair(child, rng)
+                if repaired is not None and self._unseen.is_free(repaired, taken):
+                    return repaired
+        return self._unseen.sample(rng, taken)
+
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
+        if individual is None:
+            return
+        figures = values(trial.outcome, self._settings.objectives)
+        self._population.append(Compromise(trial.configuration, figures))
+        if len(self._population) > self._settings.population:
+            self._population = self._toolbox.rank(self._population, self._settings.population)
+
+    def _forget(self, configuration: Configuration) -> None:
+        self._population = [c for c in self._population if c.configuration != configuration]
+
+    def _identity(self) -> dict[str, Json]:
+        return {**super()._identity(), "objectives": list(self._settings.objectives)}
+
+    def _snapshot_learnt(self) -> Json:
+        return [[c.configuration.to_json(), list(c.fitness.values)] for c in self._population]
+
+    def _restore_learnt(self, learnt: Json) -> None:
+        self._population = [Compromise(Configuration(c), tuple(figures)) for c, figures in learnt]
+
+
+class RandomSearch(FoldedStrategy):
+    """Uniform, without replacement: every other strategy is compared with it.
+
+    Draws until a configuration is new. The last fraction of a percent of a space follows in the
+    space's order.
+    """
+
+    name: ClassVar[str] = "random"
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        rng = stream(self._settings.seed, "sample", number)
+        return self._unseen.sample(rng, frozenset(pending))
+
+
+class ExhaustiveSearch(FoldedStrategy):
+    """Every configuration once, in the space's order. Lists the space only as far as needed."""
+
+    name: ClassVar[str] = "exhaustive"
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        return self._unseen.first(frozenset(pending))
+
+
+class LocalSearch(FoldedStrategy):
+    """Tries the neighbours of the incumbent, nearest values first, and moves to the first better
+    one; at an optimum it restarts at random.
+
+    While all neighbours are told or pending, random configurations fill the look-ahead. One of them
+    becomes the incumbent if it is better, or if there is none. An incumbent whose neighbours were
+    all told is a local optimum, and the search leaves it.
+    """
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
+        super().__init__(space, settings)
+        self._incumbent: Individual | None = None
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        taken = frozenset(pending)
+        if self._incumbent is not None:
+            for neighbour in self._neighbours(self._incumbent.elite.configuration):
+                if self._unseen.is_free(neighbour, taken):
+                    return neighbour
+        return self._unseen.sample(stream(self._settings.seed, "start", number), taken)
+
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
+        incumbent = self._incumbent
+        if individual is not None and (incumbent is None or individual.fitness > incumbent.fitness):
+            self._incumbent = individual
+        if self._incumbent is not None and self._is_optimum(self._incumbent):
+            self._incumbent = None
+
+    def _is_optimum(self, individual: Individual) -> bool:
+        neighbours = self._neighbours(individual.elite.configuration)
+        return all(neighbour in self._seen for neighbour in neighbours)
+
+    def _forget(self, configuration: Configuration) -> None:
+        if self._incumbent is not None and self._incumbent.elite.configuration == configuration:
+            self._incumbent = None
+
+    def _snapshot_learnt(self) -> Json:
+        return None if self._incumbent is None else self._incumbent.to_json()
+
+    def _restore_learnt(self, learnt: Json) -> None:
+        self._incumbent = None if learnt is None else Individual.from_json(learnt, self._names)

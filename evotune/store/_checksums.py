@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from evotune.trial import Json
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 FIRST = 0
 """Takes the place of the checksum of a row before the first one."""
@@ -64,7 +64,7 @@ def tail(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
 # A reader that finds the seal unbroken knows that no byte has changed since, and need not check row
 # by row. A store without a seal (its writer was killed, or is still at work) or with a broken one
 # is
-# checked in full: see `evotune.store._verification`.
+# checked in full: see `evotune.store._sqlite`.
 
 _MOST_BYTES = 1000
 

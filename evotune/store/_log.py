@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from evotune.errors import StoreError
 from evotune.store._checksums import has_log, seal_fits, tail
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 Sums: TypeAlias = tuple[int, int]
 _HEADER = struct.Struct(">8I")  # magic, version, bytes a page, use, two salts, checksum

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,14 +25,13 @@ from evotune.backends.base.session import Session
 from evotune.problems.index_inputs import index_bytes
 from evotune.problems.problem import Case, Problem
 from evotune.trial import Check, Domain
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 from evotune.verify.aligned_launches import WORDS, launch_aligned
 from evotune.verify.disturbed import CASE, PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, checked_domain
 from evotune.verify.pool import InputPool
 from evotune.verify.served_launches import launch_served
-from evotune.workers._stages import Stages
 from evotune.workers.executor import EDGE, SERVED, TIMED, WHEN_THERE_IS_TIME
 from evotune.workers.messages import TrialCase, TrialRequest
 
@@ -245,3 +245,58 @@ class ChampionChecks:
 def _no_tools(verdict: Verdict, limit_s: float) -> bool:
     """Left out."""
     return True
+
+
+_WORDS = {
+    "load": "loading the kernels",
+    "start": "checking the first launches",
+    "verify": "checking cases",
+    "alignment": WORDS,
+    "random_tests": "random cases",
+    "served_sizes": "launching at served sizes",
+    "perturbation": "checking disturbed launches",
+    "sanitizer": "waiting for the sanitizer",
+    "measure": "timing cases",
+}
+
+_LEAST_S = 2.0  # of a stage, however late it is
+
+
+class Stages:
+    """`tell` gets each step in words. `seconds`: by stage. `cut_short`: a stage had no time for all
+    that belongs to it, since the clock has passed `until_s`."""
+
+    def __init__(self, tell: Callable[[str], None], until_s: float = math.inf) -> None:
+        self._tell = tell
+        self._until_s = until_s
+        self.seconds: dict[str, float] = {}
+        self.cut_short = False
+        self.step = ""
+        """The present step in words."""
+
+    def left_s(self) -> float:
+        """The time that the present stage may take, a little in any case."""
+        return max(_LEAST_S, self._until_s - time.monotonic())
+
+    def is_late(self) -> bool:
+        """Whether the time is over: then what comes next is left out."""
+        late = time.monotonic() >= self._until_s
+        self.cut_short |= late
+        return late
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        self._begin(_WORDS[stage])
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
+
+    def at(self, what: str, number: int, count: int) -> None:
+        """The stage is at part `number` of so many."""
+        self._begin(f"{what} {number} of {count}")
+
+    def _begin(self, step: str) -> None:
+        self.step = step
+        self._tell(step)

@@ -20,7 +20,7 @@ import msgspec
 
 from evotune.errors import EnvironmentProblem
 from evotune.util.channel import FromWorker, Reader, ToWorker, UnreadableMessage, Wire, framed
-from evotune.util.python_process import describe_status, module_command
+from evotune.util.processes import describe_status, module_command
 
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
 

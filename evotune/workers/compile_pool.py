@@ -16,7 +16,7 @@ from evotune.backends.base.held_up import HeldUp, WatchedTime, allowance_s
 from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.trial import TOO_NOISY, OutcomeKind
-from evotune.util.python_process import describe_status
+from evotune.util.processes import describe_status
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.messages import (
     COMPILE_WORKER,

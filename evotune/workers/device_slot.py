@@ -6,9 +6,10 @@ import hashlib
 import secrets
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,11 +20,10 @@ from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
 from evotune.user_code import trust
-from evotune.util.python_process import describe_status
-from evotune.workers._spare_workers import SpareWorkers, Worker
-from evotune.workers._time_limits import OPEN_TIMEOUT_S, TimeLimits
-from evotune.workers._worker_death import crash_kind, last_words, raised
+from evotune.util.processes import describe_status
 from evotune.workers.child import Child
+from evotune.workers.entry import cannot_read
+from evotune.workers.executor import WHEN_THERE_IS_TIME
 from evotune.workers.messages import (
     DEVICE_WORKER,
     Answer,
@@ -404,3 +404,120 @@ def _in_one_line(text: str) -> str:
     """`text` as a terminal can show it: a candidate shares the worker's process, and could write
     anything there."""
     return "".join(filter(str.isprintable, text[:_MOST_STEP]))
+
+
+Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
+
+
+class SpareWorkers:
+    """The spare workers of one device. Importing PyTorch takes seconds, and opening a spare worker
+    less than one."""
+
+    def __init__(self, spawn: Callable[[], Worker]) -> None:
+        self._spawn = spawn
+        self._waiting: list[Worker] = []
+
+    def keep(self, count: int) -> None:
+        """Starts workers until `count` of them wait."""
+        while len(self._waiting) < count:
+            self._waiting.append(self._spawn())
+
+    def take(self) -> Worker | None:
+        """The one that waited longest; None when there is none."""
+        return self._waiting.pop(0) if self._waiting else None
+
+    def close(self) -> None:
+        for worker in self._waiting:
+            worker.kill()
+        self._waiting.clear()
+
+
+OPEN_TIMEOUT_S = 120.0
+_HARNESS_TIMEOUT_S = 900.0  # for references and baselines, which evotune and PyTorch compute
+_LEAST_HARNESS_TIMEOUT_S = 60.0
+_KNOWN_AFTER = 5  # answers, after which time limits are multiples of the longest time
+_THOROUGH_CASE_S = 30.0  # a champion's case is timed for ten seconds, and more than once
+_LEAST_TIMEOUT_S = 20.0
+
+
+class TimeLimits:
+    """Learns from the trials of the search. `sanitizer_s`: what a champion's sanitizer may take."""
+
+    def __init__(self, longest_trial_s: float, sanitizer_s: float) -> None:
+        self._longest_trial_s = longest_trial_s
+        self._sanitizer_s = sanitizer_s
+        self._slowest_s = 0.0
+        self._slowest_preparation_s = 0.0
+        self._answers = 0
+
+    def prepared(self, request: Request, seconds: float) -> None:
+        """A trial's inputs and references took this long."""
+        if _is_search_trial(request):
+            self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
+
+    def answered(self, request: Request, outcome: Outcome, seconds: float) -> None:
+        """A prepared trial took this long."""
+        if _is_search_trial(request):
+            self._answers += 1
+            # A candidate that fails early says nothing of how long measuring takes.
+            if outcome.ok:
+                self._slowest_s = max(self._slowest_s, seconds)
+
+    def harness_s(self, request: Request) -> float:
+        """The limit on preparing a trial's inputs and references, where a worker can hang as well.
+        It is wide at first; later it is 20 times the longest that this run's trials took, within
+        bounds."""
+        if self._answers < _KNOWN_AFTER or not _is_search_trial(request):
+            return _HARNESS_TIMEOUT_S
+        room_s = max(_LEAST_HARNESS_TIMEOUT_S, 20 * self._slowest_preparation_s)
+        return min(_HARNESS_TIMEOUT_S, room_s)
+
+    def trial_s(self, request: TrialRequest) -> float:
+        """The limit on a trial once it is prepared. In the search it is wide at first; later it is
+        10 times the longest that this run's passing trials took, within bounds."""
+        if request.thorough or request.rival:
+            cases = sum(case.role not in WHEN_THERE_IS_TIME for case in request.cases)
+            further_s = request.served_s if request.only_served else self._sanitizer_s
+            return self._longest_trial_s + _THOROUGH_CASE_S * cases + further_s
+        if self._answers < _KNOWN_AFTER or not self._slowest_s:
+            return self._longest_trial_s
+        return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
+
+
+def _is_search_trial(request: Request) -> bool:
+    return isinstance(request, TrialRequest) and not request.thorough
+
+
+_CRASHES: dict[int, OutcomeKind] = {
+    signal.SIGSEGV: OutcomeKind.ILLEGAL_ACCESS,
+    signal.SIGBUS: OutcomeKind.ILLEGAL_ACCESS,
+    signal.SIGABRT: OutcomeKind.LAUNCH_ERROR,
+    signal.SIGILL: OutcomeKind.LAUNCH_ERROR,
+    signal.SIGFPE: OutcomeKind.LAUNCH_ERROR,
+}
+_TRACEBACK = "Traceback (most recent call last)"
+# glibc prints one of these before SIGABRT when it finds its heap or stack overwritten.
+_OVERWRITTEN = ("corrupt", "invalid size", "invalid next size", "invalid pointer", "double free",
+                "smashing", "buffer overflow detected")  # fmt: skip
+
+
+def raised(status: int, log: str) -> bool:
+    """Whether a worker ended with a Python exception, or could not read a message."""
+    return (status == 1 and _TRACEBACK in log) or cannot_read(status, log)
+
+
+def last_words(log: str) -> str:
+    """The log's last line, or the line that names its last exception: PyTorch's exceptions have
+    more lines after that one."""
+    lines = log.splitlines()
+    if _TRACEBACK in log:
+        trace = log.rpartition(_TRACEBACK)[2].splitlines()[1:]
+        lines = [line for line in trace if line and not line.startswith(" ")][:1] or lines
+    return lines[-1] if lines else ""
+
+
+def crash_kind(status: int, log: str) -> OutcomeKind | None:
+    """The candidate's outcome that a worker's death shows; None when it shows none."""
+    if status == -signal.SIGABRT and any(word in log[-300:] for word in _OVERWRITTEN):
+        return OutcomeKind.ILLEGAL_ACCESS
+    return _CRASHES.get(-status)

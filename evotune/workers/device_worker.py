@@ -23,7 +23,7 @@ from evotune.problems import Case, Problem, UserProblem, create_problem
 from evotune.problems.examination import examine, mistake_of, ordinary_case, tiny_case
 from evotune.user_code import trust
 from evotune.util.channel import BlockingChannel
-from evotune.util.python_process import end_without_hooks
+from evotune.util.processes import end_without_hooks
 from evotune.workers.entry import adopt_orphans, lasting_imports, open_channel
 from evotune.workers.executor import BaselineReport
 from evotune.workers.messages import (
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _serve(channel: Channel, hello: Hello) -> None:
-    from evotune.workers._baseline_timer import FailedBaseline
+    from evotune.workers._timer import FailedBaseline
     from evotune.workers._trial_runner import TrialRunner
 
     warnings.simplefilter("ignore")  # PyTorch explains refused backends at length

@@ -9,8 +9,8 @@ from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.problems.examination import ordinary_case, smallest_case, tiny_case
 from evotune.problems.problem import Case
 from evotune.problems.user import UserProblem
-from evotune.util.python_process import describe_status
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
+from evotune.util.processes import describe_status
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.device_slot import ProblemSource
 from evotune.workers.entry import cannot_read

@@ -20,12 +20,11 @@ from evotune.backends.base.launch import (
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import Intervention, LaunchFailure
 from evotune.backends.cpu import cpp_compiler, cpu_profile
-from evotune.backends.cpu._cpu_sampler import STEP_BYTES, CpuSampler
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cpu.cpu_session import STEP_BYTES, CpuSampler, CpuSession
 from evotune.errors import EnvironmentProblem
 from evotune.trial import OutcomeKind
-from evotune.util.python_process import describe_status
+from evotune.util.processes import describe_status
 from tests.patience import PATIENCE_S
 
 PLAN = LaunchPlan("scale", (Argument("tensor", "x"), Argument("float32", value=2.5)), (), ())

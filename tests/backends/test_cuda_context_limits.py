@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.cuda import _state
-from evotune.backends.cuda._state import STACK, changes, read_limits
+from evotune.backends.cuda import cuda_session
+from evotune.backends.cuda.cuda_session import STACK, changes, read_limits
 
 
 def test_what_differs_is_named_with_both_values() -> None:
@@ -14,5 +14,5 @@ def test_what_differs_is_named_with_both_values() -> None:
 
 
 def test_without_a_driver_there_are_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_state, "_driver", lambda: None)
+    monkeypatch.setattr(cuda_session, "_driver", lambda: None)
     assert read_limits() == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import _ceilings, _live_profile, _profiles
+from evotune.backends.cuda import _gpu_evidence, _live_profile, _profiles
 
 
 class Runtime:
@@ -68,5 +68,5 @@ def test_the_peak_of_a_gpu_is_that_of_its_model_or_a_little_above(
 
     found = _live_profile._profile(Runtime, 0, None)
     assert model.peak_gflops <= found.peak_gflops < 1.2 * model.peak_gflops
-    ceilings = _ceilings.modelled(found, "float16")
+    ceilings = _gpu_evidence.modelled(found, "float16")
     assert ceilings.tensor_flops == pytest.approx(model.peak_gflops * 1e9, rel=0.15)

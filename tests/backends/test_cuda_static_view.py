@@ -11,11 +11,17 @@ import pytest
 from evotune.backends.base.evidence import GPU_CLASSES, EvidenceRequest, StaticView
 from evotune.backends.base.instruction_flow import count, innermost_loops
 from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.cuda import _cubin, _profiles, _ptx_view, _static_view
+from evotune.backends.cuda import _gpu_evidence, _profiles, _ptx_view, _static_view
 from evotune.backends.cuda._ptx_view import classify as ptx_class
 from evotune.backends.cuda._ptx_view import read_functions as read_ptx
-from evotune.backends.cuda._sass import classify, is_waiting, read_functions
-from evotune.backends.cuda._static_view import NoStaticView, find_disassembler, static_views
+from evotune.backends.cuda._static_view import (
+    NoStaticView,
+    classify,
+    find_disassembler,
+    is_waiting,
+    read_functions,
+    static_views,
+)
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from tests.patience import PATIENCE_S
 
@@ -192,20 +198,20 @@ def test_a_cubin_shows_its_loop(tmp_path: Path) -> None:
 def test_a_cubin_states_the_registers_that_its_log_states(tmp_path: Path, arch: str) -> None:
     asked = request(tmp_path, arch)
     logged = asked.resources["entries"]["exponentials"]["registers"]
-    assert _cubin.read_registers(Path(asked.binary)) == {"exponentials": logged}
-    assert _cubin.with_registers({}, Path(asked.binary)) == {
+    assert _gpu_evidence.read_registers(Path(asked.binary)) == {"exponentials": logged}
+    assert _gpu_evidence.with_registers({}, Path(asked.binary)) == {
         "entries": {"exponentials": {"registers": logged}}
     }
-    assert _cubin.with_registers(asked.resources, Path(asked.binary)) == asked.resources
+    assert _gpu_evidence.with_registers(asked.resources, Path(asked.binary)) == asked.resources
 
 
 @pytest.mark.parametrize("size", [0, 3, 64, 700])
 def test_a_file_that_is_no_whole_cubin_states_nothing(tmp_path: Path, size: int) -> None:
     asked = request(tmp_path)
     (tmp_path / "cut").write_bytes(Path(asked.binary).read_bytes()[:size])
-    assert _cubin.read_registers(tmp_path / "cut") == {}
-    assert _cubin.read_registers(tmp_path / "missing") == {}
-    assert _cubin.with_registers({"registers": 9}, tmp_path / "cut") == {"registers": 9}
+    assert _gpu_evidence.read_registers(tmp_path / "cut") == {}
+    assert _gpu_evidence.read_registers(tmp_path / "missing") == {}
+    assert _gpu_evidence.with_registers({"registers": 9}, tmp_path / "cut") == {"registers": 9}
 
 
 def test_ptx_is_read_where_no_disassembler_is_found(

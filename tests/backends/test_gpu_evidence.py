@@ -17,14 +17,7 @@ from evotune.backends.base.evidence import (
     EvidenceRequest,
 )
 from evotune.backends.base.launch import Launch, LaunchPlan
-from evotune.backends.cuda import (
-    CudaBackend,
-    _ceilings,
-    _discover,
-    _gpu_evidence,
-    _nsight,
-    _profiles,
-)
+from evotune.backends.cuda import CudaBackend, _discover, _gpu_evidence, _nsight, _profiles
 from evotune.backends.cuda.tool_messages import PROFILED_BASELINE
 from evotune.problems.problem import Case
 from evotune.util.channel import decode, encode
@@ -70,7 +63,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is here, with measured ceilings."""
     monkeypatch.setattr(_gpu_evidence, "gpus_present", lambda: ["NVIDIA H200"])
     monkeypatch.setattr(_discover, "find_gpus", lambda request, count: [HERE])
-    monkeypatch.setattr(_ceilings, "measured", lambda *_: MEASURED)
+    monkeypatch.setattr(_gpu_evidence, "measured", lambda *_: MEASURED)
 
 
 def profiling(monkeypatch: pytest.MonkeyPatch, launches: Sequence[_nsight.ProfiledLaunch]) -> None:

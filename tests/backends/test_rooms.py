@@ -21,10 +21,9 @@ EXCEPTIONS = {
     "problems/user.py": {"cpu"},
     "problems/ragged_attention.py": {"cpu"},
     "problems/examination.py": {"cpu"},
-    "problems/_repeatability.py": {"cpu"},
     "problems/row_tolerances.py": {"cpu"},
     "verify/pool.py": {"cpu"},
-    "verify/_altered.py": {"cpu"},
+    "verify/gate.py": {"cpu"},
     # A word in Linux's /proc/stat.
     "backends/base/busy_cores.py": {"cpu"},
     # Each of these API classes is for one language.
@@ -32,7 +31,7 @@ EXCEPTIONS = {
     # All of these libraries are for CUDA GPUs.
     "problems/libraries/calling.py": {"cuda"},
     # The name of a module that PyTorch needs.
-    "util/package_name.py": {"triton"},
+    "util/commands.py": {"triton"},
     # Part of a help text.
     "cli/options.py": {"auto|cpu[:N]|cuda:N|NAME"},
 }

@@ -17,7 +17,7 @@ from evotune.backends.cpu import CpuBackend
 from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
 from evotune.user_code import trust
-from evotune.util.package_name import checked_name, offered_name
+from evotune.util.commands import checked_name, offered_name
 from tests.export.making import fabricated, own_problem, tiny_space, with_speedup
 from tests.runs.runs import RECORDING, recorded_space, run_here
 

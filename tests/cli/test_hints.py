@@ -17,7 +17,7 @@ from evotune.cli.run_commands import more_devices
 from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
 from evotune.runs.folder import find_run
-from evotune.util.command_line import command_line, install_command, python_command, run_command
+from evotune.util.commands import command_line, install_command, python_command, run_command
 from tests.patience import PATIENCE_S
 
 from .conftest import ROOT, Invoke, start

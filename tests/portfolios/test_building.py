@@ -26,7 +26,7 @@ from evotune.runs.reopening import ReopenedRun
 from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
-from evotune.util.command_line import command_line, run_command
+from evotune.util.commands import command_line, run_command
 
 from .pretended import (
     Killed,

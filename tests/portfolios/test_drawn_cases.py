@@ -18,9 +18,8 @@ import pytest
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError
 from evotune.portfolios import _portfolio_work
-from evotune.portfolios._drawn_cases import DrawnCases
+from evotune.portfolios._drawn_cases import DrawnCases, predicted_lows
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios._speed_model import predicted_lows
 from evotune.portfolios.building import stored_request
 from evotune.portfolios.matrix_store import locked_matrix
 from evotune.portfolios.points import Point, Score, point_of

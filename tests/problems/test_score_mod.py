@@ -15,7 +15,7 @@ from counting import calls_made
 
 from evotune.backends.base.launch import CompileJob
 from evotune.backends.cpu.cpp_compiler import find_compiler
-from evotune.problems._rounded_expressions import evaluated
+from evotune.problems._attention_scores import evaluated
 from evotune.problems._score_mod import MACRO, macro, parsed
 from evotune.problems.attention import Attention
 from evotune.problems.problem import WrongSymbol

@@ -13,7 +13,7 @@ import torch
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.problems import Case, UserProblem, create_problem
-from evotune.problems._monte_carlo import rounding_errors
+from evotune.problems._user_torch import rounding_errors
 from evotune.problems.examination import examine
 from evotune.problems.loading import problem_source
 from evotune.user_code import trust

@@ -28,7 +28,7 @@ CRASH_POINTS: dict[str, tuple[str, str, str, int]] = {
     "facts half written": ("evotune.store._sqlite", "keep_table_sum", "before", 1),
     "store about to appear": ("os", "rename", "before", 1),
     "store appeared": ("os", "rename", "after", 1),
-    "run about to begin": ("evotune.runs._work", "RunWork.run_to_end", "before", 1),
+    "run about to begin": ("evotune.runs.starting", "RunWork.run_to_end", "before", 1),
     "first outcome about to be stored": ("evotune.store._sqlite", "RunStore.append", "before", 1),
     "first outcome stored": ("evotune.store._sqlite", "RunStore.append", "after", 1),
     "outcome about to be stored": ("evotune.store._sqlite", "RunStore.append", "before", 33),

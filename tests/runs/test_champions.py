@@ -12,7 +12,7 @@ import pytest
 from report.runs import META, failed, make_run, ok
 
 from evotune.run_options import RunOptions
-from evotune.runs import confirming_time
+from evotune.runs import confirming
 from evotune.runs._kernel_run import KernelRun
 from evotune.runs.confirming import confirm
 from evotune.runs.observer import SilentObserver
@@ -220,7 +220,7 @@ def test_later_sessions_are_held_against_the_champions_of_earlier_ones(tmp_path:
 def test_a_run_says_that_confirming_had_no_time_and_a_patient_session_makes_up_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirming_time, "LEAST_EACH_S", 0.0)
+    monkeypatch.setattr(confirming, "LEAST_EACH_S", 0.0)
     run = make_run(tmp_path, [ok(speedup) for speedup in SEARCHED])
     with RunStore.open_for_writing(run.store) as store:
         monkeypatch.setattr(store, "searched_s", lambda: 0.0)

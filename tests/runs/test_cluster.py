@@ -17,7 +17,7 @@ import pytest
 
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.errors import EnvironmentProblem, UsageError
-from evotune.runs import _cluster_worker, cluster_run
+from evotune.runs import cluster_run
 from evotune.runs._recorded_run import InlineExecutor
 from evotune.runs.cluster_run import ClusterRequest, cluster_request, connected
 from evotune.runs.folder import list_runs
@@ -152,7 +152,7 @@ def test_what_the_coordinator_agreed_to_runs_on_its_workers_too(tmp_path: Path) 
     path = tmp_path / "problem.py"
     with pytest.raises(UsageError, match="lies outside this folder"):
         trust.require({path: content})
-    _cluster_worker._unpack({"problem.py": zlib.compress(content)}, tmp_path)
+    cluster_run._unpack({"problem.py": zlib.compress(content)}, tmp_path)
     assert path.read_bytes() == content
     trust.require({path: content})
     assert not (tmp_path / "state").exists(), "nobody agreed on the worker's machine"

@@ -12,7 +12,7 @@ import pytest
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EvotuneError
-from evotune.runs import _cluster_worker
+from evotune.runs import cluster_run
 from evotune.runs.cluster_run import ClusterRequest, connected
 from evotune.trial import Configuration, Outcome, OutcomeKind
 from evotune.util.channel import decode, encode
@@ -68,18 +68,18 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stuck]]:
     setup = SimpleNamespace(
         profile=DeviceProfile("cpu", "cpu", "", {}), planner=SimpleNamespace(proposal=propose)
     )
-    monkeypatch.setattr(_cluster_worker, "load_kernel_setup", lambda *_, **__: setup)
+    monkeypatch.setattr(cluster_run, "load_kernel_setup", lambda *_, **__: setup)
 
     def open_one(*_: object, **__: object) -> Stuck:
         opened.append(Stuck())
         return opened[-1]
 
-    monkeypatch.setattr(_cluster_worker, "open_kernel_executor", open_one)
-    monkeypatch.setattr(_cluster_worker, "_own_address", lambda: "tcp://here")
-    monkeypatch.setattr(_cluster_worker, "_here", None)
+    monkeypatch.setattr(cluster_run, "open_kernel_executor", open_one)
+    monkeypatch.setattr(cluster_run, "_own_address", lambda: "tcp://here")
+    monkeypatch.setattr(cluster_run, "_here", None)
     yield opened
-    if _cluster_worker._here is not None:
-        _cluster_worker._here.close()
+    if cluster_run._here is not None:
+        cluster_run._here.close()
     for thread in threading.enumerate():  # none may look at the worker when it is Dask's again
         if isinstance(thread, Asked):
             thread.join(PATIENCE_S)
@@ -106,7 +106,7 @@ class Asked(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.answer = decode(FROM_CLUSTER_WORKER, _cluster_worker.answer(self._message))
+        self.answer = decode(FROM_CLUSTER_WORKER, cluster_run.answer(self._message))
 
 
 def wait_for_trials(executors: list[Stuck], counts: list[int]) -> None:
@@ -146,7 +146,7 @@ def test_a_champion_is_not_confirmed_by_the_outcome_of_its_trial(executors: list
 
 
 def test_a_trial_that_comes_to_a_closed_part_does_not_wait(executors: list[Stuck]) -> None:
-    closed = _cluster_worker._open(trial("old", 0).run)
+    closed = cluster_run._open(trial("old", 0).run)
     closed.close()
     refused: list[EvotuneError] = []
 
@@ -166,11 +166,11 @@ def test_a_trial_that_comes_to_a_closed_part_does_not_wait(executors: list[Stuck
 def test_the_end_of_a_part_gives_the_device_back_for_good(executors: list[Stuck]) -> None:
     waiting = Asked("ending", 0)
     wait_for_trials(executors, [1])
-    _cluster_worker.end_part("another")
+    cluster_run.end_part("another")
     assert not executors[0].closed
-    _cluster_worker.end_part("ending")
+    cluster_run.end_part("ending")
     assert executors[0].closed
-    assert _cluster_worker._here is None
+    assert cluster_run._here is None
     waiting.join(PATIENCE_S)
     late = Asked("ending", 1)  # Dask had begun it before it heard of its cancellation
     late.join(PATIENCE_S)
@@ -190,6 +190,6 @@ def test_workers_give_their_devices_back_when_the_coordinator_ends(
     ) as dask:
         with connected(ClusterRequest(dask.scheduler_address)) as cluster:
             assert cluster is not None
-            _cluster_worker._open(msgspec.structs.replace(EMPTY, part=cluster.part))
+            cluster_run._open(msgspec.structs.replace(EMPTY, part=cluster.part))
             assert not executors[0].closed
         assert executors[0].closed

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 import pytest
 from report.runs import ok
 
-from evotune.runs import confirming_time
-from evotune.runs.confirming import confirm
-from evotune.runs.confirming_time import BRIEF_S, ConfirmingTime
+from evotune.runs import confirming
+from evotune.runs.confirming import BRIEF_S, ConfirmingTime, confirm
 from evotune.timing.processes import LEAST, fitness_by_process
 from evotune.trial import CUT_SHORT, Configuration, Outcome, OutcomeKind, Trial
 from evotune.workers.executor import Proposal
@@ -88,7 +87,7 @@ def confirmed(
 
 
 def test_it_is_as_long_as_the_search_or_30_s_a_champion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirming_time, "LEAST_EACH_S", 30.0)  # as it is outside of the tests
+    monkeypatch.setattr(confirming, "LEAST_EACH_S", 30.0)  # as it is outside of the tests
     assert ConfirmingTime.after(12.0, 3).limit_s == 90.0
     assert ConfirmingTime.after(600.0, 3).limit_s == 600.0
     assert not ConfirmingTime().is_over

@@ -23,9 +23,8 @@ from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
 from evotune.timing.agreement import agreement
 from evotune.trial import Configuration, Trial
-from evotune.workers.background import BackgroundExecutor
 from evotune.workers.executor import TIMED, Executor, Proposal
-from evotune.workers.local import LocalExecutor, open_local_executor
+from evotune.workers.local import BackgroundExecutor, LocalExecutor, open_local_executor
 from tests.patience import PATIENCE_S
 
 from .runs import RECORDING

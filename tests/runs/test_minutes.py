@@ -13,7 +13,7 @@ import evotune
 from evotune.cli.run_commands import resume, run
 from evotune.report import wording
 from evotune.run_options import RunOptions
-from evotune.runs import _work, search_loop
+from evotune.runs import search_loop, starting
 from evotune.runs._kernel_run import KernelRun
 from evotune.runs._recorded_run import InlineExecutor, RecordedRun
 from evotune.runs.observer import SilentObserver
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         clock.now_s += 1.0
         return really_poll(self, timeout_s)
 
-    for module in (search_loop, _work):
+    for module in (search_loop, starting):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(InlineExecutor, "poll", poll)
     return clock
@@ -110,6 +110,6 @@ def test_every_place_that_takes_minutes_says_what_they_are_for() -> None:
 
     texts = [told(run), told(resume), str(evotune.tune.__doc__), schema_text()]
     for text in texts:
-        assert f"{_work._SEARCH_SHARE:.0%}" in text
+        assert f"{starting._SEARCH_SHARE:.0%}" in text
         assert "over all sessions" in text
     assert wording.ended_text("minutes") == "search time spent"

@@ -11,8 +11,7 @@ from red_team.pipeline import Pipeline
 from report.runs import ok
 
 from evotune.backends.cpu import CpuBackend
-from evotune.runs.confirming import confirm
-from evotune.runs.side_by_side import joined, timing_of
+from evotune.runs.confirming import confirm, joined, timing_of
 from evotune.trial import Check, Configuration, Domain, Outcome, OutcomeKind, Trial
 from evotune.workers import local
 from evotune.workers.executor import CHECKS, HELD_OUT, TIMED, TIMING, Proposal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evotune.search._encoding import Encoder
-from evotune.search._told import ToldTrials
+from evotune.search.guide import ToldTrials
 from evotune.trial import Configuration, Json
 
 from .landscapes import small_space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.runs._unread_parameters import unread_parameters
+from evotune.runs.inspect import unread_parameters
 
 from .test_supports import SPACES, document
 

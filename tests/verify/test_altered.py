@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from evotune.backends.base.launch import Argument, LaunchPlan
-from evotune.backends.cpu._cpu_sampler import CpuSampler
-from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSampler, CpuSession
 from evotune.problems.problem import Tensors
 from evotune.problems.user import UserProblem
 from evotune.verify.gate import Gate, Subject, Verdict

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from evotune.backends.base.session import Intervention, Renewal
-from evotune.backends.cpu import _cpu_sampler
-from evotune.backends.cpu._cpu_sampler import CpuSampler
-from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cpu import cpu_session
+from evotune.backends.cpu.cpu_session import CpuSampler, CpuSession
 from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module
@@ -147,7 +146,7 @@ def test_one_that_rests_while_it_is_timed_is_found(
 def _rows_of_300(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long rows end for no limit of time: the kernels in Python are slow."""
     monkeypatch.setattr(watch_module, "_LONG_US", 10**9)
-    monkeypatch.setattr(_cpu_sampler, "_LONGEST_RENEWING_NS", 10**12)
+    monkeypatch.setattr(cpu_session, "_LONGEST_RENEWING_NS", 10**12)
 
 
 @pytest.mark.parametrize("places", [1, 3])
@@ -509,7 +508,7 @@ def test_rows_on_changing_inputs_leave_out_the_calls_that_timed_rows_leave_out(
         made.append(0)
         now_ns += 100_000 if len(made) % 10 in (1, 2) else 1_000
 
-    monkeypatch.setattr(_cpu_sampler.time, "perf_counter_ns", lambda: now_ns)
+    monkeypatch.setattr(cpu_session.time, "perf_counter_ns", lambda: now_ns)
     sampler = CpuSampler([call] * 10, lambda: None, untimed=2)
     assert sampler.time_us() == 1.0
     assert sampler.time_while_renewing([], 0) == 1.0

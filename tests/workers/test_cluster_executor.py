@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evotune.errors import EnvironmentProblem
-from evotune.runs._cluster_worker import answer
+from evotune.runs.cluster_run import answer
 from evotune.trial import Configuration, Outcome, OutcomeKind
 from evotune.util.channel import decode, encode
 from evotune.workers import cluster_executor

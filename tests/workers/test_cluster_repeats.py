@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.runs._cluster_worker import answer
+from evotune.runs.cluster_run import answer
 from evotune.trial import Configuration, Outcome, OutcomeKind
 from evotune.util.channel import decode, encode
 from evotune.workers.cluster_executor import ClusterExecutor

@@ -12,9 +12,8 @@ import pytest
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.trial import Configuration, Outcome, OutcomeKind
-from evotune.workers._spare_workers import Worker
 from evotune.workers.compile_pool import CompilePool
-from evotune.workers.device_slot import DeviceSlot, ProblemSource
+from evotune.workers.device_slot import DeviceSlot, ProblemSource, Worker
 from evotune.workers.executor import Proposal
 from evotune.workers.in_flight import InFlight
 from evotune.workers.local import LocalExecutor

@@ -20,16 +20,15 @@ from evotune.backends import registry
 from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import Fault, Sampler
-from evotune.backends.cpu._cpu_sampler import CpuSampler
-from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cpu.cpu_session import CpuSampler, CpuSession
 from evotune.backends.cuda.cuda_session import classify
 from evotune.problems.problem import Case
 from evotune.timing.paired import TimingSettings, measure_paired
 from evotune.trial import Check, Measurement, Outcome, OutcomeKind
 from evotune.verify import timed_checks
 from evotune.verify.pool import InputPool
-from evotune.workers import _scoring, _timer, _trial_runner
-from evotune.workers._baseline_timer import FailedBaseline
+from evotune.workers import _timer, _trial_runner
+from evotune.workers._timer import FailedBaseline
 from evotune.workers._trial_runner import TrialRunner
 from evotune.workers.executor import HELD_OUT, TIMED, BaselineTiming
 from evotune.workers.messages import TrialCase, TrialRequest
@@ -186,7 +185,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
 def test_a_champion_that_is_hard_to_believe_is_audited(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_scoring, "_SUSPICIOUS_SPEEDUP", 0.0)
+    monkeypatch.setattr(_trial_runner, "_SUSPICIOUS_SPEEDUP", 0.0)
     monkeypatch.setattr(timed_checks, "_AUDITED_RUNS", 5)
     monkeypatch.setattr(timed_checks, "_REUSE_ASKED", 1)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})

@@ -14,9 +14,7 @@ from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
-from evotune.workers._spare_workers import Worker
-from evotune.workers._time_limits import TimeLimits
-from evotune.workers.device_slot import DeviceSlot, ProblemSource
+from evotune.workers.device_slot import DeviceSlot, ProblemSource, TimeLimits, Worker
 from evotune.workers.executor import RANDOM, TIMED
 from evotune.workers.messages import (
     BaselinesRequest,

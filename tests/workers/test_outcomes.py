@@ -19,7 +19,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.runs.setup import load_setup
 from evotune.timing.paired import TimingSettings
 from evotune.trial import Configuration, Outcome, OutcomeKind
-from evotune.workers._worker_death import crash_kind, last_words
+from evotune.workers.device_slot import crash_kind, last_words
 from evotune.workers.executor import RANDOM, TIMED, Proposal
 from evotune.workers.in_flight import Twins
 from tests.patience import limited_trials
@@ -362,12 +362,12 @@ def test_a_worker_that_cannot_start_is_a_problem_of_the_machine(tmp_path: Path) 
 
 
 _BREAKS_A_BASELINE = """
-from evotune.problems import _attention_baselines
+from evotune.problems import _attention_torch
 
 def refuse(of_case):
     raise ValueError("no copies during a capture")
 
-_attention_baselines._unfused = refuse
+_attention_torch._unfused = refuse
 """
 
 

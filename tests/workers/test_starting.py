@@ -16,9 +16,9 @@ import pytest
 from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Configuration, OutcomeKind
-from evotune.workers._spare_workers import SpareWorkers, Worker
 from evotune.workers.child import Child
 from evotune.workers.compile_pool import CompilePool
+from evotune.workers.device_slot import SpareWorkers, Worker
 from evotune.workers.entry import CANNOT_READ
 from evotune.workers.executor import RANDOM
 from evotune.workers.local import LocalExecutor

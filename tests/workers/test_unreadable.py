@@ -17,7 +17,7 @@ from evotune.backends.base.launch import CompileFailure
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _perturbed_build
 from evotune.errors import EnvironmentProblem
-from evotune.runs import _cluster_worker
+from evotune.runs import cluster_run
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
 from evotune.util.channel import UnreadableMessage, Wire
 from evotune.workers import child as child_module
@@ -341,10 +341,10 @@ class Client:
 def test_a_cluster_worker_that_answers_one_ends_the_run(answer: object) -> None:
     words = "worker of the cluster sent a message that cannot be read: .*install the same evotune"
     with pytest.raises(EnvironmentProblem, match=words):
-        ask_each(Client(answer), _cluster_worker.answer, DescribeDevice("cpu", "1"))
+        ask_each(Client(answer), cluster_run.answer, DescribeDevice("cpu", "1"))
 
 
 @pytest.mark.parametrize("message", [b"\xc1", body({"type": "ClusterTrial", "number": 1})])
 def test_a_cluster_worker_that_cannot_read_a_message_says_so(message: bytes) -> None:
     with pytest.raises(UnreadableMessage):
-        _cluster_worker.answer(message)
+        cluster_run.answer(message)

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from evotune.backends.base.preprocessing import code_of
 from evotune.errors import SpaceError, UsageError
 from evotune.languages import all_languages
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 _MAX_BYTES = 4 << 20
 _INCLUDED = {".c", ".h", ".hh", ".hpp", ".hxx", ".cuh"}  # beside the files of each language

@@ -8,7 +8,7 @@ from evotune.backends.base.backend import Finding, Status
 from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cpu import _perf_counters, cpp_compiler, cpu_profile
 from evotune.errors import EnvironmentProblem
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 _TEST_TIMEOUT_S = 60.0
 _TEST_SOURCE = """#include <omp.h>

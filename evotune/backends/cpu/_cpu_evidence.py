@@ -24,7 +24,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_ceiling_run import LIMIT_S
 from evotune.errors import EnvironmentProblem
 from evotune.util.channel import encode
-from evotune.util.python_process import module_command
+from evotune.util.processes import module_command
 
 _REVISION = 2
 """Increase it when the loops, the way of measuring or the stored figures change."""

@@ -16,8 +16,8 @@ from evotune.backends.base.evidence import Ceilings, Counters
 from evotune.backends.base.tool_process import Tool
 from evotune.backends.cpu.counted_run import LIMIT_S
 from evotune.backends.cpu.cpu_profile import cpuinfo
-from evotune.util.python_process import module_command
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
+from evotune.util.processes import module_command
 
 _PROGRAM = "perf"
 _VERSION = re.compile(r"(\d+\.\d+)")

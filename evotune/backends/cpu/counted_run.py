@@ -29,7 +29,7 @@ from evotune.backends.cpu import cpu_profile
 from evotune.errors import EvotuneError
 from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.util.channel import UnreadableMessage, decode
-from evotune.util.python_process import end_without_hooks
+from evotune.util.processes import end_without_hooks
 
 LIMIT_S = 90.0
 KERNEL, BASELINE = "kernel", "baseline"

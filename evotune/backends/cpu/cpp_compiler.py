@@ -27,8 +27,8 @@ from evotune.backends.base.source_checks import (
 from evotune.backends.cpu.cpu_profile import cpu_flags
 from evotune.errors import EnvironmentProblem
 from evotune.trial import TOO_NOISY, Json, OutcomeKind
-from evotune.util.python_process import describe_status
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
+from evotune.util.processes import describe_status
 
 FLAGS = (
     "-std=c++17",

@@ -19,7 +19,7 @@ from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cpu import cpu_profile
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.errors import EnvironmentProblem
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 LIMIT_S = 90.0
 SOURCE = "ceilings.cpp"

@@ -23,7 +23,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.problems.problem import TensorSpec
 from evotune.trial import Json
 from evotune.util.channel import encode
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _TEST_TIMEOUT_S = 60.0

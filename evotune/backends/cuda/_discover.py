@@ -14,7 +14,7 @@ from evotune.backends.cuda._lock import GpuLock
 from evotune.backends.cuda._presence import are_hidden, gpus_present
 from evotune.backends.cuda._probe import GpuState, ask_present_gpus
 from evotune.errors import EnvironmentProblem, NoSuchGpu, RunLocked, UsageError
-from evotune.util.counted import counted
+from evotune.util.words import counted
 
 # --- The work of other processes on a GPU, as NVML reports it -------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 _MODULES = ("_cuda_launcher.py", "_cuda_driver.py", "_native_launcher.py")
 _FOLDER = "native"

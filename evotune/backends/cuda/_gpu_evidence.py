@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from evotune.backends import kept_ceilings
 from evotune.backends.base.backend import SanitizedCase
 from evotune.backends.base.evidence import (
     BaselineRequest,
@@ -22,12 +27,15 @@ from evotune.backends.base.evidence import (
 )
 from evotune.backends.base.launch import Launch
 from evotune.backends.base.profile import DeviceProfile
-from evotune.backends.cuda import _ceilings, _cubin, _discover, _limits, _nsight, _static_view
+from evotune.backends.cuda import _discover, _limits, _nsight, _static_view
+from evotune.backends.cuda._discover import busy_gpu
 from evotune.backends.cuda._presence import gpus_present
+from evotune.backends.cuda.ceiling_run import LIMIT_S
 from evotune.errors import EvotuneError
 from evotune.trial import Json, Value
 from evotune.util.channel import encode
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
+from evotune.util.processes import module_command
 
 _BINARY = "the baseline's machine code is not read"
 
@@ -40,7 +48,7 @@ def gather(request: EvidenceRequest) -> Evidence:
     """See `Backend.gather_evidence`."""
     missing: dict[str, str] = {}
     profile = request.profile
-    resources = _cubin.with_registers(request.resources, Path(request.binary))
+    resources = with_registers(request.resources, Path(request.binary))
     request = msgspec.structs.replace(request, resources=resources)
     ceilings = _device_ceilings(profile, request.dtype, missing)
     views: Mapping[str, StaticView] = {}
@@ -110,10 +118,10 @@ def _device_ceilings(profile: DeviceProfile, dtype: str, missing: dict[str, str]
     `missing`."""
     try:
         here = _here(profile)
-        return _ceilings.measured(here, dtype, _environment(here))
-    except (_NotHere, _ceilings.NotMeasured) as error:
+        return measured(here, dtype, _environment(here))
+    except (_NotHere, NotMeasured) as error:
         missing["ceilings"] = str(error)
-        return _ceilings.modelled(profile, dtype)
+        return modelled(profile, dtype)
 
 
 def _counters(request: EvidenceRequest) -> list[Counters]:
@@ -192,3 +200,195 @@ def _with_occupancy(
         waves=launch.blocks / slots,
     )
     return msgspec.structs.replace(launch, occupancy=occupancy)
+
+
+_REVISION = 2
+"""To be increased when the kernels or the way of measuring change."""
+_TENSOR_DTYPES = {"float16": 75, "bfloat16": 80}
+"""The dtypes of which tensor cores multiply, and the first architecture that does."""
+_SHARED_BYTES = 128  # a multiprocessor and clock
+_ISSUES = 4
+_EXPONENTIALS = 16
+_LIVE_HEADROOM = 1.02  # in the peak figure of a live profile, see `_live_profile`
+_GEFORCE_SHARE = 0.5  # of the tensor core rate, with float32 sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Per multiprocessor and clock: FLOPs of the tensor cores (dense FP16) and float32 FMAs.
+    `l2_bytes` is of the whole GPU; 0 where NVIDIA does not publish it."""
+
+    tensor_flops: int
+    fmas: int
+    l2_bytes: int = 0
+
+
+_RATES = {
+    75: _Rates(1024, 64),
+    80: _Rates(2048, 64, 5120),
+    86: _Rates(1024, 128),
+    89: _Rates(1024, 128),
+    90: _Rates(4096, 128),
+    100: _Rates(8192, 128),
+}
+
+
+def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str]) -> Ceilings:
+    """The ceilings of a GPU that is here, kept from an earlier measurement or measured now. It
+    takes about two seconds, some 200 ms of them on the GPU. Ceilings that were measured beside
+    other work are not kept. NotMeasured where measuring fails."""
+    bfloat = dtype == "bfloat16"
+    attributes = profile.attributes
+    facts = (
+        *(_REVISION, profile.id or profile.name, profile.arch, profile.driver, bfloat),
+        *(attributes["multiprocessors"], profile.peak_gflops, attributes["memory_bytes"]),
+    )
+    found = kept_ceilings.kept(facts)
+    if found is None:
+        disturbed = tuple(f"measured while {words}" for words in busy_gpu(profile))
+        found = _measure(profile, environment, bfloat=bfloat)
+        if disturbed:
+            found = msgspec.structs.replace(found, notes=(*found.notes, *disturbed))
+        else:
+            kept_ceilings.keep(facts, found)
+    arch = int(attributes["arch"])
+    if not _on_tensor_cores(dtype, arch):
+        return msgspec.structs.replace(found, tensor_flops=None)
+    if found.tensor_flops is None:
+        notes = (*found.notes, f"tensor cores of sm_{arch} by published figures, not measured")
+        model = modelled(profile, dtype)
+        return msgspec.structs.replace(found, tensor_flops=model.tensor_flops, notes=notes)
+    return found
+
+
+class NotMeasured(Exception):
+    """Why the ceilings could not be measured, in one line."""
+
+
+def modelled(profile: DeviceProfile, dtype: str) -> Ceilings:
+    """The ceilings by published figures. Unknown ones are None, with a note."""
+    attributes = profile.attributes
+    arch, count = int(attributes.get("arch", 0)), int(attributes.get("multiprocessors", 0))
+    dram = float(attributes.get("memory_gbps", 0)) * 1e9
+    rates = _RATES.get(arch)
+    if rates is None or not (count and profile.peak_gflops):
+        note = f"no published rates are known for sm_{arch}"
+        return Ceilings(kind="model", dram_bytes_per_s=dram or None, notes=(note,))
+    tensor_flops = profile.peak_gflops * 1e9 / (_LIVE_HEADROOM if profile.id else 1.0)
+    per_clock = float(rates.tensor_flops)
+    geforce = "GeForce" in profile.name
+    if geforce and profile.id:
+        clock = tensor_flops / (per_clock * count)
+        tensor_flops *= _GEFORCE_SHARE
+    else:
+        clock = tensor_flops / (per_clock * (_GEFORCE_SHARE if geforce else 1.0) * count)
+    notes = [f"published figures at {clock / 1e9:.2f} GHz, not measured", _launch_note()]
+    if not rates.l2_bytes:
+        notes.append("the bandwidth of L2 is not published")
+    return Ceilings(
+        kind="model",
+        tensor_flops=tensor_flops if _on_tensor_cores(dtype, arch) else None,
+        fma_flops=2 * rates.fmas * count * clock,
+        exp2_per_s=_EXPONENTIALS * count * clock,
+        issue_per_s=_ISSUES * count * clock,
+        shared_bytes_per_s=_SHARED_BYTES * count * clock,
+        l2_bytes_per_s=rates.l2_bytes * clock or None,
+        dram_bytes_per_s=dram or None,
+        notes=tuple(notes),
+    )
+
+
+def _launch_note() -> str:
+    return "the time of a launch is known only where the GPU is"
+
+
+def _on_tensor_cores(dtype: str, arch: int) -> bool:
+    return arch >= _TENSOR_DTYPES.get(dtype, arch + 1)
+
+
+def _measure(profile: DeviceProfile, environment: Mapping[str, str], *, bfloat: bool) -> Ceilings:
+    module = "evotune.backends.cuda.ceiling_run"
+    try:
+        done = subprocess.run(
+            module_command(module, profile.arch, str(int(bfloat))),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            env=dict(environment),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotMeasured(f"the ceilings were not measured within {LIMIT_S:g} s") from error
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        words = done.stderr.strip().splitlines()
+        last = words[-1] if words else f"status {done.returncode}"
+        raise NotMeasured(f"the ceilings could not be measured: {last}")
+    return msgspec.convert({"kind": "measured", **json.loads(lines[-1])}, Ceilings)
+
+
+_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_ATTRIBUTE = struct.Struct("<BBH")
+_PAIR = struct.Struct("<II")
+_SIZED = 4  # the format of an attribute whose value follows, with its size in the attribute
+_REGISTERS = 0x2F
+_INFO = 0x70000000
+_SYMBOLS = 2
+
+
+def with_registers(resources: Mapping[str, Json], binary: Path) -> dict[str, Json]:
+    """The compiler's figures of the binary. Where they lack a function's registers, the binary's
+    own count stands for them."""
+    entries: dict[str, Json] = dict(resources.get("entries", {}))
+    for name, count in read_registers(binary).items():
+        entries[name] = {"registers": count, **entries.get(name, {})}
+    return {**resources, "entries": entries} if entries else dict(resources)
+
+
+def read_registers(binary: Path) -> dict[str, int]:
+    """The registers of a thread of each function; {} where the file is no such cubin."""
+    try:
+        return dict(_registers(binary.read_bytes()))
+    except (OSError, struct.error, IndexError, ValueError):
+        return {}
+
+
+def _registers(data: bytes) -> Iterator[tuple[str, int]]:
+    if not data.startswith(_MAGIC):
+        return
+    header = _HEADER.unpack_from(data)
+    start, size, number, names_at = header[6], header[11], header[12], header[13]
+    sections = [_SECTION.unpack_from(data, start + each * size) for each in range(number)]
+    section_names = sections[names_at][4]
+    symbols = next((each for each in sections if each[1] == _SYMBOLS), None)
+    info = next(
+        (
+            each
+            for each in sections
+            if each[1] == _INFO and _text(data, section_names + each[0]) == ".nv.info"
+        ),
+        None,
+    )
+    if info is None or symbols is None:
+        return
+    symbol_names = sections[symbols[6]][4]
+    at, end = info[4], info[4] + info[5]
+    while at < end:
+        form, name, value = _ATTRIBUTE.unpack_from(data, at)
+        at += _ATTRIBUTE.size
+        if form != _SIZED:
+            continue
+        if name == _REGISTERS:
+            symbol, count = _PAIR.unpack_from(data, at)
+            found = _SYMBOL.unpack_from(data, symbols[4] + symbol * _SYMBOL.size)
+            yield _text(data, symbol_names + found[0]), count
+        at += value
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(b"\0", at)].decode()

@@ -21,7 +21,7 @@ from evotune.backends.base.session import Intervention, Renewal, Write
 from evotune.backends.cuda._kernel import CudaKernel
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.errors import EnvironmentProblem
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 # --- Copies small pieces of memory on a stream of their own, many by one launch -------------------
 # The copies are made by a kernel, pieces.cu. Asking the driver for as many copies takes ten times

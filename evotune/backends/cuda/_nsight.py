@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from evotune.backends.base.evidence import Counters
 from evotune.backends.base.tool_process import Tool
-from evotune.util.python_process import module_command
+from evotune.util.processes import module_command
 
 LIMIT_S = 120.0
 """A profiler that runs longer is stopped, and there are no counters."""

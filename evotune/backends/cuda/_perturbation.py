@@ -16,7 +16,7 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import Disturb, LaunchFailure
 from evotune.backends.cuda._kernel import CudaKernel
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 SOURCE = "perturbation.cu"
 _TIME_NS = 200_000  # a block beside the candidate lasts from a quarter of this to all of it

@@ -19,7 +19,7 @@ from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
 from evotune.util.channel import UnreadableMessage, decode, encode
-from evotune.util.python_process import module_command
+from evotune.util.processes import module_command
 
 # --- Puts delays into a kernel's PTX, at random times, wherever its threads wait for each other ---
 # Hardware hides races: warps that started together stay close, so a missing barrier often does no

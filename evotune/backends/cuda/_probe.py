@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from evotune.backends.base.held_up import communicate
 from evotune.backends.base.profile import DeviceProfile
 from evotune.trial import Json
-from evotune.util.python_process import module_command
+from evotune.util.processes import module_command
 
 TIMEOUT_S = 90.0  # importing torch alone takes ten seconds on a cold disk
 _REAP_S = 2.0

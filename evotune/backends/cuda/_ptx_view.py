@@ -21,7 +21,7 @@ from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
 from evotune.errors import EnvironmentProblem
 from evotune.util.channel import UnreadableMessage, decode, encode
-from evotune.util.python_process import module_command
+from evotune.util.processes import module_command
 
 _SELF = "evotune.backends.cuda._ptx_view"
 

@@ -38,8 +38,8 @@ from evotune.backends.base.held_up import communicate
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
 from evotune.trial import Check, OutcomeKind
 from evotune.util.channel import encode
-from evotune.util.python_process import module_command
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
+from evotune.util.processes import module_command
 
 LIMIT_S = 180.0
 """A tool that runs longer is stopped, and its check is skipped."""

@@ -20,7 +20,7 @@ from evotune.backends.base.launch import CompileFailure, CompileJob, Launch
 from evotune.backends.cuda._kernel import CudaKernel
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.errors import EnvironmentProblem
-from evotune.util.scratch import scratch_folder
+from evotune.util.files import scratch_folder
 
 LIMIT_S = 60.0
 

@@ -26,7 +26,7 @@ from evotune.cli.kernel_tuner.values import (
 )
 from evotune.errors import UsageError
 from evotune.space.suggest import did_you_mean
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 _MOST_BYTES = 1 << 20
 _MOST_CALLERS = 8

@@ -20,7 +20,7 @@ import yaml
 from evotune.errors import SpaceError
 from evotune.space.reading.object_path import Data, DataPath, Scalar, object_path
 from evotune.space.suggest import shorten, shorten_names
-from evotune.util.regular_file import read_regular
+from evotune.util.files import read_regular
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
