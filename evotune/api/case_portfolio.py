@@ -47,7 +47,7 @@ class CasePortfolio:
         return [open_run(self.folder / kernel.run) for kernel in self.found.kernels]
 
     def markdown(self) -> str:
-        from evotune.portfolios.portfolio_text import markdown
+        from evotune.portfolios.portfolio_file import markdown
 
         return markdown(self.found)
 

@@ -181,7 +181,7 @@ def _print(terminal: Terminal, found: Portfolio, style: str) -> None:
 
         write_output(to_json(found).decode(), "-")
     elif style == "md":
-        from evotune.portfolios.portfolio_text import markdown
+        from evotune.portfolios.portfolio_file import markdown
 
         write_output(markdown(found), "-")
     else:
@@ -192,7 +192,7 @@ def _print(terminal: Terminal, found: Portfolio, style: str) -> None:
 
 def _parts(found: Portfolio) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
-    from evotune.portfolios import portfolio_text as text
+    from evotune.portfolios import portfolio_file as text
 
     yield f"{found.space} on {found.device}: the first line that holds a case decides"
     yield text_table(text.RULE_COLUMNS, text.rule_rows(found), (True, False, True, True, True))

@@ -13,7 +13,6 @@ from evotune.backends.base.evidence import Ceilings, Evidence
 from evotune.backends.base.gathered import GatheredEvidence, Work
 from evotune.backends.base.profile import DeviceProfile
 from evotune.explain._cliffs import cliffs_of
-from evotune.explain._gene_effects import ablation_steps, effects_of
 from evotune.explain._hopeless_values import hopeless_values
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
@@ -27,6 +26,8 @@ from evotune.explain._roofline import (
 )
 from evotune.explain._sentences import gain_text, held_text, limiter_words, sure_gains
 from evotune.explain._space_effects import (
+    ablation_steps,
+    effects_of,
     importance_of,
     marginal_differences,
     marginals_of,

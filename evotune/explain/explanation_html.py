@@ -9,8 +9,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from evotune.explain._effects_picture import choice_text
-from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
+from evotune.explain._explanation_pictures import choice_text, explanation_pictures, no_waits_text
 from evotune.explain._explanation_text import (
     NO_DIFFERENCE,
     against_line,

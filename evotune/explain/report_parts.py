@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from evotune.errors import UsageError
-from evotune.explain._effects_picture import choice_text
-from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
+from evotune.explain._explanation_pictures import choice_text, explanation_pictures, no_waits_text
 from evotune.explain._explanation_text import estimate_text, pair_line, shown_effects
 from evotune.explain._sentences import is_complete, winner_sentences
 from evotune.explain.assembling import explain_data

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evotune.errors import ProblemMistake, UsageError
-from evotune.portfolios.points import BATCH_HEADS
+from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import Tensor, UserProblem
 from evotune.problems.attention import DIMENSIONS, OPTIONAL, Attention
 from evotune.problems.problem import Case, Problem
 from evotune.problems.ragged_attention import RaggedAttention
 from evotune.space.case_scope import CaseScope
-from evotune.space.language.nodes import Node
+from evotune.space.language.nodes import Literal, Name, Node
 from evotune.trial import Json, Value
 
 _STEPS = (1, 2, 3)
@@ -363,3 +363,12 @@ def _node(scope: CaseScope, line: Lines) -> Node:
     if found is None:
         return scope.literal(constant)
     return scope.operation("+", found, scope.literal(constant)) if constant else found
+
+
+def to_json(node: Node) -> Json:
+    """The tree as JSON. It is no deeper than the text of one expression."""
+    if isinstance(node, Literal):
+        return node.value
+    if isinstance(node, Name):
+        return {"name": node.name}
+    return [node.operator, *map(to_json, node.operands)]

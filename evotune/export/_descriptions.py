@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
 from evotune.export._built_kernels import BuiltChampion
-from evotune.export._case_shapes import CaseShapes, call_name, calls
+from evotune.export._case_shapes import CaseShapes, call_name, calls, to_json
 from evotune.export._champions import Selection
 from evotune.export._compute_source import COMPUTE_FILE, compute_source
-from evotune.export._expression_json import to_json
-from evotune.export._feature_regions import completing, score_mods
-from evotune.export._package_readme import readme
-from evotune.export._readme_words import length_words
-from evotune.portfolios.points import BATCH_HEADS
+from evotune.export._package_readme import length_words, readme
+from evotune.export._served_regions import completing, score_mods
+from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name
 from evotune.problems.executed_sizes import band_ends
@@ -28,7 +26,7 @@ from evotune.runs import environment
 from evotune.runs.confirmed_champions import Champion
 from evotune.store import RunStore
 from evotune.trial import Json, Region
-from evotune.util.harmless_text import printable
+from evotune.util.harmless_text import escaped_json, printable
 from evotune.version import __version__
 from evotune.workers.executor import TIMED
 
@@ -332,3 +330,30 @@ def _version(files: Mapping[str, str]) -> str:
     """Changes with every file of the package."""
     text = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(files.items()))
     return f"1.0+b{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+_WIDTH = 100
+
+
+def json_text(found: Json) -> str:
+    """The value as JSON with sorted keys, of characters that a terminal shows."""
+    return escaped_json(_text(found, "")) + "\n"
+
+
+def _text(found: Json, indent: str) -> str:
+    line = json.dumps(found, sort_keys=True, ensure_ascii=False)
+    if len(indent) + len(line) <= _WIDTH or not isinstance(found, list | Mapping):
+        return line
+    inner = indent + " "
+    begin, end = "[]" if isinstance(found, list) else "{}"
+    parts = _parts(found, inner)
+    return f"{begin}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{end}"
+
+
+def _parts(found: Json, indent: str) -> Iterator[str]:
+    if isinstance(found, list):
+        for each in found:
+            yield _text(each, indent)
+        return
+    for name, value in sorted(found.items()):
+        yield f"{json.dumps(name, ensure_ascii=False)}: {_text(value, indent)}"

@@ -14,7 +14,7 @@ from evotune.backends.base.launch import Argument, ConstantMemory, Launch, Launc
 from evotune.backends.base.tensor_map import MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
 from evotune.backends.base.tensor_map import UNIT_BYTES as MAP_UNIT_BYTES
 from evotune.errors import EvotuneError
-from evotune.export._expression_json import to_json
+from evotune.export._case_shapes import to_json
 from evotune.languages import language
 from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.space.case_scope import CaseScope, evaluate

@@ -9,11 +9,14 @@ never inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from evotune.export._case_shapes import CaseShapes, to_json
 from evotune.problems.executed_sizes import NEAR, executed_within, near_ends
 from evotune.problems.problem import Place
+from evotune.space.language.expression import parse_expression
+from evotune.space.reading.yaml_source import Position
 from evotune.trial import Json, Region, Value
 
 WON = 1.0
@@ -177,3 +180,34 @@ def _around(cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
 
 def _any_inside(fixed: Mapping[str, Value], ranges: Ranges, places: Iterable[Place]) -> bool:
     return any(place.is_in(fixed, ranges) for place in places)
+
+
+NONE: Mapping[str, Value] = {
+    "given": "",
+    "bottom_right": False,
+    "alibi": False,
+    "score_mod": "",
+    "sinks": False,
+    "lse": False,
+}
+"""The features that a region fixes, with the values that mean none. `given` names the features that
+are numbers: a window's ends and the soft cap, of which regions have ranges."""
+
+Fixed = Mapping[str, Value]
+
+
+def completing(shapes: CaseShapes) -> Callable[[Fixed], dict[str, Value]]:
+    """A function that completes the fixed values of a region: each feature that its cases do not
+    use gets its value in `NONE`, and `value_dim` is `head_dim` unless it is fixed.
+
+    The function adds nothing if no case of the package has features, and for other problems.
+    """
+    if not shapes.has_features:
+        return dict
+    return lambda fixed: {**NONE, "value_dim": fixed["head_dim"], **fixed}
+
+
+def score_mods(fixed: Iterable[Fixed]) -> dict[str, Json]:
+    """The score modifications that regions name, each with its tree."""
+    texts = dict.fromkeys(str(each["score_mod"]) for each in fixed if each.get("score_mod"))
+    return {text: to_json(parse_expression(text, Position()).node) for text in texts}

@@ -22,10 +22,8 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
-from evotune.export._champions import Selection, confirmed, selected
-from evotune.export._descriptions import certificate, dispatch, frame, package_files
-from evotune.export._json_text import json_text
-from evotune.export._portfolio_selection import selected_by_rule
+from evotune.export._champions import Selection, confirmed, selected, selected_by_rule
+from evotune.export._descriptions import certificate, dispatch, frame, json_text, package_files
 from evotune.problems import UserProblem
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder

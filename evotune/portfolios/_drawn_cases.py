@@ -19,10 +19,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios._cell_measuring import CellPlans, cell_of
 from evotune.portfolios._held_out_judge import Doubted
-from evotune.portfolios.matrix_store import Cell, Matrix
-from evotune.portfolios.points import BATCH_HEADS, Point, Score, independent_features, point_of
+from evotune.portfolios.matrix_store import (
+    BATCH_HEADS,
+    Cell,
+    Matrix,
+    Point,
+    Score,
+    independent_features,
+    point_of,
+)
 from evotune.portfolios.rule import RuleRegion
 from evotune.problems.problem import Case, Problem
 from evotune.runs.confirmed_champions import Champion

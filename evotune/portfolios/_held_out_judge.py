@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from evotune.portfolios.points import Point
+from evotune.portfolios.matrix_store import Point
 from evotune.portfolios.rule import RuleRegion, cut, kernel_at
 
 Doubted = Callable[[RuleRegion], tuple[Point, float] | None]

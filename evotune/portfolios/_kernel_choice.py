@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from evotune.portfolios.points import Point
+from evotune.portfolios.matrix_store import Point
 
 _MOST_SUBSETS = 20_000
 _EPSILON = 1e-12

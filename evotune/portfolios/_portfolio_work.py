@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING
 
 from evotune.backends import registry
 from evotune.errors import EvotuneError, SpaceError
-from evotune.portfolios._case_searches import CaseSearches, Observing
-from evotune.portfolios._cell_measuring import OpenExecutor, measure_cells
-from evotune.portfolios._cell_plans import CellPlans, cell_of
+from evotune.portfolios._case_searches import (
+    CaseSearches,
+    Observing,
+    SearchPlan,
+    nearest_searched,
+    worst_served,
+)
+from evotune.portfolios._cell_measuring import CellPlans, OpenExecutor, cell_of, measure_cells
 from evotune.portfolios._drawn_cases import DrawnTrials
 from evotune.portfolios._held_out_judge import held_out_labels
 from evotune.portfolios._kernel_choice import chosen_kernels
 from evotune.portfolios._representatives import representatives
 from evotune.portfolios._rule_launches import launch, refused_variants, rule_launches
 from evotune.portfolios._rule_tree import Leaf, learnt_leaves
-from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
 from evotune.portfolios._served_rule import cut_rule, finished_portfolio, learnt_rule
 from evotune.portfolios._variant_checks import confirm_variant, variant_cell, variants_needed
-from evotune.portfolios.matrix_store import Cell, Matrix
-from evotune.portfolios.points import Point, Score, distance, point_of
+from evotune.portfolios.matrix_store import Cell, Matrix, Point, Score, distance, point_of
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.portfolios.rule import RuleRegion, kernel_at
 from evotune.problems.problem import Case

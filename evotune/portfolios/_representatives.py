@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from evotune.portfolios.points import Point, distance
+from evotune.portfolios.matrix_store import Point, distance
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.portfolios.points import Point, independent_features
+from evotune.portfolios.matrix_store import Point, independent_features
 
 _UNIT = 1e-9
 """Of gains: so much of the ln of the mean speedup."""

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from evotune.portfolios._cell_plans import cell_of, extended_domain
-from evotune.portfolios._executed_rule import executed_rule
+from evotune.portfolios._cell_measuring import cell_of, extended_domain
 from evotune.portfolios._held_out_judge import (
     Cut,
     Doubted,
@@ -17,11 +16,10 @@ from evotune.portfolios._held_out_judge import (
     without_doubts,
     without_losses,
 )
-from evotune.portfolios._rule_launches import launched_regions
+from evotune.portfolios._rule_launches import executed_rule, launched_regions
 from evotune.portfolios._rule_tree import Leaf
 from evotune.portfolios._variant_checks import confirmed_domain
-from evotune.portfolios.matrix_store import Matrix
-from evotune.portfolios.points import Point, Score
+from evotune.portfolios.matrix_store import Matrix, Point, Score
 from evotune.portfolios.portfolio_file import (
     FORMAT,
     Portfolio,

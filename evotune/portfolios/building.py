@@ -22,8 +22,7 @@ from evotune.portfolios._case_searches import Observing
 from evotune.portfolios._cell_measuring import OpenExecutor, opened_executor
 from evotune.portfolios._portfolio_work import ELAPSED, PortfolioWork
 from evotune.portfolios.matrix_store import Matrix, locked_matrix
-from evotune.portfolios.portfolio_file import Portfolio, write_portfolio
-from evotune.portfolios.portfolio_text import markdown
+from evotune.portfolios.portfolio_file import Portfolio, markdown, write_portfolio
 from evotune.runs.given_cases import kept_cases, skipped_in_words
 from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.runs.spaces import find_space, shipped_name

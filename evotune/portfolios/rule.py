@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios.points import BATCH_HEADS, Point
+from evotune.portfolios.matrix_store import BATCH_HEADS, Point
 from evotune.problems.executed_sizes import NEAR, near_ends
 from evotune.trial import Region, Value
 

@@ -20,14 +20,16 @@ from evotune.problems._lengths import (
     past_words,
     round_beyond,
 )
-from evotune.problems._pair_cover import PairCover, SizeClass, Sizes
-from evotune.problems._size_classes import (
+from evotune.problems._pair_cover import (
     ALONE,
     COARSE,
     FINE,
     MODEL,
     MODELS,
     WEIGHTS,
+    PairCover,
+    SizeClass,
+    Sizes,
     count_classes,
     head_classes,
     length_classes,

@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from evotune.problems._pair_cover import PairCover, SizeClass, Sizes
-from evotune.problems._size_classes import (
+from evotune.problems._pair_cover import (
     COARSE,
     MODEL,
     MODELS,
+    PairCover,
+    SizeClass,
+    Sizes,
     count_classes,
     head_classes,
     length_classes,

@@ -36,9 +36,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from evotune.problems._lengths import WORD, beyond, last_odd, past_words, round_beyond, significant
-from evotune.problems._pair_cover import PairCover, SizeClass, Sizes
+from evotune.problems._pair_cover import COARSE, PairCover, SizeClass, Sizes, length_classes, single
 from evotune.problems._problem_file import ProblemFile
-from evotune.problems._size_classes import COARSE, length_classes, single
 from evotune.problems._solving import Shapes, solved_case
 from evotune.problems._user_tensors import Tensor
 from evotune.problems._written import Written

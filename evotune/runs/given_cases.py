@@ -11,7 +11,7 @@ import msgspec
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import UsageError
 from evotune.problems.problem import Problem, WrongSymbol
-from evotune.runs.case_support import AbleSpaces, refusal_of
+from evotune.runs._champion_cases import AbleSpaces, refusal_of
 from evotune.space.document import SpaceDocument
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase

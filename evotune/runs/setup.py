@@ -23,16 +23,17 @@ from evotune.run_options import RunOptions
 from evotune.runs._bound_cases import bind_space
 from evotune.runs._compile_options import refuse_options
 from evotune.runs._planning import Planner, architecture
-from evotune.runs._space_files import (
+from evotune.runs.folder import RunFolder
+from evotune.runs.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
+from evotune.runs.spaces import (
+    is_recording,
     problem_file,
     read_kernel_sources,
     require_agreement,
+    shipped_name,
     space_file_name,
     space_path,
 )
-from evotune.runs.folder import RunFolder
-from evotune.runs.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
-from evotune.runs.spaces import is_recording, shipped_name
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.reading.case_file import CaseEntry

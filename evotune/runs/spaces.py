@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from evotune.backends import registry
-from evotune.errors import UsageError
+from evotune.backends.base.sources import read_sources
+from evotune.errors import SpaceError, StoreError, UsageError
+from evotune.languages import language
+from evotune.problems.loading import is_file_reference, problem_source
+from evotune.runs.folder import RunFolder, write_durably
+from evotune.space.document import SpaceDocument
+from evotune.space.reading.yaml_source import Position
+from evotune.space.specs import KernelSpec, ProblemSpec
+from evotune.store import RunStore
+from evotune.user_code import NotAgreed, trust
 from evotune.util.files import open_regular
 
 _PACKAGE = Path(__file__).parents[1]
@@ -66,3 +77,117 @@ def flagship(device: str) -> Path:
     if not backend.flagship:
         raise UsageError(f"--device {device}: name the space to tune; none is for {backend.name}")
     return find_space(backend.flagship)
+
+
+def source_path(document: SpaceDocument, kernel: KernelSpec) -> str:
+    """The kernel's file, relative to the root."""
+    return kernel.source.relative_to(document.root).as_posix()
+
+
+def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str, bytes]:
+    """The kernel's files by their path under the root; SpaceError at the kernel's position."""
+    source = source_path(document, kernel)
+    try:
+        return read_sources(document.root, source)
+    except SpaceError as error:
+        raise kernel.position.error(error.message) from error
+
+
+def space_file_name(document: SpaceDocument) -> str:
+    """The space file's path under its root; its bare name if it lies elsewhere."""
+    path, root = document.path.resolve(), document.root.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else Path(path).name
+
+
+def problem_file(document: SpaceDocument, problem: ProblemSpec) -> dict[str, bytes]:
+    """The file of a user's problem by its path under the root; empty for one of evotune's own.
+    SpaceError at the problem's position when it cannot be read."""
+    if not is_file_reference(problem.name):
+        return {}
+    try:
+        name, content = problem_source(problem.name, document.root.absolute())
+    except UsageError as error:
+        raise problem.position.error(str(error)) from error
+    return {name: content}
+
+
+def require_agreement(
+    document: SpaceDocument,
+    problem: ProblemSpec,
+    python: Mapping[str, bytes],
+    sources: Mapping[str, Mapping[str, bytes]],
+    *,
+    compile_only: bool,
+) -> None:
+    """SpaceError, at the kernel or the problem, when nobody agreed to execute one of their files.
+
+    `python`: the problem's file; `sources`: the files of each kernel. C++ and CUDA that is compiled
+    only is not executed. A problem's file is Python, which runs when it is read; a Triton kernel's
+    runs when it is compiled.
+    """
+    root = document.root.absolute()
+    files = {root / name: content for name, content in python.items()}
+    positions: dict[Path, Position] = dict.fromkeys(files, problem.position)
+    for kernel in document.kernels:
+        if language(kernel.language).runs_when_compiled or not compile_only:
+            own = source_path(document, kernel)  # the file that is named first, then its includes
+            for name in sorted(sources[kernel.name], key=lambda name: name != own):
+                files[root / name] = sources[kernel.name][name]
+                positions.setdefault(root / name, kernel.position)
+    try:
+        trust.require(files)
+    except NotAgreed as error:
+        raise positions[error.path].error(str(error)) from error
+
+
+def snapshot(run: RunFolder, files: Mapping[str, bytes]) -> None:
+    """Copies a space's files into the run."""
+    for relative, content in files.items():
+        target = run.sources / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(target, content)
+
+
+def fingerprints(run: RunFolder) -> dict[str, str]:
+    """SHA-256 of every file under `sources/`, by its path there."""
+    return {
+        path.relative_to(run.sources).as_posix(): _sha256(path)
+        for path in sorted(run.sources.rglob("*"))
+        if path.is_file()
+    }
+
+
+def space_path(run: RunFolder, store: RunStore) -> Path:
+    """The run's own copy of its space.
+
+    StoreError when a file under `sources/` is missing, was changed or came later: outcomes of two
+    kernels would stand in one leaderboard. Stores before version 3 do not record
+    their files: there the space need only lie among them.
+    """
+    with store.trusting_facts():
+        name = str(store.meta("space_file"))
+        known = store.meta("sources")
+        if known is not None:
+            _require_unchanged(run, known)
+            known[name]
+        path = run.sources / name
+        own = path.resolve().is_relative_to(run.sources.resolve())
+        if not (own and path.is_file()):
+            raise ValueError(f"it names {name!r:.80} as its space, which is not in {run.sources}")
+    return path
+
+
+def _require_unchanged(run: RunFolder, known: Mapping[str, str]) -> None:
+    found = fingerprints(run)
+    for name in sorted({*known, *found}):
+        if found.get(name) != known.get(name):
+            happened = {name not in found: "is missing", name not in known: "was added"}
+            raise StoreError(
+                f"{run.sources / name} {happened.get(True, 'was changed')} since the run began; "
+                "put it back as it was, or start a new run"
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

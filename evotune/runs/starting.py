@@ -24,7 +24,6 @@ from evotune.run_options import RunOptions
 from evotune.runs import environment
 from evotune.runs._kernel_run import KernelRun
 from evotune.runs._recorded_run import RecordedRun
-from evotune.runs._space_files import fingerprints, snapshot
 from evotune.runs.cluster_run import Cluster, ClusterRequest, connected
 from evotune.runs.folder import RunFolder, create_folder, write_durably
 from evotune.runs.given_cases import GIVEN_CASES, skipped_in_words
@@ -38,7 +37,7 @@ from evotune.runs.setup import (
     load_run_setup,
     load_setup,
 )
-from evotune.runs.spaces import find_space, flagship
+from evotune.runs.spaces import find_space, fingerprints, flagship, snapshot
 from evotune.runs.stop_signal import StopSignal, interruptible
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.space.reading.case_file import CaseEntry

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from evotune.errors import SpaceError
 from evotune.space._naming import Names
 from evotune.space.bound import BoundSpace
+from evotune.space.case_scope import BoundConstraint, Gene, Scope
 from evotune.space.language.expression import Expression
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import BOOL
-from evotune.space.scope import BoundConstraint, Gene, Scope
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.space.suggest import did_you_mean
 from evotune.trial import Value

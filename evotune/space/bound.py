@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
 from evotune.space._naming import Names
-from evotune.space.case_scope import CaseScope
+from evotune.space.case_scope import BoundConstraint, CaseScope, Gene, Scope
 from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
@@ -30,7 +30,6 @@ from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError, Literal, Node, Operation
 from evotune.space.language.scalar import Environment, Evaluate, compile_scalar, truth
 from evotune.space.parameters import Parameter
-from evotune.space.scope import BoundConstraint, Gene, Scope
 from evotune.space.search_space import SpaceSize
 from evotune.trial import Configuration, Value
 

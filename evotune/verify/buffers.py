@@ -8,7 +8,9 @@ or places: filled, poisoned, compared and read together, as rows of one allocati
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +19,6 @@ from evotune.backends.base.launch import LaunchPlan, Workspace
 from evotune.backends.base.session import LaunchFailure
 from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
 from evotune.problems.problem import Tensors, TensorSpec
-from evotune.verify._far import FarTensor
-from evotune.verify._guards import Guards
-from evotune.verify._strided import gap_words, run_of, spot_of, strided_view
 
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFF
@@ -409,3 +408,204 @@ class BufferSets:
             segment = self._layout.segments[name]
             if bool(wrong[segment.start : segment.end].any()):
                 yield name
+
+
+_BAND_BYTES = 4096
+
+
+class NoRoom(Exception):
+    """There is no memory for a far tensor; the message says how much it would take."""
+
+
+class FarTensor:
+    """One far tensor in memory of its own: `view` is the tensor, after a first dimension of 1."""
+
+    def __init__(self, spec: TensorSpec, device: str, guard_word: int) -> None:
+        """NoRoom if it cannot be allocated."""
+        itemsize = ELEMENT_BYTES[spec.dtype]
+        nbytes = spec.span * itemsize
+        try:
+            room = torch.empty(nbytes + 3 * _BAND_BYTES, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # torch's error for too little memory is one
+            raise NoRoom(f"{nbytes / 2**30:.1f} GiB for {spec.name}") from error
+        first = _BAND_BYTES + -room.data_ptr() % _BAND_BYTES
+        payload = room[first : first + nbytes]
+        self.name, self.is_output = spec.name, spec.is_output
+        self.pointer = payload.data_ptr()
+        self._guard_word = guard_word
+        self._parts: list[torch.Tensor] = []
+        self._bands: list[torch.Tensor] = []
+        for start, end in _parts(spec, itemsize):
+            whole = room[first + start - _BAND_BYTES : first + end + _BAND_BYTES]
+            whole.view(torch.int16).fill_(guard_word)
+            self._parts.append(whole[_BAND_BYTES:-_BAND_BYTES])
+            self._bands += [whole[:_BAND_BYTES], whole[-_BAND_BYTES:]]
+        self.view = strided_view(payload[None], spec)
+        self._expected = list(self._parts)
+
+    def fill(self, value: torch.Tensor) -> None:
+        self.view.copy_(value)
+        self._expected = [part.clone() for part in self._parts]
+
+    def poison(self, byte: int) -> None:
+        for part in self._parts:
+            part.fill_(byte)
+
+    def damaged(self) -> torch.Tensor:
+        """Two flags on the device: a band was written; an input was changed."""
+        bands = (torch.ne(band.view(torch.int16), self._guard_word) for band in self._bands)
+        outside = torch.stack([each.any() for each in bands]).any()
+        changed = torch.zeros_like(outside)
+        if not self.is_output:
+            pairs = zip(self._parts, self._expected, strict=True)
+            changed = torch.stack([torch.ne(*pair).any() for pair in pairs]).any()
+        return torch.stack([outside, changed])
+
+
+def _parts(spec: TensorSpec, itemsize: int) -> Iterator[tuple[int, int]]:
+    """The bytes from the first to the last element of each part, in which all is near."""
+    far = [stride >= 1 << 31 for stride in spec.strides]
+    steps = list(zip(spec.shape, spec.all_strides, far, strict=True))
+    span = 1 + sum((size - 1) * stride for size, stride, is_far in steps if not is_far)
+    counts = [range(size) if is_far else range(1) for size, _, is_far in steps]
+    for index in itertools.product(*counts):
+        start = sum(i * stride for i, (_, stride, _) in zip(index, steps, strict=True))
+        yield start * itemsize, (start + span) * itemsize
+
+
+_OTHER_WORDS = (0x7B7B, 0xFBFB - (1 << 16))
+"""A large number and a low one in every type of floats, as a byte repeats; of integers too, but
+that unsigned ones have no low one."""
+
+
+class Guards:
+    """All guard words of one set of buffers: between its payloads and in gaps of these."""
+
+    def __init__(
+        self, row: torch.Tensor, payloads: Sequence[tuple[int, int, TensorSpec | None]], word: int
+    ) -> None:
+        """`row`: the bytes of the set, with the first byte and the end of each payload in order,
+        and its tensor, if it has gaps. All guards are `word` now."""
+        words = row.view(torch.int16)
+        ends = [0, *(end for _, end, _ in payloads)]
+        starts = [*(start for start, _, _ in payloads), row.numel()]
+        self._bands = [
+            words[(end + 1) // 2 : start // 2] for end, start in zip(ends, starts, strict=True)
+        ]
+        self._odd = [row[end : end + 1] for end in ends if end % 2]
+        self._gaps = [
+            (row[start:end].view(torch.int16), gap_words(spec, row.device))
+            for start, end, spec in payloads
+            if spec is not None and spec.strides
+        ]
+        self._word = word
+
+    @contextmanager
+    def holding(self, word: int) -> Iterator[None]:
+        """Fills the guards with `word`, and restores them. What was written to them meanwhile
+        remains seen: it becomes another word than the guards'."""
+        self._exchange(word ^ self._word)
+        yield
+        self._exchange(word ^ self._word)
+
+    def _exchange(self, difference: int) -> None:
+        """An exclusive or, which maps the two words to each other and no other one to them."""
+        for band in self._bands:
+            band.bitwise_xor_(difference)
+        for byte in self._odd:
+            byte.bitwise_xor_(difference >> 8 & 0xFF)
+        for words, mask in self._gaps:
+            words.bitwise_xor_(mask.to(torch.int16) * difference)
+
+
+def other_word(kind: str, seed: int) -> int:
+    """What lies outside all tensors in the second launch on inputs of that kind."""
+    return _OTHER_WORDS[(seed + sum(kind.encode())) % len(_OTHER_WORDS)]
+
+
+def repeats(
+    output: torch.Tensor,
+    first: torch.Tensor,
+    among_others: Callable[[], object],
+    launch: Callable[[], object],
+) -> bool:
+    """Whether launches repeat their results: `output`, which the last one left, and `first`. Not if
+    the two have become equal: then the last launch was only late."""
+    if torch.equal(output.view(torch.uint8), first.view(torch.uint8)):
+        return False
+    wanted = (output.clone(), first)
+    found = []
+    for each, bits in zip((among_others, launch), wanted, strict=True):
+        each()
+        found.append(torch.equal(output.view(torch.uint8), bits.view(torch.uint8)))
+    return all(found)
+
+
+def strided_view(payload: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """`payload` (count, bytes) as `count` tensors of the shape and strides in `spec`: a view
+    (count, *shape)."""
+    elements = payload.view(torch_dtype(spec.dtype))
+    shape, strides = (len(elements), *spec.shape), (elements.stride(0), *spec.all_strides)
+    return elements.as_strided(shape, strides, elements.storage_offset())
+
+
+def gap_words(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """A mask of the 16-bit words between a tensor's first and last element that no element has."""
+    dtype = torch_dtype(spec.dtype)
+    nbytes = spec.span * dtype.itemsize
+    free = torch.full((1, nbytes), 1, dtype=torch.uint8, device=device)
+    strided_view(free, spec).zero_()
+    return free.view(torch.int16)[0] != 0
+
+
+def run_of(view: torch.Tensor, place: int, count: int) -> torch.Tensor:
+    """A view of `count` elements from the flat index `place` on, in each of the tensors `view`
+    (tensors, *shape).
+
+    `place` and `count` are as `fitted` gives them. The view is (tensors, count) for a part of one
+    row, and (tensors, rows, columns) for whole rows of one head.
+    """
+    *outer, columns = view.shape[1:]
+    row, column = divmod(place, columns)
+    *at, first = _unravelled(row, outer)
+    if column + count <= columns:
+        return _part(view, [*at, first, slice(column, column + count)])
+    return _part(view, [*at, slice(first, first + count // columns)])
+
+
+def fitted(spec: TensorSpec, place: int, count: int) -> tuple[int, int]:
+    """The place and the count of elements nearest to these that `run_of` takes: a part of one row,
+    or whole rows of one head."""
+    columns = spec.shape[-1]
+    rows = spec.shape[-2] if len(spec.shape) > 1 else 1
+    if count < columns:
+        return min(place, (place // columns + 1) * columns - count), count
+    wanted = min(rows, count // columns)
+    head, row = divmod(place // columns, rows)
+    return (head * rows + min(row, rows - wanted)) * columns, wanted * columns
+
+
+def spot_of(view: torch.Tensor, place: float, nbytes: int) -> torch.Tensor:
+    """The bytes of some rows of each tensor of `view`: a few, from the share `place` of all rows
+    on."""
+    rows = view.view(torch.uint8)
+    *outer, width = rows.shape[1:]
+    total = rows[0].numel() // width
+    *at, first = _unravelled(int(place * total), outer)
+    count = max(1, nbytes // width)
+    return _part(rows, [*at, slice(first, first + count), slice(nbytes)])
+
+
+def _part(view: torch.Tensor, indices: Sequence[int | slice]) -> torch.Tensor:
+    """The same part of each tensor of `view`."""
+    whole: list[int | slice] = [slice(None)]
+    return view[tuple(whole + list(indices))]
+
+
+def _unravelled(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The indices of element `number` of a tensor of this shape; at least one."""
+    found: list[int] = []
+    for size in reversed(shape):
+        number, index = divmod(number, size)
+        found.append(index)
+    return tuple(reversed(found)) or (0,)

@@ -21,10 +21,9 @@ from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import Check, OutcomeKind
-from evotune.verify._guards import other_word, repeats
 from evotune.verify._launch_evidence import Evidence, Findings, gather, read
 from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, not_finite, worst_element
-from evotune.verify.buffers import BufferSets, Inspection, bits, unwritten
+from evotune.verify.buffers import BufferSets, Inspection, bits, other_word, repeats, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet, elements_of
 from evotune.verify.watch import Watched
 

@@ -16,8 +16,8 @@ from evotune.problems.parts import HasParts
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
 from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.problems.user import UserProblem
-from evotune.verify._strided import fitted
 from evotune.verify.accuracy import expected, is_rounding, tolerance_in
+from evotune.verify.buffers import fitted
 
 _CHANGED = "changed"
 _MOST_CHANGED = 6  # changed sets; of a problem with many inputs, each set changes several inputs

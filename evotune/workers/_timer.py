@@ -29,8 +29,7 @@ from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.buffers import BufferSets
 from evotune.verify.gate import Gate, Subject
 from evotune.verify.pool import InputPool, InputSet
-from evotune.verify.watch import Watch, Watched
-from evotune.verify.watched_sampler import WatchedSampler
+from evotune.verify.watch import Watch, Watched, WatchedSampler
 from evotune.workers.executor import RIVAL, BaselineTiming
 
 _BASELINES_KEPT = 32  # fewer where their inputs take too much memory

@@ -18,16 +18,15 @@ from report.runs import make_run, ok, recorded
 from evotune.api.run import Run
 from evotune.backends.base.evidence import Ceilings
 from evotune.errors import EvotuneError, StoreError, UsageError
-from evotune.explain import _limiter, _sides, _tries, report_parts
+from evotune.explain import _limiter, _sides, explaining, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
-from evotune.explain._measuring import Gathering
 from evotune.explain._sentences import limiter_words
 from evotune.explain._sides import machine_on, read_run, side_of
 from evotune.explain._subjects import chosen_subject
 from evotune.explain._suggestions import with_tries
 from evotune.explain.assembling import explain_data
-from evotune.explain.explaining import ExplainRequest, explain_run
+from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
 from evotune.explain.explanation import Effect, Explanation, Pair, Suggestion
 from evotune.explain.explanation_html import html_page_of
 from evotune.runs.ablation import AblationRow, Change
@@ -486,8 +485,8 @@ def test_suggestions_that_are_configurations_are_tried(
         for change in changes:
             yield AblationRow(change, "ok", "", 1.07, 1.05, 1.09, False)
 
-    monkeypatch.setattr(_tries, "measured_rows", rows)
-    _tries.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(explaining, "measured_rows", rows)
+    explaining.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
     kept = read_run(run).meta["tries"]
     technique, tried = with_tries(suggestions, subject.configuration, kept)
     assert technique is suggestions[0]
@@ -495,7 +494,7 @@ def test_suggestions_that_are_configurations_are_tried(
     text = str(msgspec.structs.replace(explain_data(read_run(run)), next=(technique, tried)))
     assert "estimate 1.20x; measured 1.070x [1.050, 1.090]" in text
     assert with_tries(suggestions, Configuration(other), kept) == suggestions  # of another champion
-    _tries.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
+    explaining.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
     assert read_run(run).meta["tries"] == kept  # the newest result alone
 
 

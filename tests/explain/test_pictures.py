@@ -11,9 +11,13 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from evotune.explain._effects_picture import effects_picture
-from evotune.explain._explanation_pictures import explanation_pictures, no_waits_text
-from evotune.explain._roofline_picture import ceilings_of_picture, roofline_picture
+from evotune.explain._explanation_pictures import (
+    ceilings_of_picture,
+    effects_picture,
+    explanation_pictures,
+    no_waits_text,
+    roofline_picture,
+)
 from evotune.explain._sentences import held_text, winner_sentences
 from evotune.explain._sides import read_run
 from evotune.explain.assembling import explain_data

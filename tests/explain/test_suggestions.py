@@ -13,8 +13,7 @@ from report.runs import make_run
 
 from evotune.explain._limiter import Case
 from evotune.explain._sides import read_run
-from evotune.explain._suggestions import _measured_already, _moved, is_worth_a_line
-from evotune.explain._techniques import techniques_of
+from evotune.explain._suggestions import _measured_already, _moved, is_worth_a_line, techniques_of
 from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Effect, Explanation, Limiter, Suggestion, Unit
 from evotune.explain.predicting import LaunchFigures, Predictor, table_of

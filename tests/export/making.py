@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from evotune.backends.base.launch import Binary
-from evotune.runs._space_files import fingerprints, snapshot
 from evotune.runs.compiling import build_jobs
 from evotune.runs.environment import describe
 from evotune.runs.folder import RunFolder, create_folder
 from evotune.runs.given_cases import GIVEN_CASES
 from evotune.runs.setup import KernelSetup, load_setup
+from evotune.runs.spaces import fingerprints, snapshot
 from evotune.space.reading.case_file import CaseEntry
 from evotune.store import RunStore
 from evotune.trial import (

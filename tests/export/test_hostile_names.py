@@ -9,14 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from evotune.export._descriptions import _summary
-from evotune.export._json_text import json_text
+from evotune.export._descriptions import _summary, json_text
 from evotune.export._package_readme import readme
 from evotune.export.runtime._checking import Result, Row
 from evotune.export.runtime._missed import Misses
 from evotune.export.runtime._package_facts import Facts
-from evotune.portfolios.portfolio_file import Portfolio, PortfolioCase
-from evotune.portfolios.portfolio_text import markdown
+from evotune.portfolios.portfolio_file import Portfolio, PortfolioCase, markdown
 from evotune.space.specs import GivenCase
 
 HOSTILE = "a|b<img src=x>\x1b[2J\u202e[c](javascript:d)\x7f\x9b\u2028`e*"

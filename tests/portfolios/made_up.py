@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from evotune.portfolios.points import REFUSED, Point, Score, point_of
+from evotune.portfolios.matrix_store import REFUSED, Point, Score, point_of
 from evotune.problems.attention import Attention
 from evotune.trial import Region
 

@@ -12,7 +12,7 @@ from evotune.backends.cpu import CpuBackend
 from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios._held_out_judge import without_doubts
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios.points import Point, point_of
+from evotune.portfolios.matrix_store import Point, point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase

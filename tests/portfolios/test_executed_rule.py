@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evotune.portfolios._executed_rule import executed_rule
+from evotune.portfolios._rule_launches import executed_rule
 from evotune.portfolios._rule_tree import learnt_leaves
-from evotune.portfolios.points import Point
+from evotune.portfolios.matrix_store import Point
 from evotune.portfolios.rule import RuleRegion, regions_of
 from evotune.trial import Domain, ExecutedLengths
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evotune.portfolios import _kernel_choice
 from evotune.portfolios._kernel_choice import chosen_kernels, mean_speedup
-from evotune.portfolios.points import Point
+from evotune.portfolios.matrix_store import Point
 from tests.portfolios.made_up import point, score
 
 SPEEDUPS = st.one_of(st.none(), st.just(0.0), st.floats(0.3, 4.0))

@@ -10,7 +10,7 @@ import pytest
 from counting import calls_made
 
 from evotune.portfolios._rule_tree import Leaf, learnt_leaves
-from evotune.portfolios.points import Point
+from evotune.portfolios.matrix_store import Point
 from evotune.problems.problem import Place
 from tests.portfolios.made_up import score
 from tests.sweeps import swept

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 
+from evotune.portfolios._case_searches import SearchPlan, nearest_searched, worst_served
 from evotune.portfolios._representatives import representatives
-from evotune.portfolios._search_plan import SearchPlan, nearest_searched, worst_served
-from evotune.portfolios.points import Point, distance
+from evotune.portfolios.matrix_store import Point, distance
 from tests.portfolios.made_up import point, scored
 
 VARIANTS = ("causal", "layout")

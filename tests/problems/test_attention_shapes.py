@@ -11,7 +11,7 @@ import pytest
 
 from evotune.problems import Case
 from evotune.problems._attention_layouts import FAR
-from evotune.problems._size_classes import MODELS
+from evotune.problems._pair_cover import MODELS
 from evotune.problems.attention import Attention
 from evotune.trial import Value
 

@@ -18,10 +18,10 @@ from evotune.cli.main import application
 from evotune.cli.progress import PlainProgress
 from evotune.run_options import RunOptions
 from evotune.runs import environment
-from evotune.runs._space_files import snapshot
 from evotune.runs.folder import RunFolder, list_runs
 from evotune.runs.observer import SilentObserver
 from evotune.runs.setup import load_setup
+from evotune.runs.spaces import snapshot
 from evotune.runs.starting import resume_run, stored_options
 from evotune.search.catalog import create_strategy
 from evotune.store import RunStore

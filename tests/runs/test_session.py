@@ -11,10 +11,10 @@ import pytest
 
 from evotune.backends.base.sources import fingerprint
 from evotune.errors import EnvironmentProblem, SpaceError, StoreError, UsageError
-from evotune.runs._space_files import snapshot
 from evotune.runs.folder import create_folder, find_run, list_runs
 from evotune.runs.observer import SilentObserver
 from evotune.runs.setup import load_kernel_setup, load_setup
+from evotune.runs.spaces import snapshot
 from evotune.runs.starting import RunRequest, resume_run, start_run
 from evotune.store import RunStore
 

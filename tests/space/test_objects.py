@@ -39,7 +39,7 @@ from evotune.space.objects import (
     powers_of_two,
     values,
 )
-from evotune.space.objects._yaml_text import yaml_text
+from evotune.space.objects._space_object import yaml_text
 from evotune.space.reading.yaml_source import parse_yaml
 from tests.sweeps import swept
 

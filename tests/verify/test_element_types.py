@@ -25,8 +25,7 @@ from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch
-from evotune.verify.watched_sampler import WatchedSampler
+from evotune.verify.watch import Watch, WatchedSampler
 from evotune.workers.executor import TIMED, CaseJob
 from tests.patience import PATIENCE_S
 

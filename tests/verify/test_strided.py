@@ -10,9 +10,7 @@ import torch
 from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.session import LaunchFailure
 from evotune.problems.problem import TensorSpec
-from evotune.verify._far import FarTensor, NoRoom
-from evotune.verify._strided import fitted, run_of
-from evotune.verify.buffers import BufferSets, unwritten
+from evotune.verify.buffers import BufferSets, FarTensor, NoRoom, fitted, run_of, unwritten
 
 NO_LAUNCH = LaunchPlan("f", (), (), ())
 SHAPE = (2, 3, 5, 8)

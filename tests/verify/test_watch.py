@@ -24,8 +24,7 @@ from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs,
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
-from evotune.verify.watch import Watch
-from evotune.verify.watched_sampler import WatchedSampler
+from evotune.verify.watch import Watch, WatchedSampler
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 CASE = make_case(20, causal=True)

@@ -15,9 +15,9 @@ from report.runs import make_run, ok
 from evotune.backends.base.launch import Argument, CompileJob, Workspace
 from evotune.backends.base.profile import DeviceProfile
 from evotune.runs._planning import Planner
-from evotune.runs._space_files import snapshot
 from evotune.runs.folder import RunFolder
 from evotune.runs.setup import load_setup
+from evotune.runs.spaces import snapshot
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, Value
 from evotune.workers.executor import TIMED, Proposal

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evotune.errors import SpaceError
+from evotune.space.case_scope import BoundConstraint, Gene
 from evotune.space.counting._residual import conjuncts
 from evotune.space.counting.effort import QUICK, SHOWN_S, Deadline, OutOfTime
 from evotune.space.counting.expansion import Variable, unknown_bounds
@@ -17,7 +18,6 @@ from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError, Name, Node, Operation
 from evotune.space.language.scalar import compile_scalar
 from evotune.space.reading.yaml_source import Position
-from evotune.space.scope import BoundConstraint, Gene
 
 _Suspect = TypeVar("_Suspect")
 _LISTED = 6

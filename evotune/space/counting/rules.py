@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from evotune.space.case_scope import BoundConstraint, Gene
 from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError, Node, used_often
 from evotune.space.language.scalar import (
@@ -15,7 +16,6 @@ from evotune.space.language.scalar import (
     compile_scalar,
     truth,
 )
-from evotune.space.scope import BoundConstraint, Gene
 from evotune.trial import Value
 
 _KINDS = frozenset({bool, int, str})  # of values in a domain; all can be hashed

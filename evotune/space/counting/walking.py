@@ -6,8 +6,8 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from evotune.space.case_scope import Gene
 from evotune.space.counting.rules import Rules, initial
-from evotune.space.scope import Gene
 from evotune.trial import Value
 
 DENSE_VALUES = 64  # of longer ordered domains, only distances 1, 2, 4, 8, … are tried

@@ -22,7 +22,7 @@ import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
 from evotune.export._descriptions import INIT
-from evotune.export._feature_regions import NONE
+from evotune.export._served_regions import NONE
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
