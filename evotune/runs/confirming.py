@@ -90,7 +90,7 @@ def confirm(
     first champion may take all of it, later ones share what is left. A champion that was timed in
     two processes by then is confirmed, as is one in a single process if the leader's spread between
     processes is known; such an interval is wide. The checks of one that surely loses, by the
-    search's figures, are brief.
+    search's figures, are brief, and three processes time it at most.
 
     With `checks_at_once` that many candidates are checked side by side, and then timed one after
     the other in processes of their own.
@@ -120,7 +120,8 @@ def confirm(
             executor.set_contender(_bound(leader))
             sharing = 1 if leader is None else count - passed
             until_s = time.checks_until_s(champions=sharing)
-            if leader is not None and _is_below(trial.outcome, leader) and not time.is_endless:
+            loses = leader is not None and _is_below(trial.outcome, leader)
+            if loses and not time.is_endless:
                 until_s = min(until_s, time.brief_checks_until_s())
             proposal = dataclasses.replace(propose(trial), until_s=until_s)
             which = f"confirming {passed + 1} of {count} (trial {trial.number})"
@@ -142,7 +143,7 @@ def confirm(
                 first,
                 leader=leader,
                 least_width=least_width,
-                no_time=no_time,
+                no_time=(lambda: True) if loses else no_time,
             )
             if stop():
                 return
