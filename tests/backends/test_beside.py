@@ -37,9 +37,10 @@ def test_a_worker_of_another_run_is_named() -> None:
     try:
         while b"device_worker" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes():
             time.sleep(0.01)
-        assert "another evotune run is measuring (process 4321)" in others_at_work(
-            [cpu_profile.profile()]
-        )
+        said = others_at_work([cpu_profile.profile()])
+        runs = [line for line in said if "measuring (process" in line]  # perhaps tests' beside it
+        assert len(runs) == 1
+        assert "4321" in runs[0]
     finally:
         worker.communicate()
 
