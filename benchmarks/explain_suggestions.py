@@ -26,7 +26,7 @@ from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.explain._suggestions import untried_neighbours
 from evotune.explain.predicting import Predictor, table_of
 from evotune.run_options import SearchSettings
-from evotune.runs.compiling import replay
+from evotune.runs.replay import replay
 from evotune.trial import Trial
 
 ATTENTION = Path(__file__).parent / "results" / "attention_h200.t4.json.gz"

@@ -33,8 +33,8 @@ from tuning import EVOTUNE, ROOT, derive, environment, shipped, tune
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.report.deciding_outcomes import figures
 from evotune.run_options import SearchSettings
-from evotune.runs.compiling import replay
 from evotune.runs.folder import list_runs
+from evotune.runs.replay import replay
 from evotune.runs.setup import load_setup
 from evotune.store import RunStore
 from evotune.trial import Outcome

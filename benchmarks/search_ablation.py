@@ -24,7 +24,7 @@ import numpy as np
 
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.run_options import SearchSettings
-from evotune.runs.compiling import replay
+from evotune.runs.replay import replay
 from evotune.search import evolution, gaussian_process, guide
 from evotune.search.performance import PerformanceScale
 

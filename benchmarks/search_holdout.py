@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from evotune.backends.base.recorded import RecordedSpace
 from evotune.run_options import SearchSettings
-from evotune.runs.compiling import replay
+from evotune.runs.replay import replay
 from evotune.search.performance import PerformanceScale
 from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter

@@ -29,7 +29,7 @@ from search_peers import PEERS, Times, peer_runs
 
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
-from evotune.runs.compiling import replay
+from evotune.runs.replay import replay
 from evotune.search.performance import PerformanceScale
 
 RESULTS = Path(__file__).parent / "results" / "search_score.json"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.report.markdown import table
-from evotune.util.harmless_text import csv_text, markdown_text, printable
+from evotune.util.words import csv_text, markdown_text, printable
 
 HOSTILE = st.text(
     alphabet=st.one_of(

@@ -13,9 +13,9 @@ from evotune.errors import UsageError
 from evotune.report.data import RunData
 from evotune.report.records import document
 from evotune.run_options import SearchSettings
-from evotune.runs import compiling as engine
-from evotune.runs.compiling import Evaluation, Repeat, Score
+from evotune.runs import replay as engine
 from evotune.runs.folder import find_run
+from evotune.runs.replay import Evaluation, Repeat, Score
 from evotune.search.performance import PerformanceScale
 from evotune.util.commands import RUNS_DIR
 

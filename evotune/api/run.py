@@ -321,8 +321,8 @@ class Run:
         `against` is baseline, default, a trial's number as text, or RUN:NUMBER. `measure`: None
         measures what is missing where the run's device is here; False compiles and launches
         nothing. Without `effects` the choices are not measured in turn with the trial. `minutes`:
-        measuring takes about so long at most (3 on a CPU if not given), and the next call goes on
-        with what is left. `tries` measures the suggestions that are configurations. `trust`: see
+        measuring stops after this time (defaults to 3 on a CPU), and the next call measures the
+        rest. `tries` measures the suggestions that are configurations. `trust`: see
         `tune`. `on_note` is called with a line before each measurement. UsageError for a trial or a
         side that is not there, and for `tries` with `measure` False; EnvironmentProblem when
         something must be measured and the device is not here; RunLocked while another process works

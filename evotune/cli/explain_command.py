@@ -48,8 +48,9 @@ from evotune.cli.terminal import Terminal, pass_terminal, write_output
 @click.option(
     "--minutes",
     type=POSITIVE,
-    help="Measure for about so long at most; --try comes on top. What is left is named, and the "
-    "next call goes on with it.  [default:  3 on a CPU, no limit on a GPU]",
+    help="Stop measuring after this many minutes. The time of --try is not counted. The "
+    "explanation names what was not measured, and the next call measures it.  [default:  3 on a "
+    "CPU, no limit on a GPU]",
 )
 @click.option(
     "--try",

@@ -23,7 +23,7 @@ from evotune.cli.terminal import Terminal, opened_output, pass_terminal
 
 if TYPE_CHECKING:
     from evotune.api.replaying import Replay
-    from evotune.runs.compiling import Evaluation
+    from evotune.runs.replay import Evaluation
 
 
 @click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")

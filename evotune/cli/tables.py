@@ -34,7 +34,7 @@ def text_table(
     from rich.table import Table
     from rich.text import Text
 
-    from evotune.util.harmless_text import printable
+    from evotune.util.words import printable
 
     table = Table(
         title=Text(printable(title), style="bold") if title else None,
@@ -84,7 +84,7 @@ def print_tables(terminal: Terminal, parts: Iterable[Table | str], output: str =
     pipe no line ends with spaces."""
     from rich.text import Text
 
-    from evotune.util.harmless_text import printable
+    from evotune.util.words import printable
 
     direct = output == "-" and (sys.stdout.isatty() or terminal.color == "always")
     buffer = io.StringIO()

@@ -85,7 +85,7 @@ class Terminal:
 
 def say(text: str) -> None:
     """Writes a line on stderr, also with --quiet."""
-    from evotune.util.harmless_text import printable
+    from evotune.util.words import printable
 
     # Not `err=True`: click would then write past an object that replaces stderr, as the live
     # panel does.

@@ -267,8 +267,8 @@ def legend(drawing: Drawing, names: Sequence[tuple[str, str]], *, tag: str = "bo
 
 _ROW: Final = 22
 _ROW_ABOVE: Final = 38  # with the label above its dot
-_EFFECTS_PICTURE_SIDE: Final = 10
-_EFFECTS_PICTURE_MOST_LABEL: Final = 0.42
+_EFFECTS_SIDE: Final = 10
+_EFFECTS_MOST_LABEL: Final = 0.42
 _TICKS: Final = (0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
 _TICK_ROOM: Final = 34
 _NOTE: Final = (
@@ -307,13 +307,10 @@ def _drawing(effects: Sequence[Effect], width: float) -> Drawing:
     labels = [choice_text(effect) for effect in effects]
     figures = [worth_text(effect) for effect in effects]
     label_width, figure_width = (
-        widest(labels) + _EFFECTS_PICTURE_SIDE,
-        widest(figures) + _EFFECTS_PICTURE_SIDE,
+        widest(labels) + _EFFECTS_SIDE,
+        widest(figures) + _EFFECTS_SIDE,
     )
-    above = (
-        label_width > _EFFECTS_PICTURE_MOST_LABEL * width
-        or label_width + figure_width > 0.7 * width
-    )
+    above = label_width > _EFFECTS_MOST_LABEL * width or label_width + figure_width > 0.7 * width
     left, right = (6.0, width - 6) if above else (label_width + 6, width - figure_width - 6)
     row = _ROW_ABOVE if above else _ROW
     low, high = _bounds(effects)
@@ -367,13 +364,19 @@ _RIGHT: Final = 8
 _LABEL: Final = 13  # the height of a label
 _NEIGHBOURS: Final = 60  # dots this close have their names beside them
 _FAR_ABOVE: Final = 3.0  # a level line so much above all FLOP ceilings holds nothing
-_ROOFLINE_PICTURE_NOTE: Final = (
+_ROOFLINE_NOTE: Final = (
     "A dot at a line is a kernel that this part of the device holds. Bandwidths are diagonals. "
     "Lines of MUFU, issue slots and launches stand where this kernel's own exponentials, "
     "instructions and launches would fill them."
 )
 
 
+# The roofline as a picture: FLOP/s over FLOP/byte on log axes, ceilings, the kernel below them.
+#
+# A memory's bandwidth is a diagonal, a unit's rate is level. Units that do not count FLOP (MUFU,
+# issue slots, launches) are level too: at the FLOP/s at which this kernel's own exponentials,
+# instructions or launches would fill them. After Williams, Waterman and Patterson, "Roofline"
+# (2009); one dot for each memory whose bytes are known, as in hierarchical rooflines.
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """`rate`: FLOP/s, or bytes/s of a memory (`per_byte`). `holds`: the limiter's own."""
@@ -430,9 +433,9 @@ def roofline_picture(roofline: Roofline, label: str, limiter: str) -> Picture | 
     return Picture(
         title=f"Roofline on {roofline.case}, against {_kind(roofline)} ceilings",
         alternative=f"Roofline. {own} ({time}) at {at}. Ceilings: {named}.",
-        wide=_roofline_picture_drawing(own, flops, dots, ceilings, WIDE),
-        narrow=_roofline_picture_drawing(own, flops, dots, ceilings, NARROW),
-        note=_ROOFLINE_PICTURE_NOTE,
+        wide=_roofline_drawing(own, flops, dots, ceilings, WIDE),
+        narrow=_roofline_drawing(own, flops, dots, ceilings, NARROW),
+        note=_ROOFLINE_NOTE,
     )
 
 
@@ -481,7 +484,7 @@ def _dots(roofline: Roofline) -> list[tuple[str, float]]:
     return sorted(found, key=lambda dot: dot[1])
 
 
-def _roofline_picture_drawing(
+def _roofline_drawing(
     own: str,
     flops: float,
     dots: Sequence[tuple[str, float]],

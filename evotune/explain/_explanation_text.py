@@ -11,8 +11,7 @@ from evotune.explain._sentences import BASES
 from evotune.explain._stall_reasons import STALLS
 from evotune.report import wording
 from evotune.trial import Json
-from evotune.util.harmless_text import printable
-from evotune.util.words import counted
+from evotune.util.words import counted, printable
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import (

@@ -223,6 +223,14 @@ def _pair(
     return msgspec.structs.replace(found, text=pair_text(found, alone, together))
 
 
+# PED-ANOVA: which parameters decide whether a trial is among the best.
+#
+# Source: Watanabe, Bansal, Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in
+# Arbitrary Subspaces" (IJCAI 2023, arXiv 2304.10255). A parameter is important if the distribution
+# of its values among the best trials differs from the one among all trials. The difference is the
+# Pearson divergence of two one-dimensional kernel density estimates. No model of the fitness is
+# fitted, and since both densities are of the trials, it does not matter where the search has looked
+# most.
 _BEST: Final = 0.1  # the share of trials that count as the best
 _LEAST_BEST: Final = 8  # of them, as far as they are no more than half of the trials
 _LEAST_BANDWIDTH: Final = 0.5  # in steps of an ordered parameter

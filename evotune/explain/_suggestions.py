@@ -299,6 +299,9 @@ def _constraints(sources: Sources) -> Iterator[Suggestion]:
             )
 
 
+# Suggestions of techniques: what would go away or be halved, by the limiter. An estimate is a
+# bound: the gain if the named part of the time goes away. A technique that the device does not have
+# is not suggested.
 _FP8: Final = 89  # the first architecture that has it
 _HOPPER: Final = 90  # the first one with clusters and programmatic dependent launch
 _POLYNOMIAL: Final = 0.75

@@ -64,8 +64,8 @@ class ExplainRequest:
       without the device too. False compiles and launches nothing.
     - `tries`: measures the suggestions that are configurations.
     - `effects`: whether measuring includes each choice in turn with the trial, which takes longest.
-    - `minutes`: measuring takes about so long at most, tries apart; None: as long as the backend
-      has it. What is left is named, and measured the next time.
+    - `minutes`: measuring stops after this time, in which tries do not count. None is the
+      backend's default. The explanation names what was not measured; the next one measures it.
     """
 
     trial: int | None = None

@@ -19,7 +19,7 @@ from evotune.explain._explanation_text import (
     shown_effects,
 )
 from evotune.report.html.pictures import figure_html, picture_style
-from evotune.util.harmless_text import printable
+from evotune.util.words import printable
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import Explanation

@@ -366,7 +366,14 @@ def _node(scope: CaseScope, line: Lines) -> Node:
 
 
 def to_json(node: Node) -> Json:
-    """The tree as JSON. It is no deeper than the text of one expression."""
+    """The tree as JSON, as an exported package stores what depends on the case.
+
+    It is no deeper than the text of one expression.
+
+    - number, true, false, "text": a literal
+    - {"name": "seq_len_q"}: a symbol of the case, or a `let`
+    - ["+", operand, operand]: an operation of `evotune.space.language.nodes`
+    """
     if isinstance(node, Literal):
         return node.value
     if isinstance(node, Name):

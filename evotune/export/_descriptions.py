@@ -26,7 +26,7 @@ from evotune.runs import environment
 from evotune.runs.confirmed_champions import Champion
 from evotune.store import RunStore
 from evotune.trial import Json, Region
-from evotune.util.harmless_text import escaped_json, printable
+from evotune.util.words import escaped_json, printable
 from evotune.version import __version__
 from evotune.workers.executor import TIMED
 

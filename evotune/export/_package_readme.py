@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from evotune.export._compute_source import COMPUTE_FILE
 from evotune.export._served_regions import NONE
 from evotune.trial import Domain, Json
-from evotune.util.harmless_text import markdown_text
+from evotune.util.words import markdown_text
 
 _MOST_REGIONS = 40
 _ATTENTION = """\

@@ -182,6 +182,11 @@ def _any_inside(fixed: Mapping[str, Value], ranges: Ranges, places: Iterable[Pla
     return any(place.is_in(fixed, ranges) for place in places)
 
 
+# Completes the regions of attention: in a package a region also fixes the features not in use.
+#
+# The domain of a run names only the features that its cases use. A package may hold kernels of
+# several runs, and a kernel serves only calls with exactly the features that it was checked for. So
+# a package's region gives each unused feature the value that means none.
 NONE: Mapping[str, Value] = {
     "given": "",
     "bottom_right": False,

@@ -120,6 +120,10 @@ def baselines_of(matrix: Matrix) -> Mapping[str, str]:
         return dict(matrix.store.meta(_BASELINES, {}))
 
 
+# Which champions can run which cases, and what a measured cell says about the two.
+#
+# A champion is measured on the cases of the binaries that its confirmation checked: the same dtype,
+# head size and mask, of any size.
 def cell_of(champion: Champion, case: Case) -> Cell:
     return Cell(case.label, *champion.key)
 

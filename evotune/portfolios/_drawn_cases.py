@@ -3,7 +3,7 @@
 A region reaches from one measured case to the next. Between them a kernel may lose, most of all
 where a size is one more than a multiple of its tiles, so that the last tile computes one row. So
 cases are drawn all over a region, and those are tried on which a model of the kernel's speed
-(`_speed_model.py`) cannot exclude a loss. A few are tried even where it is sure: it may know too
+(`predicted_lows`) cannot exclude a loss. A few are tried even where it is sure: it may know too
 little.
 """
 
@@ -335,6 +335,13 @@ class DrawnTrials:
 
 _SPEED_MODEL_TILES = (64, 128, 192)
 """The rows of the usual tiles."""
+# Predicts a kernel's speedup on sizes that were not measured.
+#
+# A linear model with a penalty for large coefficients (ridge regression, Bishop, "Pattern
+# Recognition and Machine Learning", 3.3) of the logarithm of the speedup. Its terms are the
+# logarithms of the sizes, their products, and how well the sizes fill tiles; of dense attention
+# also how well its tiles fill waves of blocks. A kernel loses most where its last tile, or its last
+# wave, is almost empty.
 _REACH = 1.5
 """A measured case counts less the farther it lies from the asked ones: at so many doublings of a
 size, exp(-1/2)."""

@@ -170,6 +170,11 @@ def refused_variants(matrix: Matrix) -> set[Cell]:
     return found
 
 
+# Ends the regions of a rule where its kernels were executed.
+#
+# Between measured cases a kernel may be wrong at one length, or where two sizes meet. A region
+# holds no length that was not executed, and no two sizes that were not executed together, by bands.
+# The champion's domain says which were.
 def executed_rule(
     rule: Sequence[RuleRegion], points: Sequence[Point], domains: Mapping[int, Domain]
 ) -> list[RuleRegion]:

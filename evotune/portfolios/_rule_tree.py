@@ -6,8 +6,8 @@ leaf costs a fixed share of the mean speedup, so a split must gain more than tha
 stay small.
 
 A greedy tree misses two splits of which neither gains anything alone: together they may cut out a
-lost case. So each tree is the best one of all trees over a grid of borders (`_tree_grid.py`). Where
-sizes have more values than the grid, leaves are then divided again on a finer grid.
+lost case. So each tree is the best one of all trees over a grid of borders (`_Split`). Where sizes
+have more values than the grid, leaves are then divided again on a finer grid.
 """
 
 from __future__ import annotations
@@ -122,6 +122,11 @@ def _is_lost(point: Point, kernel: int) -> bool:
     return score is not None and not score.won
 
 
+# The best decision tree over a grid of borders, found by dynamic programming.
+#
+# Borders divide the values of each feature into cells, and a box is a block of cells. The best tree
+# of a box is a leaf, or a split with the best trees of the two smaller boxes. All boxes of the same
+# extent are computed at once. All numbers are integers, so that sums are exact.
 _MOST_BOXES = 20_000
 """A grid has at most about so many boxes."""
 _NEVER = -(1 << 40)

@@ -20,8 +20,7 @@ from evotune.space.specs import GivenCase
 from evotune.trial import Domain, Measurement, Outcome, Value
 from evotune.util.commands import command_line
 from evotune.util.files import read_regular
-from evotune.util.harmless_text import markdown_text
-from evotune.util.words import counted
+from evotune.util.words import counted, markdown_text
 
 FORMAT = 1
 FILE = "portfolio.json"

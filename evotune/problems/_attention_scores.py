@@ -206,8 +206,12 @@ class WholeScores(Scores):
         }
 
 
-_ROUNDED_EXPRESSIONS_UNIT = 2.0**-24
-_ROUNDED_EXPRESSIONS_FEW = 3.0
+_FEW_OF_EXPRESSIONS = 3.0
+# Evaluates an expression on tensors, with the error that float32 may make: running error analysis.
+#
+# Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.3: each operation passes
+# its operands' errors on, to first order, and adds a unit of its result; divisions add a few. Where
+# a comparison may come out either way, the errors reach from one branch to the other.
 Rounded: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Values, and the most that each may be off. Of a truth value the latter is 1 where it may be
 wrong."""
@@ -230,7 +234,7 @@ def evaluated(node: Node, names: Mapping[str, Rounded]) -> Rounded:
         if isinstance(node.value, bool):
             return value != 0, torch.zeros_like(value)
         exact = float(node.value).is_integer() and abs(float(node.value)) < 1 << 24
-        return value, torch.zeros_like(value) if exact else _ROUNDED_EXPRESSIONS_UNIT * value.abs()
+        return value, torch.zeros_like(value) if exact else _UNIT * value.abs()
     if isinstance(node, Name):
         return names[node.name]
     return _operation(node.operator, [evaluated(each, names) for each in node.operands])
@@ -273,15 +277,13 @@ def _arithmetic(operator: str, parts: list[Rounded]) -> Rounded:
     (a, off_a), (b, off_b) = parts
     if operator in ("//", "%"):  # of integers, exact until they become floats
         value = torch.floor(a / b) if operator == "//" else a - b * torch.floor(a / b)
-        return value, _ROUNDED_EXPRESSIONS_UNIT * torch.where(
-            value.abs() < 1 << 24, 0.0, value.abs()
-        )
+        return value, _UNIT * torch.where(value.abs() < 1 << 24, 0.0, value.abs())
     units = 1.0
     if operator in ("+", "-"):
         value, off = (a + b if operator == "+" else a - b), off_a + off_b
     elif operator == "*":
         value, off = a * b, a.abs() * off_b + b.abs() * off_a
     else:
-        value, units = a / b, _ROUNDED_EXPRESSIONS_FEW
+        value, units = a / b, _FEW_OF_EXPRESSIONS
         off = (off_a + value.abs() * off_b) / b.abs()
-    return value, off + units * _ROUNDED_EXPRESSIONS_UNIT * value.abs()
+    return value, off + units * _UNIT * value.abs()

@@ -225,6 +225,12 @@ def _forced(backend: SDPBackend, call: Callable[[], Tensors]) -> Tensors:
         return call()
 
 
+# Attention by PyTorch: scaled_dot_product_attention, and library calls on the whole score matrix.
+#
+# SDPA has no features but a mask, which can say all that hides or shifts scores: windows,
+# alignment, ALiBi; a sink is a further key of zeros whose mask is the sink. It has no soft cap. Nor
+# does it give the logarithms of the rows' sums, so it does less than a kernel that is asked for
+# them.
 @dataclass(frozen=True)
 class SdpaCall:
     """A call of scaled_dot_product_attention."""

@@ -1,7 +1,7 @@
 """The value of a score modification's tree on tensors, in PyTorch's own arithmetic.
 
 No operation here makes a tensor from the CPU's data, so calls that use it can be captured into a
-CUDA graph and compiled. `_rounded_expressions` has the value with its error.
+CUDA graph and compiled. `_attention_scores.py` has the value with its error.
 """
 
 from __future__ import annotations

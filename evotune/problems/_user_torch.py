@@ -272,6 +272,14 @@ def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Ten
     return allowed
 
 
+# Estimates the effect of rounding in float32 on a computation written with PyTorch.
+#
+# The computation runs several times in float64, each time with every result of an operation moved
+# by a random amount, as float32 might round it (Monte Carlo arithmetic: Parker, Pierce and Eggert,
+# Computing in Science and Engineering, 2000). Sums are moved by the error of an addition in any
+# order: sqrt(n) units of the sum of the magnitudes. Inputs are moved by a unit too: a kernel may be
+# right for inputs that float32 cannot tell from these. And a softmax may be exp(x - logsumexp(x)),
+# whose error is a unit of |x| and of the highest x, of the largest |x| at most.
 _UNIT = 2.0**-24  # of float32
 _IN_ORDER = 0.45
 """Standard deviation of one rounding in a sum, in units: at most 1/sqrt(3), less on average."""
@@ -282,7 +290,7 @@ _SIZE = 64.0
 _SIGN_BITS, _SIZE_BITS = -0x7F7F7F7F7F7F7F80, 0x4040404040404040
 """The highest bit of each of eight bytes, and the one below it. A byte with the second bit alone is
 _SIZE, and with both -_SIZE."""
-_SMALL = 1 << 17  # elements
+_SMALL, _LEAST_ROW = 1 << 17, 1 << 13  # elements; signs
 _ENOUGH = 8  # elements that a row needs for a quantile of them to mean something
 _SAMPLE = 512  # elements of a row that show its quantiles
 
@@ -347,6 +355,7 @@ class _Noise:
         self._places = random.Random()
         self._words = torch.empty(0, dtype=torch.int64, device=device)
         self._numbers: dict[torch.dtype, torch.Tensor] = {}
+        self._rows: dict[torch.dtype, torch.Tensor] = {}
 
     def start(self, seed: int) -> None:
         self._generator.manual_seed(seed)
@@ -361,8 +370,9 @@ class _Noise:
         """Either -_SIZE or _SIZE for each element, in the shape and dtype of `like`."""
         count = like.numel()
         if count <= _SMALL:
-            place = self._places.randrange(_SMALL)
-            return _signs(like.device, like.dtype)[place : place + count].view(like.shape)
+            signs = self._signs(like, 2 * count)
+            place = self._places.randrange(len(signs) - count + 1)
+            return signs[place : place + count].view(like.shape)
         if count > 8 * len(self._words):
             self._words = self._words.new_empty((count + 7) // 8)
         words = _draw_signs(self._words[: (count + 7) // 8], self._generator)
@@ -372,13 +382,16 @@ class _Noise:
             self._numbers[like.dtype] = numbers
         return numbers[:count].copy_(words.view(torch.int8)[:count]).view(like.shape)
 
-
-@functools.cache
-def _signs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A row of random signs, twice as long as a small tensor."""
-    generator = torch.Generator(device).manual_seed(0)
-    words = torch.empty(2 * _SMALL // 8, dtype=torch.int64, device=device)
-    return _draw_signs(words, generator).view(torch.int8).to(dtype)
+    def _signs(self, like: torch.Tensor, least: int) -> torch.Tensor:
+        """A row of at least so many random signs. It is not kept for another estimate: a candidate
+        that runs in between may write anywhere."""
+        known = self._rows.get(like.dtype)
+        if known is None or len(known) < least:
+            words = self._words.new_empty((max(least, _LEAST_ROW) + 7) // 8)
+            generator = torch.Generator(like.device).manual_seed(least)
+            known = _draw_signs(words, generator).view(torch.int8).to(like.dtype)
+            self._rows[like.dtype] = known
+        return known
 
 
 def _draw_signs(words: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

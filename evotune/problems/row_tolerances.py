@@ -19,7 +19,7 @@ from evotune.problems.user import UserProblem
 _MOST = 0.5
 """The largest share of rows that is worth a computation of its own."""
 _ENOUGH = 8
-"""Elements of a row whose tolerances depend on no other row: see `_monte_carlo`."""
+"""Elements of a row whose tolerances depend on no other row: see `_smoothed`, `_user_torch.py`."""
 _EQUAL = 1e-6
 """Results in float64 are equal if they differ by less than this share of the tolerance."""
 

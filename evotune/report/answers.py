@@ -11,8 +11,7 @@ from evotune.report.leaderboard import Row
 from evotune.report.summary import RunSummary, more_budget
 from evotune.trial import CUT_SHORT, Json, Measurement
 from evotune.util.commands import package_commands, run_command
-from evotune.util.harmless_text import printable
-from evotune.util.words import counted
+from evotune.util.words import counted, printable
 
 _WHY, _NEXT = "Why?", "What next?"
 _MEASURES = "measures what limits its speed and what each of its values is worth"

@@ -34,7 +34,7 @@ from evotune.report.deciding_outcomes import Evidence, figures, weigh
 from evotune.report.leaderboard import rank
 from evotune.report.whole import TRIALS_A_PART, Ranked, each_part, ranks
 from evotune.trial import Json, Measurement
-from evotune.util.harmless_text import csv_text
+from evotune.util.words import csv_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from evotune.util.harmless_text import printable
+from evotune.util.words import printable
 
 _GAP = "  "
 _LEAST_TEXT = 20  # columns a paragraph keeps beside its indent, however narrow the screen

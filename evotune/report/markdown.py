@@ -22,7 +22,7 @@ from evotune.space.suggest import shorten
 from evotune.timing.agreement import agreement
 from evotune.trial import Json
 from evotune.util.commands import run_command
-from evotune.util.harmless_text import markdown_code, markdown_text
+from evotune.util.words import markdown_code, markdown_text
 
 _SHOWN_ROWS = 20
 _SHOWN_REASONS = 10

@@ -18,7 +18,7 @@ from evotune.report.leaderboard import Leaderboard, Row, rank
 from evotune.report.reasons import alike_reasons
 from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
 from evotune.util.commands import run_command
-from evotune.util.harmless_text import printable
+from evotune.util.words import printable
 
 # --- The leaderboard's columns for a given width --------------------------------------------------
 # If they fit, each case has a column, with its label over two lines. Else the cases are numbered,

@@ -265,6 +265,10 @@ def _environment(share: Sequence[int]) -> dict[str, str]:
     }
 
 
+# The task that a cluster's workers run: a local executor for one run, kept between its trials.
+#
+# The space and its sources travel with every trial, since a worker may join late and shares no
+# folder with the others.
 CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
 """The CPU cores of a worker of `--cluster local:N`, which shares its machine with the others."""
 

@@ -1,4 +1,5 @@
-"""Times champions in several fresh processes: as many as their spread needs."""
+"""Confirms a run's best candidates: checks them, side by side where the device allows it, and times
+them in several fresh processes, as many as their spread needs and their time allows."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def confirm(
                 first,
                 leader=leader,
                 least_width=least_width,
-                no_time=(lambda: True) if loses else no_time,
+                most=LEAST if loses else MOST,
+                no_time=no_time,
             )
             if stop():
                 return
@@ -232,6 +234,7 @@ def repeated(
     *,
     leader: Outcome | None = None,
     processes: int = LEAST,
+    most: int = MOST,
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
@@ -241,7 +244,7 @@ def repeated(
     - the interval is narrow, or
     - the interval lies below the `leader`'s. The leader's spread between processes is assumed for
       the first process too, so one process may be enough; or
-    - `MOST` processes have run; or
+    - `most` processes have run; or
     - `processes` have run and there is `no_time` for more; or
     - `run` returns None: it was told to stop.
 
@@ -254,7 +257,7 @@ def repeated(
         if _is_below(supposed, leader):
             return supposed
     outcomes = [first]
-    while first.ok and len(outcomes) < MOST:
+    while first.ok and len(outcomes) < most:
         enough = len(outcomes) >= processes
         if enough and (
             no_time() or _is_known(combined(outcomes, least_width), leader, least_width)
@@ -355,6 +358,10 @@ class ConfirmingTime:
         return min(self._end_s, self._clock() + BRIEF_S)
 
 
+# Champions' checks side by side, each in a process of its own; then their timing, one by one.
+#
+# Checks keep a CPU core busy and hardly the GPU, so several take about as long as one. Timing needs
+# the GPU for itself.
 class ChecksAhead:
     """Outcomes of checks, of the next champions together."""
 

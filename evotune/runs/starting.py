@@ -337,6 +337,9 @@ def _is_undecided(store: RunStore) -> bool:
     return in_search or any(outcome.undecided for outcome in confirmed)
 
 
+# One part of a run, from its start or its resumption to its end: search, then confirmation.
+#
+# Needs the run's lock and its open store.
 _SEARCH_SHARE = 0.7
 """Share of a run's minutes that the search gets. The rest is for confirming champions, and the
 first of them is confirmed however long it takes."""

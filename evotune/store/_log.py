@@ -77,7 +77,7 @@ def check_log(store: Path, connection: sqlite3.Connection) -> None:
         held, seen = _outcomes_in(store, log), _outcomes(connection)
         gone = "the last changes may be gone"
         if held is not None and seen is not None and held > seen:
-            gone = f"{held - seen} of {held} outcomes are surely gone"
+            gone = f"{held - seen} of {held} outcomes are surely lost"
         raise StoreError(
             f"the log {store}-wal is damaged near byte {place}: {gone}; "
             "nothing was changed: copy the run's folder; in the copy "

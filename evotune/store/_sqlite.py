@@ -311,6 +311,10 @@ def _check(path: Path, connection: sqlite3.Connection, version: int) -> None:
         raise damaged(path, error) from error
 
 
+# Verifies that a store is as it was written: its schema, its pages and its rows.
+#
+# Damage that SQLite does not see (a changed digit in a text, swapped pages, an older page in place
+# of a newer one) breaks a checksum, the order of the rows or their number.
 def verify(connection: sqlite3.Connection, version: int) -> None:
     """Raises sqlite3.Error or one of `WRONG_SHAPE` when anything is not as it was written.
 

@@ -130,6 +130,11 @@ def require_regular(found: os.stat_result, path: Path) -> None:
         raise OSError(errno.EINVAL, f"expected a file, found {kind}", str(path))
 
 
+# Temporary folders that are removed even if their process is killed.
+#
+# A killed process cannot remove its folder. So a process holds a lock (flock) on a file in its
+# folder as long as it lives, and the next process that makes a folder removes each folder without a
+# lock.
 _PREFIX = "evotune-"
 _LOCK = "owner.lock"
 

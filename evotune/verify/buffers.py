@@ -410,6 +410,10 @@ class BufferSets:
                 yield name
 
 
+# Tensors whose parts lie gigabytes apart, so that offsets of 32 bits do not reach them.
+#
+# The memory between the parts is neither filled nor compared: on a CPU it is never touched, so it
+# takes address space only. Each part has guard bands of its own.
 _BAND_BYTES = 4096
 
 
@@ -473,6 +477,11 @@ def _parts(spec: TensorSpec, itemsize: int) -> Iterator[tuple[int, int]]:
         yield start * itemsize, (start + span) * itemsize
 
 
+# Guard bands that hold other values for one launch.
+#
+# A kernel that reads beyond a buffer may be right beside the NaN that stands there: a maximum
+# passes over it. So equal launches must leave equal outputs whatever stands there, a large number
+# too.
 _OTHER_WORDS = (0x7B7B, 0xFBFB - (1 << 16))
 """A large number and a low one in every type of floats, as a byte repeats; of integers too, but
 that unsigned ones have no low one."""

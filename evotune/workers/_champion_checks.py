@@ -26,11 +26,11 @@ from evotune.problems.index_inputs import index_bytes
 from evotune.problems.problem import Case, Problem
 from evotune.trial import Check, Domain
 from evotune.util.files import scratch_folder
+from evotune.verify.champion_launches import WORDS, launch_aligned, launch_served
 from evotune.verify.disturbed import CASE, PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, checked_domain
 from evotune.verify.pool import InputPool
-from evotune.verify.random_tests import WORDS, launch_aligned, launch_served
 from evotune.workers.executor import EDGE, SERVED, TIMED, WHEN_THERE_IS_TIME
 from evotune.workers.messages import TrialCase, TrialRequest
 

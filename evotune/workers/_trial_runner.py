@@ -22,10 +22,10 @@ from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.timing.paired import TimingSettings
 from evotune.trial import CUT_SHORT, Json, Measurement, Outcome, OutcomeKind
+from evotune.verify.champion_launches import in_order, run_random_tests
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import worth_keeping
 from evotune.verify.pool import InputPool
-from evotune.verify.random_tests import in_order, run_random_tests
 from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 from evotune.workers._champion_checks import Beside, ChampionChecks, Rebuilt, Stages
 from evotune.workers._timer import BaselineSamplers, BaselineTimer, CaseTimer, Placed
@@ -422,6 +422,9 @@ class TrialRunner:
             verdict.reason = f"{measurement.case}: {reason}"
 
 
+# Turns measurements into an outcome: a trial's fitness, its flags, and the speedup it needs.
+#
+# Says also which times are hard to believe, and which no device can reach.
 _SUSPICIOUS_SPEEDUP = 10.0
 _NEAR_PEAK = 0.85  # of the device's peak
 _OF_8_BITS = 2.0

@@ -447,6 +447,10 @@ def open_local_executor(
     )
 
 
+# Runs an executor in a thread of its own, so that it hands out work while the search computes.
+#
+# The search's model now and then takes a tenth of a second. Devices and compilers need not wait for
+# it: proposals that were submitted before go on.
 class BackgroundExecutor:
     """See `evotune.workers.executor.Executor`. Until `close` other threads only call `inner.wake`
     and read `inner.step`.

@@ -14,7 +14,7 @@ from evotune.backends.base.backend import TOOLS
 from evotune.backends.cuda._discover import open_profile
 from evotune.backends.cuda._sanitizer import find_sanitizer
 from evotune.trial import Json
-from evotune.verify.random_tests import WORDS
+from evotune.verify.champion_launches import WORDS
 from evotune.workers.device_worker import open_session
 
 pytestmark = pytest.mark.gpu

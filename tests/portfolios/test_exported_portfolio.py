@@ -24,7 +24,7 @@ from evotune.problems.problem import Case
 from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
-from evotune.util.harmless_text import markdown_text
+from evotune.util.words import markdown_text
 from tests.export.making import tiny_space
 
 from .pretended import PretendedDevice, PretendedSearch, built

@@ -9,9 +9,9 @@ import pytest
 from evotune.runs._planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, OutcomeKind, Region
+from evotune.verify.champion_launches import launch_served
 from evotune.verify.gate import Verdict
 from evotune.verify.kept_checks import checked_domain
-from evotune.verify.random_tests import launch_served
 from evotune.workers.executor import SERVED, TIMED, Proposal
 from tests.sweeps import swept
 

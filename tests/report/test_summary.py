@@ -12,7 +12,7 @@ from evotune.report.html._payload import run_payload
 from evotune.report.records import to_json
 from evotune.report.summary import StageTime, more_budget, no_win, summarize
 from evotune.trial import Json, Outcome, OutcomeKind
-from evotune.util.harmless_text import markdown_text
+from evotune.util.words import markdown_text
 
 from .runs import failed, make_run, ok, text_of
 

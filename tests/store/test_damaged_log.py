@@ -99,7 +99,7 @@ def _opened(
             assert "-wal is damaged" in words
             assert "\n" not in words
             assert [(each.name, each.read_bytes()) for each in _stored(path)] == before
-            gone = re.search(r"(\d+) of (\d+) outcomes are surely gone", words)
+            gone = re.search(r"(\d+) of (\d+) outcomes are surely lost", words)
             if gone:
                 assert int(gone[2]) <= len(trials), "no more than there were"
             found.add(("told", int(gone[1]) if gone else 0))

@@ -13,9 +13,9 @@ from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems.attention import Attention
 from evotune.trial import OutcomeKind
 from evotune.verify.buffers import BufferSets
+from evotune.verify.champion_launches import WORDS, launch_aligned
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.verify.random_tests import WORDS, launch_aligned
 
 from .kernels import PROBLEM, exact, kernel, make_case, plan
 

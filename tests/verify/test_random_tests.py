@@ -10,10 +10,10 @@ import torch
 
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.trial import Check, OutcomeKind
+from evotune.verify.champion_launches import in_order, run_random_tests
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import nearest_limit, worth_keeping
 from evotune.verify.pool import InputPool
-from evotune.verify.random_tests import in_order, run_random_tests
 
 from .kernels import PROBLEM, Compute, exact, kernel, make_case, plan
 
@@ -101,7 +101,7 @@ def test_other_work_on_the_machine_takes_no_test_away(
     monkeypatch: pytest.MonkeyPatch, passing_s: float, made: int
 ) -> None:
     """Unless it takes more than three quarters of the time."""
-    monkeypatch.setattr("evotune.verify.random_tests.time", Clocks(passing_s, 1.0))
+    monkeypatch.setattr("evotune.verify.champion_launches.time", Clocks(passing_s, 1.0))
     (check,) = verdict_on(grouped, limit_s=5.0).checks
     assert check.detail == f"{made} were made within 5 s"
 
@@ -109,7 +109,7 @@ def test_other_work_on_the_machine_takes_no_test_away(
 def test_what_does_not_fit_the_time_is_said_and_none_at_all_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("evotune.verify.random_tests.time", Clocks(1.0, 1.0))
+    monkeypatch.setattr("evotune.verify.champion_launches.time", Clocks(1.0, 1.0))
     (check,) = verdict_on(grouped, limit_s=6.0).checks
     assert (check.status, check.detail) == ("passed", "5 were made within 6 s")
     (check,) = verdict_on(grouped, limit_s=0.0).checks

@@ -104,8 +104,9 @@ class Patience:
 
 
 def communicate(process: subprocess.Popen[Text], limit_s: float) -> tuple[Text, Text]:
-    """What the process writes, as `Popen.communicate` gives it. subprocess.TimeoutExpired, and a
-    process that still runs, when it takes longer; time in which all were stopped does not count."""
+    """Returns what the process writes, as `Popen.communicate` does. Raises TimeoutExpired if the
+    process takes longer, and leaves it running. Time in which all processes were stopped does not
+    count."""
     watched = WatchedTime()
     while True:
         try:

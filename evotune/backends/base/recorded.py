@@ -379,6 +379,14 @@ def _time_or_failure(time: Json, error: Json) -> float | str | None:
     return f"a time of {time!r} ms" if is_number else "no time"
 
 
+# Turns other recordings into the shape of a Kernel Tuner cache.
+#
+# - T4 results (`{"results": [{configuration, invalidity, measurements, times}]}`), as Kernel
+#   Tuner's `store_output_file` and the autotuning methodology write them.
+# - evotune's own: the document of `evotune report RUN --format json`.
+#
+# Both list configurations without saying which values a parameter could have: its domain is the
+# values that occur. When a configuration was measured more than once, its last record counts.
 # T4's names of failures, with the names in Kernel Tuner's caches.
 _T4_FAILURES: Final = {
     "compile": "CompilationFailedConfig",

@@ -3,7 +3,7 @@
 A candidate on the CPU is native code in the process that times the baseline. The state is read
 before the first candidate and after each one, and a difference shows what a candidate changed:
 timers, signal handlers, affinity, priorities, numbers of threads, limits, the allocator, Python's
-hooks and garbage collector, PyTorch's modes (`_python_state.py`). Changes that libraries make by
+hooks and garbage collector, PyTorch's modes (`pytorch_settings`). Changes that libraries make by
 themselves do not count: new threads, opened files, memory in use. Functions that are registered for
 the end of the process do not count either: a static object needs one, and no worker runs them
 (`end_without_hooks`).
@@ -313,6 +313,9 @@ def _differing(before: Mapping[Any, object], now: Mapping[Any, object]) -> list[
     return [key for key in keys if before.get(key) != now.get(key)]
 
 
+# Settings of Python and PyTorch that a baseline's time depends on, by their names in words.
+#
+# A candidate is native code in the process that times the baseline, and can call Python's C API.
 _AUDITED = ("sys.addaudithook", "sys.setprofile", "sys.settrace")
 _SETTINGS: Mapping[str, tuple[str, ...]] = {
     "number of threads": ("get_num_threads",),

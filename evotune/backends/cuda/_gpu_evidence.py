@@ -202,6 +202,11 @@ def _with_occupancy(
     return msgspec.structs.replace(launch, occupancy=occupancy)
 
 
+# The ceilings of a GPU: measured once where the GPU is here, else a model of published figures.
+#
+# Per multiprocessor and clock, from the CUDA C Programming Guide ("Arithmetic instructions") and
+# NVIDIA's architecture white papers. The clock is the one that gives the published tensor core
+# rate.
 _REVISION = 2
 """To be increased when the kernels or the way of measuring change."""
 _TENSOR_DTYPES = {"float16": 75, "bfloat16": 80}
@@ -329,6 +334,10 @@ def _measure(profile: DeviceProfile, environment: Mapping[str, str], *, bfloat: 
     return msgspec.convert({"kind": "measured", **json.loads(lines[-1])}, Ceilings)
 
 
+# Reads the registers of each kernel from a cubin, for binaries that came without a compiler's log.
+#
+# A cubin is an ELF file. Its section `.nv.info` is a row of attributes; the one of registers names
+# a symbol and its count. (Before CUDA 13 the count was also in the code section's `sh_info`.)
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")

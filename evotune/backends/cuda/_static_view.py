@@ -118,6 +118,10 @@ def _view(
     )
 
 
+# Reads a disassembly by nvdisasm: the instructions of each kernel function by class.
+#
+# Classes follow the pipe that executes an instruction (CUDA binary utilities, "Instruction set
+# reference"). IMAD runs where FFMA runs, so it counts as `fma`.
 INSTRUCTION_BYTES = 16
 """From Volta on."""
 

@@ -54,7 +54,7 @@ class Contents:
         return expected in (None, call_sha256([found.get(name) for name in CALL_PARTS]))
 
     def fault(self, name: str) -> str:
-        """What is wrong with a file, in words; "" where it is the certificate's."""
+        """Says what is wrong with a file; "" if its bytes are those of the certificate."""
         try:
             self.bytes_of(name)
         except Damaged as fault:

@@ -10,7 +10,7 @@ from evotune.report.deciding_outcomes import figures
 from evotune.report.leaderboard import Row
 from evotune.report.wording import change_text
 from evotune.trial import Json, Outcome, Value
-from evotune.util.harmless_text import printable
+from evotune.util.words import printable
 
 
 def against_default(data: RunData, leader: Row | None) -> Json:

@@ -32,7 +32,7 @@ from evotune.space.suggest import shorten
 from evotune.timing.agreement import agreement
 from evotune.trial import Json, Measurement, Trial, Value
 from evotune.util.commands import run_command
-from evotune.util.harmless_text import printable
+from evotune.util.words import printable
 
 _DETAILED_ROWS = 100
 _REASON_CHARACTERS = 160

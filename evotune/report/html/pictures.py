@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Final, Literal, TypeAlias
 
 from evotune.trial import Json
-from evotune.util.harmless_text import printable
+from evotune.util.words import printable
 
 Tag: TypeAlias = Literal["line", "rect", "circle", "text"]
 

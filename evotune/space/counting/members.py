@@ -257,6 +257,11 @@ def _solve(
     return max(thinned, key=lambda diagram: diagram.members), walk
 
 
+# A layered decision diagram of all valid value combinations of some parameters.
+#
+# Each parameter has a layer. A state of a layer stands for all partial configurations with the same
+# slots (see `residual`). So the time for counting, uniform sampling, enumeration and nearest valid
+# configurations grows with the states, not with the configurations.
 _COUNT_LIMIT = 1 << 62
 
 

@@ -1,4 +1,8 @@
-"""Random tests of a champion: many further shapes, each on one kind of inputs."""
+"""Launches of a champion beyond its measured and edge cases.
+
+These are random tests, launches at the sizes that a package could serve, and launches on inputs
+that are aligned as little as a package accepts.
+"""
 
 from __future__ import annotations
 
