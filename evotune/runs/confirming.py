@@ -144,7 +144,7 @@ def confirm(
                 first,
                 leader=leader,
                 least_width=least_width,
-                most=LEAST if loses else MOST,
+                most=min(LEAST, MOST) if loses else MOST,
                 no_time=no_time,
             )
             if stop():
@@ -234,7 +234,7 @@ def repeated(
     *,
     leader: Outcome | None = None,
     processes: int = LEAST,
-    most: int = MOST,
+    most: int | None = None,
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
@@ -244,7 +244,7 @@ def repeated(
     - the interval is narrow, or
     - the interval lies below the `leader`'s. The leader's spread between processes is assumed for
       the first process too, so one process may be enough; or
-    - `most` processes have run; or
+    - `most` processes have run (defaults to `MOST`); or
     - `processes` have run and there is `no_time` for more; or
     - `run` returns None: it was told to stop.
 
@@ -257,7 +257,7 @@ def repeated(
         if _is_below(supposed, leader):
             return supposed
     outcomes = [first]
-    while first.ok and len(outcomes) < most:
+    while first.ok and len(outcomes) < (MOST if most is None else most):
         enough = len(outcomes) >= processes
         if enough and (
             no_time() or _is_known(combined(outcomes, least_width), leader, least_width)
