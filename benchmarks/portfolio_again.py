@@ -31,7 +31,7 @@ from evotune.backends import registry
 from evotune.portfolios._case_searches import worst_served
 from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios._held_out_judge import held_out_labels, judged, without_doubts
-from evotune.portfolios._representatives import representatives
+from evotune.portfolios._portfolio_work import representatives
 from evotune.portfolios._served_rule import single_cases
 from evotune.portfolios.matrix_store import REFUSED, Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at

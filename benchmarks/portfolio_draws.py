@@ -28,7 +28,7 @@ from portfolio import drawn, geometric, listed
 
 from evotune.portfolios._drawn_cases import DrawnCases
 from evotune.portfolios._held_out_judge import judged, without_doubts, without_losses
-from evotune.portfolios._kernel_choice import chosen_kernels
+from evotune.portfolios._portfolio_work import chosen_kernels
 from evotune.portfolios._rule_tree import learnt_leaves
 from evotune.portfolios.matrix_store import Point, Score, point_of
 from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of

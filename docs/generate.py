@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from evotune.cli.main import application
-from evotune.space.counting.effort import FULL, SHOWN_S
+from evotune.space.counting.expansion import FULL, SHOWN_S
 from evotune.space.reading.schema import schema_text
 
 FOLDER = Path(__file__).parent

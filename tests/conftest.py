@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import evotune
-from evotune.backends.cpu import free_cores
+from evotune.backends.cpu import cpu_profile
 from evotune.runs import confirming
 from evotune.user_code import trust
 
@@ -67,7 +67,7 @@ def _confirming_takes_as_long_as_it_does() -> Iterator[None]:
 def _all_cores_are_free() -> Iterator[None]:
     """To look which are takes each run half a second, and the tests beside it would decide."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(free_cores, "busy_shares", lambda look_s: {})
+        patch.setattr(cpu_profile, "busy_shares", lambda look_s: {})
         yield
 
 

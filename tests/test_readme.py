@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from evotune.cli.main import application
-from evotune.space.binding import bind
+from evotune.space.bound import bind
 from evotune.space.document import parse_space
 from evotune.trial import Value
 

@@ -15,10 +15,10 @@ from evotune.problems.loading import BUILT_IN, is_file_reference, problem_source
 from evotune.space.objects import Constraint, Domain, Kernel, Space
 from evotune.space.objects.plain_data import Expression
 from evotune.space.reading.case_file import CaseEntry, given_cases, read_cases
-from evotune.space.suggest import describe
 from evotune.trial import Value
 from evotune.user_code import NotAgreed, trust
 from evotune.util.files import read_regular, scratch_folder
+from evotune.util.words import describe
 
 AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evotune.api._observing_calls import watching
 from evotune.errors import UsageError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
 from evotune.runs.folder import RunFolder, find_run
+from evotune.runs.observer import Observer, Progress, RunInfo, SilentObserver
 from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
 from evotune.util.commands import RUNS_DIR
@@ -27,6 +28,51 @@ if TYPE_CHECKING:
     from evotune.runs.ablation import AblationRow
     from evotune.runs.reopening import Verified
     from evotune.search.own import StrategyMaker
+
+
+# An observer of a run that calls a user's functions.
+_STEP_EVERY_S = 10.0
+
+
+class Calls(SilentObserver):
+    """Calls `on_trial` with each trial that was not stored before this part of the run, and
+    `on_note` with a line for each stage and every ten seconds of a confirmation."""
+
+    def __init__(
+        self,
+        on_trial: Callable[[Trial], object] | None,
+        on_note: Callable[[str], object] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_trial = on_trial
+        self._on_note = on_note
+        self._clock = clock
+        self._noted_s = clock()
+        self._known = 0
+
+    def started(self, info: RunInfo) -> None:
+        self._known = info.already_done
+
+    def phase(self, text: str) -> None:
+        self._noted_s = self._clock()
+        if self._on_note is not None:
+            self._on_note(text)
+
+    def step(self, text: str) -> None:
+        if self._clock() - self._noted_s >= _STEP_EVERY_S:
+            self.phase(text)
+
+    def told(self, trial: Trial, progress: Progress) -> None:
+        if self._on_trial is not None and progress.told > self._known:
+            self._on_trial(trial)
+
+
+def watching(
+    on_trial: Callable[[Trial], object] | None, on_note: Callable[[str], object] | None
+) -> Observer:
+    """An observer that calls them; a silent one when both are None."""
+    silent = on_trial is None and on_note is None
+    return SilentObserver() if silent else Calls(on_trial, on_note)
 
 
 # --- `Run.report`: a run written to a file --------------------------------------------------------

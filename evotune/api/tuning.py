@@ -15,8 +15,7 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
-from evotune.api._observing_calls import watching
-from evotune.api.run import Run, open_run
+from evotune.api.run import Run, open_run, watching
 from evotune.runs.cluster_run import cluster_request
 from evotune.runs.setup import GpuRequest
 from evotune.runs.starting import RunRequest, start_run

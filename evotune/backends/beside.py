@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evotune.backends.base.busy_cores import busy_shares
-from evotune.backends.base.physical_cores import core_of
+from evotune.backends.base.cpu_cores import busy_shares, core_of
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.registry import named
 from evotune.util.words import counted

@@ -200,7 +200,7 @@ def _measured(
 def _parts(found: Comparison) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report import wording
-    from evotune.space.suggest import shorten
+    from evotune.util.words import shorten
 
     yield f"A: {found.first.name}"
     yield f"B: {found.second.name}"

@@ -16,7 +16,7 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
-from evotune.space.counting.effort import FULL, SHOWN_S
+from evotune.space.counting.expansion import FULL, SHOWN_S
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from evotune.cli.standing import Standing
 from evotune.report import wording
-from evotune.space.suggest import shorten
-from evotune.util.words import printable
+from evotune.util.words import printable, shorten
 
 if TYPE_CHECKING:
     from rich.console import Group

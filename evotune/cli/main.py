@@ -26,7 +26,7 @@ from evotune.cli.no_memory import is_no_memory, say_no_memory
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
 from evotune.errors import EvotuneError, Interrupted, UsageError
-from evotune.space.suggest import did_you_mean, shorten, shorten_names
+from evotune.util.words import did_you_mean, shorten, shorten_names
 from evotune.version import __version__
 
 # --- An internal error: the user reads one line, and a file keeps the traceback -------------------

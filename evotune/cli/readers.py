@@ -171,9 +171,9 @@ def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report import wording
-    from evotune.report.devices import devices_table
+    from evotune.report.front import devices_table
     from evotune.report.layout import paragraph, plain
-    from evotune.timing.agreement import agreement
+    from evotune.timing.processes import agreement
 
     yield text_table(("run", summary.id), list(_facts(summary, width)))
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]

@@ -129,7 +129,7 @@ def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -
 def _parts(found: list[Verified]) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report import wording
-    from evotune.report.domain import domain_table, domain_text
+    from evotune.report.front import domain_table, domain_text
 
     for item in found:
         trial = "not tried in the run" if item.number is None else f"trial {item.number}"

@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from evotune.explain._sentences import BASES
-from evotune.explain._stall_reasons import STALLS
+from evotune.explain._sentences import BASES, STALLS
 from evotune.report import wording
 from evotune.trial import Json
 from evotune.util.words import counted, printable

@@ -24,10 +24,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from evotune.backends.base.evidence import Evidence, LaunchEvidence
-from evotune.backends.base.gathered import GatheredEvidence
+from evotune.backends.base.evidence import Evidence, GatheredEvidence, LaunchEvidence
 from evotune.explain._roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
-from evotune.explain._stall_reasons import STALLS
+from evotune.explain._sentences import STALLS
 from evotune.explain.explanation import Fact, Limiter, Roofline, Unit
 from evotune.trial import Value
 

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from evotune.backends.base.evidence import Counters, LaunchEvidence, StaticView
-from evotune.backends.base.gathered import GatheredEvidence
+from evotune.backends.base.evidence import Counters, GatheredEvidence, LaunchEvidence, StaticView
 from evotune.explain._limiter import PTX, Case, stalls_of
 from evotune.explain._roofline import launch_counters
-from evotune.explain._stall_reasons import STALLS
+from evotune.explain._sentences import STALLS
 from evotune.explain.explanation import Against, Kind, Line
 from evotune.report.wording import difference
 from evotune.trial import Json, Value

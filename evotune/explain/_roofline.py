@@ -14,8 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.evidence import Ceilings, Counters, Evidence, LaunchEvidence
-from evotune.backends.base.gathered import Work
+from evotune.backends.base.evidence import Ceilings, Counters, Evidence, LaunchEvidence, Work
 from evotune.backends.base.profile import DeviceProfile
 from evotune.explain.explanation import Kind, Roofline, Unit
 from evotune.report import wording

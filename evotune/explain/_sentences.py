@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from evotune.explain._stall_reasons import STALLS
 from evotune.report import wording
 
 if TYPE_CHECKING:
     from evotune.explain.explanation import Effect, Explanation, Limiter
+
+from collections.abc import Mapping
 
 _SHOWN_EFFECTS: Final = 3
 BASES: Final = {
@@ -97,3 +98,22 @@ def is_complete(found: Explanation) -> bool:
     """Whether `explain` has looked at the machine, and measured single choices in turn."""
     paired = any(effect.basis == "paired" for effect in found.effects)
     return paired and found.machine_code is not None
+
+
+# The reasons for which a warp waits, in words.
+STALLS: Final[Mapping[str, str]] = {
+    "long_scoreboard": "for global or local memory",
+    "short_scoreboard": "for shared memory or MUFU",
+    "mio_throttle": "in the queue of shared memory and MUFU",
+    "lg_throttle": "in the queue of global and local memory",
+    "math_pipe_throttle": "for a busy math pipe",
+    "wait": "for an instruction's fixed latency",
+    "barrier": "at a barrier",
+    "membar": "at a memory barrier",
+    "no_instruction": "for instructions to be fetched",
+    "branch_resolving": "for a branch",
+    "dispatch_stall": "for the dispatcher",
+    "gmma": "for wgmma",
+    "sleeping": "in nanosleep",
+}
+"""By ncu's names. Each completes "it waits"."""

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evotune.explain._cliffs import Step, interval_of
-from evotune.explain._measured_pairs import is_pair, pair_text
-from evotune.explain._trial_table import TrialTable
+from evotune.explain._measured_pairs import TrialTable, is_pair, pair_text
 from evotune.explain.explanation import Effect, Importance, Marginal, Pair
 from evotune.explain.predicting import Predictor
 from evotune.runs.ablation import SMALLEST

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from evotune.explain._limiter import CONFLICTS, GRID, LATENCY, SPILLS, Case, stalls_of
+from evotune.explain._measured_pairs import TrialTable
 from evotune.explain._roofline import DRAM, FMA, ISSUE, L2, LAUNCH, MUFU, SHARED, TENSOR
-from evotune.explain._stall_reasons import STALLS
-from evotune.explain._trial_table import TrialTable
+from evotune.explain._sentences import STALLS
 from evotune.explain.explanation import Effect, Limiter, Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.wording import configuration_text, value_text

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.evidence import Ceilings, Evidence
-from evotune.backends.base.gathered import GatheredEvidence, Work
+from evotune.backends.base.evidence import Ceilings, Evidence, GatheredEvidence, Work
 from evotune.backends.base.profile import DeviceProfile
-from evotune.explain._cliffs import cliffs_of
-from evotune.explain._hopeless_values import hopeless_values
-from evotune.explain._limiter import Case, limiter_of
+from evotune.explain._cliffs import cliffs_of, hopeless_values
+from evotune.explain._limiter import PTX, Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
-from evotune.explain._measured_pairs import is_pair, with_measurements
-from evotune.explain._missing_parts import missing_parts
+from evotune.explain._measured_pairs import TrialTable, is_pair, with_measurements
 from evotune.explain._roofline import (
     ceilings_of,
     largest_launch,
@@ -45,7 +43,6 @@ from evotune.explain._subjects import (
     trial_like,
 )
 from evotune.explain._suggestions import Sources, suggestions_of, with_tries
-from evotune.explain._trial_table import TrialTable
 from evotune.explain.explanation import (
     Cliff,
     Effect,
@@ -62,6 +59,8 @@ from evotune.search.trial_model import TrialModel
 from evotune.space.bound import BoundSpace
 from evotune.timing.processes import TOO_NOISY
 from evotune.trial import Configuration, Json, Value
+from evotune.util.commands import run_command
+from evotune.util.words import counted
 
 _BECAUSE = 6  # effects for which the difference in the machine is looked up
 _LEAST_VALID = 8  # trials for effects over the space
@@ -367,3 +366,59 @@ def _over_cases(subject: Subject) -> Iterator[str]:
         speedup = math.exp(subject.outcome.fitness)
         yield f"Over its {len(cases)} cases the speedup is {speedup:.2f}x in the geometric mean."
         yield f"The limiter is that of {subject.case}, the worth of its choices is over all cases."
+
+
+# The parts of an explanation that are missing, each with its reason.
+_PARTS: Final = {"static": "machine code"}  # of evidence, in the words of the documentation
+
+
+def missing_parts(
+    data: RunData,
+    gathered: GatheredEvidence | None,
+    ablation: Mapping[str, Json] | None,
+    other: Machine | None,
+    *,
+    begun: bool = False,
+) -> list[str]:
+    """`begun`: the ablation has not ended."""
+    found = []
+    if data.recorded:
+        return ["a recorded run has no kernel: no counters, no machine code, no ablation"]
+    if gathered is None:
+        found.append("counters and machine code of this trial: not measured yet")
+    else:
+        found += [
+            f"{_PARTS.get(part, part)}: {reason}"
+            for part, reason in gathered.evidence.unavailable.items()
+        ]
+        launches = gathered.evidence.launches
+        if any(one.static is not None and one.static.source == PTX for one in launches):
+            found.append(
+                "machine code: PTX was read in its place, since no disassembler read it: "
+                "pip install 'evotune[explain]'"
+            )
+    if ablation is None:
+        found.append(
+            "the worth of its choices, measured in turn with this trial: not measured yet; the "
+            "figures shown come from the run's trials and the search's model"
+        )
+    elif begun:
+        count = ablation.get("left")
+        left = counted(count, "change") if count else "some changes"
+        found.append(
+            f"the worth of all its choices: {left} not measured yet; this goes on with them: "
+            f"{run_command('explain', data.path)}"
+        )
+    if other is not None and other.gathered is None:
+        found.append(f"counters and machine code of {other.name}: not measured yet")
+    elif other is not None and other.gathered is not None:
+        mine = gathered.evidence.unavailable if gathered is not None else {}
+        for part, reason in other.gathered.evidence.unavailable.items():
+            if mine.get(part) != reason:
+                found.append(f"{_PARTS.get(part, part)} of {other.name}: {reason}")
+    if data.sample is not None:
+        found.append(
+            f"the figures over the space rest on {len(data.trials):,} of {data.totals.trials:,} "
+            f"trials: the best, and one in {data.sample.every} of the others"
+        )
+    return found

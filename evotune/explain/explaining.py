@@ -13,26 +13,30 @@ from dataclasses import dataclass, field
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.gathered import GatheredEvidence, Work
+from evotune.backends.base.evidence import GatheredEvidence, Work
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, SpaceError, UsageError
 from evotune.explain._measured_pairs import (
     Choices,
+    TrialTable,
     changes_of_pair,
     is_pair,
     pair_changes,
     pairs_to_measure,
 )
-from evotune.explain._sides import Side, machine_on, number_in, read_run, side_of
 from evotune.explain._subjects import (
+    Side,
     Subject,
     ablation_of,
     chosen_subject,
     evidence_for,
     evidence_of_baseline,
     kept_in,
+    machine_on,
+    number_in,
+    read_run,
+    side_of,
 )
 from evotune.explain._suggestions import with_tries
-from evotune.explain._trial_table import TrialTable
 from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Effect, Explanation, Pair, Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor

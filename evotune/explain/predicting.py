@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from evotune.explain._trial_table import TrialTable
+from evotune.explain._measured_pairs import TrialTable
 from evotune.search.trial_model import Difference, TrialModel
 from evotune.space.parameters import Parameter
 from evotune.trial import Configuration, Trial, Value

@@ -12,11 +12,17 @@ from typing import Any
 from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
 from evotune.export._built_kernels import BuiltChampion
-from evotune.export._case_shapes import CaseShapes, call_name, calls, to_json
+from evotune.export._case_shapes import (
+    CaseShapes,
+    call_name,
+    calls,
+    completing,
+    score_mods,
+    to_json,
+)
 from evotune.export._champions import Selection
 from evotune.export._compute_source import COMPUTE_FILE, compute_source
 from evotune.export._package_readme import length_words, readme
-from evotune.export._served_regions import completing, score_mods
 from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name

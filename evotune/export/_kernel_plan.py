@@ -10,9 +10,17 @@ from typing import Any
 import msgspec
 
 from evotune.backends.base.backend import LaunchBounds
-from evotune.backends.base.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
-from evotune.backends.base.tensor_map import MOST_EXTENT, MOST_STRIDE_BYTES, TensorMap
-from evotune.backends.base.tensor_map import UNIT_BYTES as MAP_UNIT_BYTES
+from evotune.backends.base.launch import (
+    MOST_EXTENT,
+    MOST_STRIDE_BYTES,
+    Argument,
+    ConstantMemory,
+    Launch,
+    LaunchPlan,
+    TensorMap,
+    Workspace,
+)
+from evotune.backends.base.launch import UNIT_BYTES as MAP_UNIT_BYTES
 from evotune.errors import EvotuneError
 from evotune.export._case_shapes import to_json
 from evotune.languages import language

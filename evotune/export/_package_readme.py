@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from evotune.export._case_shapes import NONE
 from evotune.export._compute_source import COMPUTE_FILE
-from evotune.export._served_regions import NONE
 from evotune.trial import Domain, Json
 from evotune.util.words import markdown_text
 

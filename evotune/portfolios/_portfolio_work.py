@@ -20,12 +20,16 @@ from evotune.portfolios._case_searches import (
 from evotune.portfolios._cell_measuring import CellPlans, OpenExecutor, cell_of, measure_cells
 from evotune.portfolios._drawn_cases import DrawnTrials
 from evotune.portfolios._held_out_judge import held_out_labels
-from evotune.portfolios._kernel_choice import chosen_kernels
-from evotune.portfolios._representatives import representatives
-from evotune.portfolios._rule_launches import launch, refused_variants, rule_launches
+from evotune.portfolios._rule_launches import (
+    confirm_variant,
+    launch,
+    refused_variants,
+    rule_launches,
+    variant_cell,
+    variants_needed,
+)
 from evotune.portfolios._rule_tree import Leaf, learnt_leaves
 from evotune.portfolios._served_rule import cut_rule, finished_portfolio, learnt_rule
-from evotune.portfolios._variant_checks import confirm_variant, variant_cell, variants_needed
 from evotune.portfolios.matrix_store import Cell, Matrix, Point, Score, distance, point_of
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.portfolios.rule import RuleRegion, kernel_at
@@ -40,6 +44,14 @@ from evotune.workers.in_flight import speaks_for_its_code
 
 if TYPE_CHECKING:
     from evotune.portfolios.building import PortfolioRequest
+
+import itertools
+import random
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 ELAPSED = "elapsed_s"
 FEWEST_TO_JUDGE = 20
@@ -456,3 +468,131 @@ class PortfolioWork:
 
     def _out_of_time(self) -> bool:
         return self._left_s() < 0.0
+
+
+# Cases that stand for others: where the first searches go.
+_Distances: TypeAlias = npt.NDArray[np.float64]
+
+_ROUNDS = 20
+
+
+def representatives(
+    points: Sequence[Point], count: int, seed: int, variants: Sequence[str] = ()
+) -> list[int]:
+    """The indexes of at most `count` points such that the weighted distances of all points to the
+    nearest of them are small (k-medoids). The same points and seed give the same ones.
+
+    The first is drawn, each further one lies farthest from those before it; then swaps improve
+    them.
+    """
+    apart = _distances(points, variants)
+    weights = np.array([point.weight for point in points])
+    rng = random.Random(f"representatives {seed}")
+    chosen = [rng.choices(range(len(points)), list(weights))[0]]
+    while len(chosen) < min(count, len(points)):
+        nearest = apart[:, chosen].min(axis=1)
+        # Of equally far ones the heaviest, then the first.
+        farthest = int(np.lexsort((-np.arange(len(points)), weights, nearest))[-1])
+        if nearest[farthest] == 0.0:  # all others are like one of these
+            break
+        chosen.append(farthest)
+    for _ in range(_ROUNDS):
+        swapped = _best_swap(apart, weights, chosen)
+        if swapped is None:
+            break
+        chosen = swapped
+    return chosen
+
+
+def _distances(points: Sequence[Point], variants: Sequence[str]) -> _Distances:
+    apart = np.zeros((len(points), len(points)))
+    for i, one in enumerate(points):
+        for j in range(i):
+            apart[i, j] = apart[j, i] = distance(one, points[j], variants)
+    return apart
+
+
+def _best_swap(apart: _Distances, weights: _Distances, chosen: Sequence[int]) -> list[int] | None:
+    """The medoids with the one replaced that lowers the cost most; None where none does."""
+    best = float(weights @ apart[:, chosen].min(axis=1)) * (1 - 1e-12)
+    found = None
+    for at in range(len(chosen)):
+        others = [*chosen[:at], *chosen[at + 1 :]]
+        known = apart[:, others].min(axis=1) if others else np.full(len(weights), np.inf)
+        costs = weights @ np.minimum(known[:, None], apart)
+        costs[others] = np.inf
+        cheapest = int(costs.argmin())
+        if costs[cheapest] < best:
+            best, found = float(costs[cheapest]), [*chosen[:at], cheapest, *chosen[at + 1 :]]
+    return found
+
+
+# Chooses the few kernels of a matrix that serve all cases best.
+_MOST_SUBSETS = 20_000
+_EPSILON = 1e-12
+
+
+def chosen_kernels(points: Sequence[Point], most: int) -> list[int]:
+    """At most `most` kernels with the greatest weighted geometric mean of speedups, where each case
+    gets the best of them, or PyTorch where none wins. Of equal sets the smallest, then the first.
+
+    Exact where there are few subsets; else greedy, then improved by swaps.
+    """
+    kernels = range(len(points[0].scores)) if points else range(0)
+    gains = [[point.weight * max(0.0, point.gain(k)) for point in points] for k in kernels]
+    useful = [k for k in kernels if any(gain > 0.0 for gain in gains[k])]
+    most = min(most, len(useful))
+    if sum(math.comb(len(useful), n) for n in range(most + 1)) <= _MOST_SUBSETS:
+        subsets = (s for n in range(most + 1) for s in itertools.combinations(useful, n))
+        return list(_best(gains, subsets))
+    return sorted(_swapped(gains, useful, _greedy(gains, useful, most)))
+
+
+def mean_speedup(points: Sequence[Point], kernels: Iterable[int]) -> float:
+    """The weighted geometric mean of speedups with these kernels; 1 for no cases."""
+    known = list(kernels)
+    total = sum(point.weight for point in points)
+    served = sum(p.weight * max([0.0, *(p.gain(k) for k in known)]) for p in points)
+    return math.exp(served / total) if total else 1.0
+
+
+def _value(gains: Sequence[Sequence[float]], kernels: Sequence[int]) -> float:
+    return sum(map(max, zip(*(gains[k] for k in kernels), strict=True))) if kernels else 0.0
+
+
+def _best(gains: Sequence[Sequence[float]], subsets: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    found: tuple[int, ...] = ()
+    best = 0.0
+    for subset in subsets:
+        value = _value(gains, subset)
+        if value > best + _EPSILON:
+            found, best = subset, value
+    return found
+
+
+def _greedy(gains: Sequence[Sequence[float]], useful: Sequence[int], most: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < most:
+        left = [k for k in useful if k not in found]
+        added = max(left, key=lambda k: (_value(gains, [*found, k]), -k))
+        if _value(gains, [*found, added]) <= _value(gains, found) + _EPSILON:
+            break
+        found.append(added)
+    return found
+
+
+def _swapped(
+    gains: Sequence[Sequence[float]], useful: Sequence[int], kernels: list[int]
+) -> list[int]:
+    """Replaces one kernel at a time as long as that helps."""
+    while True:
+        swaps = (
+            [*kernels[:at], k, *kernels[at + 1 :]]
+            for at in range(len(kernels))
+            for k in useful
+            if k not in kernels
+        )
+        best = max(swaps, key=lambda s: _value(gains, s), default=kernels)
+        if _value(gains, best) <= _value(gains, kernels) + _EPSILON:
+            return kernels
+        kernels = best

@@ -16,9 +16,8 @@ from evotune.portfolios._held_out_judge import (
     without_doubts,
     without_losses,
 )
-from evotune.portfolios._rule_launches import executed_rule, launched_regions
+from evotune.portfolios._rule_launches import confirmed_domain, executed_rule, launched_regions
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios._variant_checks import confirmed_domain
 from evotune.portfolios.matrix_store import Matrix, Point, Score
 from evotune.portfolios.portfolio_file import (
     FORMAT,

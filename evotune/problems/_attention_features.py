@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from evotune.problems._lengths import other_scalar
+from evotune.problems._pair_cover import other_scalar
 from evotune.problems._score_mod import MACRO, macro, parsed
 from evotune.problems.problem import Case, WrongSymbol
 from evotune.trial import Value

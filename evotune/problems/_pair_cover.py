@@ -11,10 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Sizes: TypeAlias = dict[str, int]
 
@@ -399,3 +401,92 @@ def _one(size: str, length: int) -> SizeClass:
 def _fewer(rng: random.Random, most: int) -> int:
     """From 1 to `most`, small numbers more often: they are cheap."""
     return 1 + int(most * rng.random() ** 2)
+
+
+# Sizes that kernels get wrong: one off a tile, odd, long, past the range of 16 bits.
+WORD = 1 << 16
+"""The least value that does not fit into 16 bits; half of it does not fit into 16 signed bits."""
+
+_LEAST_BEYOND = 2048
+
+
+def last_odd(longest: int) -> int:
+    """The space's longest odd length."""
+    return max(1, longest - 1 + longest % 2)
+
+
+def round_beyond(rng: random.Random, longest: int) -> int:
+    """A multiple of 256, more than the space's longest and more than 1,024."""
+    return 256 * (max(longest, _LEAST_BEYOND // 2) // 256 + rng.randint(1, 4))
+
+
+def near(rng: random.Random, longest: int) -> int:
+    """An odd length less than 96 below the space's longest."""
+    return last_odd(rng.randint(max(1, longest - 95), longest))
+
+
+def beyond(rng: random.Random, longest: int) -> int:
+    """An odd length, more than twice the space's longest and more than 2,048."""
+    return 2 * max(longest, _LEAST_BEYOND // 2) + 2 * rng.randint(0, 99) + 1
+
+
+def past_words(rng: random.Random) -> int:
+    """An odd length that just does not fit into 16 bits."""
+    return WORD + 2 * rng.randint(0, 99) + 1
+
+
+def other_scalar(rng: random.Random, usual: float) -> float:
+    """A value 1.4 to 8 times smaller or larger than the usual one."""
+    return significant(usual * 2.0 ** (rng.uniform(0.5, 3.0) * rng.choice((-1, 1))))
+
+
+def significant(value: float) -> float:
+    """The value rounded to three digits, so that a label can show it exactly."""
+    return float(f"{value:.3g}")
+
+
+# Random shapes, kept for the next time: one process makes the plan of a confirmation for a run,
+# for its export and for each package's check, and drawing takes most of the time of a plan.
+Size = TypeVar("Size")
+
+_MOST_STREAMS = 64
+"""So many streams of about a hundred shapes each are kept."""
+
+
+class _Stream(Generic[Size]):
+    """The shapes of an iterator without end, by their number. Any thread may ask."""
+
+    def __init__(self, drawn: Iterator[dict[str, Size]]) -> None:
+        self._drawn = drawn
+        self._shapes: list[dict[str, Size]] = []
+        self._drawing = threading.Lock()
+
+    def shape(self, number: int) -> dict[str, Size]:
+        """A copy, which the caller may change."""
+        with self._drawing:
+            while number >= len(self._shapes):
+                self._shapes.append(next(self._drawn))
+        return dict(self._shapes[number])
+
+
+_streams: OrderedDict[Hashable, _Stream[Any]] = OrderedDict()
+_using = threading.Lock()
+
+
+def drawn_once(
+    key: Hashable, draw: Callable[[], Iterator[dict[str, Size]]]
+) -> Iterator[dict[str, Size]]:
+    """The shapes that `draw` gives, without end. With an equal `key` it must give equal ones."""
+    with _using:
+        stream = _streams.pop(key, None)
+        if stream is None:
+            stream = _Stream(draw())
+        _streams[key] = stream
+        if len(_streams) > _MOST_STREAMS:
+            _streams.popitem(last=False)
+    return map(stream.shape, itertools.count())
+
+
+def key_of(*values: Mapping[str, Any] | Hashable) -> Hashable:
+    """A key of mappings and other values."""
+    return tuple(tuple(v.items()) if isinstance(v, Mapping) else v for v in values)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, TracebackType
 
 from evotune.errors import EvotuneError, ProblemMistake
-from evotune.space.suggest import shorten
+from evotune.util.words import shorten
 
 _MOST_TEXT = 300
 _RAISE = opcode.opmap["RAISE_VARARGS"]

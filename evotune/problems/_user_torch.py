@@ -21,7 +21,7 @@ from evotune.problems._user_inputs import (
     spread_values,
     unmasked,
 )
-from evotune.problems._user_tensors import INDICES
+from evotune.problems._written import INDICES
 from evotune.problems.element_types import FLOAT8, element_type, torch_dtype
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evotune.errors import ProblemMistake
 from evotune.problems._problem_file import ProblemFile
-from evotune.problems._user_tensors import Tensor, tensor_of
 from evotune.problems.element_types import element_type, torch_dtype
 from evotune.problems.problem import Tensors, TensorSpec
-from evotune.space.suggest import shorten
+from evotune.util.words import shorten
 
 if TYPE_CHECKING:
     import torch
+
+import functools
+import operator
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from evotune.problems.element_types import ELEMENT_BYTES, INTEGERS
+from evotune.problems.problem import Case
+from evotune.trial import Value
 
 Shapes = dict[str, tuple[int, ...]]
 Dtypes: TypeAlias = "Mapping[str, torch.dtype]"
@@ -252,3 +262,206 @@ def _writes_to(value: Any) -> int:
     such count."""
     is_inference = getattr(value, "is_inference", None)
     return 0 if is_inference is None or is_inference() else int(value._version)
+
+
+# Finds the sizes of a user's problem with which its inputs have given shapes.
+GivenShapes: TypeAlias = Mapping[str, tuple[int, ...]]
+_STEPS = (1, 2, 3)
+
+
+class _Problem(Protocol):
+    """A user's problem, as far as its sizes go."""
+
+    @property
+    def sizes(self) -> Sequence[str]: ...
+
+    @property
+    def flags(self) -> Sequence[str]: ...
+
+    @property
+    def written(self) -> Written: ...
+
+    def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case: ...
+
+
+def solved_case(
+    problem: _Problem, shapes: GivenShapes, options: Mapping[str, Value], tuned: Sequence[Case]
+) -> Case:
+    """The case whose inputs have these shapes. `options` give some of its sizes and constants.
+    Sizes that neither shapes nor options give are as in the cases `tuned`. ValueError, one line,
+    when no case fits, or several do."""
+
+    fits: dict[str, Case] = {}
+    unknown = [name for name in problem.sizes if name not in options]
+    for like in tuned:
+        flags = {name: bool(options.get(name, like.symbols[name])) for name in problem.flags}
+        shapes_of = functools.partial(_shapes, problem, flags)
+        start = {name: int(options.get(name, like.symbols[name])) for name in problem.sizes}
+        sizes = solve_sizes(shapes_of, shapes, unknown, start)
+        own = {name: value for name, value in options.items() if name not in flags}
+        case = problem.case({**sizes, **own}, flags)
+        if shapes_of({name: int(case.symbols[name]) for name in problem.sizes}) == dict(shapes):
+            fits[case.label] = case
+    if len(fits) == 1:
+        return next(iter(fits.values()))
+    names = ", ".join(problem.sizes)
+    found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    if fits:
+        raise ValueError(
+            f"the inputs' shapes ({found}) leave open which of {', '.join(fits)} is meant: say "
+            f"the sizes by name ({names})"
+        )
+    raise ValueError(f"no {names} fit the inputs' shapes: {found}")
+
+
+def _shapes(problem: _Problem, flags: Mapping[str, bool], sizes: Mapping[str, int]) -> GivenShapes:
+    return problem.written.shapes("inputs", {**sizes, **flags})
+
+
+def solve_sizes(
+    shapes_of: Callable[[dict[str, int]], GivenShapes],
+    wanted: GivenShapes,
+    names: Iterable[str],
+    start: Mapping[str, int],
+) -> dict[str, int]:
+    """Solves for the sizes `names`, beginning with the values in `start`.
+
+    An extent that depends linearly on one unknown size alone determines that size. With it known,
+    other extents may depend on one unknown size alone. Sizes that the shapes do not determine keep
+    their value in `start`. The caller must check that the answer fits.
+    """
+    sizes, unknown = dict(start), set(names)
+    while unknown:
+        found = _one_known(shapes_of, wanted, sizes, unknown)
+        if found is None:
+            break
+        name, value = found
+        sizes[name] = value
+        unknown.discard(name)
+    return sizes
+
+
+def _one_known(
+    shapes_of: Callable[[dict[str, int]], GivenShapes],
+    wanted: GivenShapes,
+    sizes: dict[str, int],
+    unknown: set[str],
+) -> tuple[str, int] | None:
+    """A size that one extent determines, and its value; None when there is none."""
+    before = _extents(shapes_of(sizes))
+    lines = {
+        name: [_extents(shapes_of({**sizes, name: sizes[name] + step})) for step in _STEPS]
+        for name in sorted(unknown)
+    }
+    for place, extent in _extents(wanted).items():
+        moving = [
+            name
+            for name, after in lines.items()
+            if any(some.get(place) != before.get(place) for some in after)
+        ]
+        if len(moving) != 1 or place not in before:
+            continue
+        (name,) = moving
+        slope = lines[name][0].get(place, 0) - before[place]
+        straight = all(
+            some.get(place) == before[place] + slope * step
+            for step, some in zip(_STEPS, lines[name], strict=True)
+        )
+        if straight and slope and not (extent - before[place]) % slope:
+            value = sizes[name] + (extent - before[place]) // slope
+            if value >= 1:
+                return name, value
+    return None
+
+
+def _extents(shapes: GivenShapes) -> dict[tuple[str, int], int]:
+    return {
+        (name, axis): extent for name, shape in shapes.items() for axis, extent in enumerate(shape)
+    }
+
+
+# How a user's problem describes a tensor that is not of the problem's own dtype: `Tensor`.
+INDICES = "indices"
+_MOST = {"uint8": 1 << 8, "int32": 1 << 31, "int64": 1 << 63}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor in the answer of `inputs` or `outputs`, where a shape alone says too little.
+
+    - `dtype`: float16, bfloat16, float32, float8_e4m3, float8_e5m2, uint8, int32 or int64; the
+      problem's own if it is not given.
+    - `values`: of an input. None: as `make_input` makes them. `range(0, columns)`: integers of that
+      range, any of which may stand anywhere. `(0.01, 10.0)`: numbers between these, drawn evenly in
+      the logarithm, such as scales. `"indices"`: lengths and places that must fit together;
+      `make_indices` makes them, and they change only together, between launches.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = ""
+    values: range | tuple[float, float] | str | None = None
+
+    @property
+    def has_indices(self) -> bool:
+        """Whether its values are lengths and places that must fit together."""
+        return self.values == INDICES
+
+    def wrong(self, *, is_output: bool) -> str:  # noqa: PLR0911
+        """Why the description makes no sense, in one line; "" when it does."""
+        if self.values is not None and is_output:
+            return "is an output, which has no values of its own"
+        if self.dtype and self.dtype not in ELEMENT_BYTES:
+            return f"has the dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}"
+        if isinstance(self.values, range):
+            if not self.values or self.dtype not in INTEGERS:
+                return f"has the values {self.values}, expected some integers of an integer type"
+            ends = sorted((self.values[0], self.values[-1]))  # min() would walk through all
+            least = 0 if self.dtype == "uint8" else -_MOST[self.dtype]
+            if ends[0] < least or ends[1] >= _MOST[self.dtype]:
+                return f"has the values {self.values}, which do not fit {self.dtype}"
+            if (ends[1] - ends[0]) // abs(self.values.step) >= sys.maxsize:
+                return f"has the values {self.values}, expected fewer than 2**63 of them"
+        elif self.values is not None and self.values != INDICES and not _is_range(self.values):
+            expected = "a range, two positive numbers or 'indices'"
+            return f"has the values {self.values!r}, expected {expected}"
+        elif self.values is None and self.dtype in INTEGERS and not is_output:
+            return f"is {self.dtype} without values: say range(first, end) or 'indices'"
+        elif self.values == INDICES and self.dtype not in INTEGERS:
+            return "has indices of no integer type"
+        return ""
+
+    def spec(self, name: str, dtype: str, *, is_output: bool) -> TensorSpec:
+        """`dtype`: the problem's own."""
+        is_ranged = isinstance(self.values, range)
+        is_index = self.values == INDICES or is_ranged
+        dtype = self.dtype or dtype
+        return TensorSpec(
+            name,
+            self.shape,
+            dtype,
+            is_output,
+            is_index=is_index,
+            is_ranged=is_ranged,
+            is_steady=self.values == INDICES,
+        )
+
+
+def tensor_of(found: Any) -> Tensor | None:
+    """The tensor that a user's shape, or `Tensor`, means; None for anything else."""
+    shape = found.shape if isinstance(found, Tensor) else found
+    if not isinstance(shape, tuple | list):
+        return None
+    try:
+        extents = tuple(map(operator.index, shape))
+    except TypeError:
+        return None
+    if isinstance(found, Tensor):
+        return Tensor(extents, found.dtype, found.values)
+    return Tensor(extents)
+
+
+def _is_range(found: Any) -> bool:
+    if not isinstance(found, tuple) or len(found) != 2:
+        return False
+    numbers = all(isinstance(each, int | float) and math.isfinite(each) for each in found)
+    return numbers and 0.0 < found[0] <= found[1]

@@ -15,14 +15,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from evotune.problems import _attention_features as features
-from evotune.problems import _attention_layouts as layouts
+from evotune.problems import _attention_shapes as layouts
 from evotune.problems._attention_features import Features
 from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
-from evotune.problems._drawn_shapes import drawn_once, key_of
-from evotune.problems.parts import Index, Parts
+from evotune.problems._pair_cover import drawn_once, key_of
 from evotune.problems.problem import (
     CONTIGUOUS,
     Case,
+    Index,
+    Parts,
     Place,
     Tensors,
     TensorSpec,

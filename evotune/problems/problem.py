@@ -15,6 +15,7 @@ from evotune.trial import Value
 if TYPE_CHECKING:
     import torch
 
+
 Tensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
@@ -271,3 +272,35 @@ class Problem(Protocol):
         names a single one, which may be an optional library (`libraries/`): it is in no other
         answer, and its function raises UnusableBaseline where the library cannot be called.
         """
+
+
+# Inputs that are lengths, or places in other inputs: a kernel's work depends on their values.
+def index_bytes(problem: Problem, case: Case) -> dict[str, bytes]:
+    """The bytes of these inputs of a case, by name, as its normal inputs with seed 0 have them."""
+    names = [spec.name for spec in problem.tensors(case) if spec.is_index]
+    if not names:
+        return {}
+    inputs = problem.make_inputs(case, "normal", 0)
+    return {name: inputs[name].numpy().tobytes() for name in names}
+
+
+# Parts of a case that do not depend on each other: the heads of attention, for one.
+Index: TypeAlias = "tuple[int | slice, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Some parts of a case as a smaller case. `regions` has the index of each part in each tensor;
+    a tensor of the smaller case is its regions, stacked."""
+
+    case: Case
+    regions: Mapping[str, Sequence[Index]]
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A problem that says which outputs depend on an element of an input."""
+
+    def parts(self, case: Case, touched: Sequence[tuple[str, int, int]]) -> Parts | None:
+        """The parts that depend on the elements `touched`: an input's name, the number of its first
+        element and how many there are. None where that is most of the case."""

@@ -23,9 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evotune.problems._drawn_shapes import drawn_once, key_of
-from evotune.problems._lengths import other_scalar
-from evotune.problems._pair_cover import Sizes
+from evotune.problems._pair_cover import Sizes, drawn_once, key_of, other_scalar
 from evotune.problems._ragged_shapes import (
     Made,
     packed_edges,

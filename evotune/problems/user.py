@@ -35,12 +35,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from evotune.problems._lengths import WORD, beyond, last_odd, past_words, round_beyond, significant
-from evotune.problems._pair_cover import COARSE, PairCover, SizeClass, Sizes, length_classes, single
+from evotune.problems._pair_cover import (
+    COARSE,
+    WORD,
+    PairCover,
+    SizeClass,
+    Sizes,
+    beyond,
+    last_odd,
+    length_classes,
+    past_words,
+    round_beyond,
+    significant,
+    single,
+)
 from evotune.problems._problem_file import ProblemFile
-from evotune.problems._solving import Shapes, solved_case
-from evotune.problems._user_tensors import Tensor
-from evotune.problems._written import Written
+from evotune.problems._written import GivenShapes, Tensor, Written, solved_case
 from evotune.problems.element_types import torch_dtype
 from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol, grouped
 from evotune.trial import Value
@@ -245,7 +255,7 @@ class UserProblem(abc.ABC):
         return {}
 
     def called_case(
-        self, shapes: Shapes, options: Mapping[str, Value], tuned: Sequence[Case]
+        self, shapes: GivenShapes, options: Mapping[str, Value], tuned: Sequence[Case]
     ) -> Case:
         """Solves for the sizes that give these shapes."""
         return solved_case(self, shapes, options, tuned)

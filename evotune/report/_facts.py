@@ -113,7 +113,7 @@ def read_facts(store: RunStore) -> dict[str, Json]:
         msgspec.convert(value, _FACTS[name], str_keys=True)
     if facts.get(_EVIDENCE):
         # Its types bring a device's libraries along; most runs have none.
-        from evotune.backends.base.gathered import read_gathered
+        from evotune.backends.base.evidence import read_gathered
 
         read_gathered(facts[_EVIDENCE])
     return facts

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from evotune.report._facts import read_facts
 from evotune.report._twins import deciding
-from evotune.store import UNCONFIRMED, RunStore, survey
+from evotune.store import UNCONFIRMED, RunStore, queries
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
 from evotune.util.files import read_regular
@@ -107,8 +107,8 @@ class RunData:
             leaders = most // 5
             every = math.ceil(count / (most - leaders))
             default = store.meta("default")
-            tried = survey.trials_like(store, default) if isinstance(default, dict) else []
-            chosen = {*range(0, count, every), *survey.records(store), *tried}
+            tried = queries.trials_like(store, default) if isinstance(default, dict) else []
+            chosen = {*range(0, count, every), *queries.records(store), *tried}
             chosen.update(number for number in more if number <= sys.maxsize)
             data = cls._read(run, store, leaders, chosen)
             yield dataclasses.replace(data, store=store, sample=Sample(every, leaders))
@@ -186,7 +186,7 @@ class RunData:
 
     @property
     def calibrations(self) -> tuple[Mapping[str, Json], ...]:
-        """Calibration of each device, if the run had several: see `evotune.timing.agreement`."""
+        """Calibration of each device, if the run had several: see `evotune.timing.processes`."""
         return tuple(self.meta.get("devices") or ())
 
     @property

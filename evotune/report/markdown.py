@@ -6,23 +6,28 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from evotune.report import wording
-from evotune.report._table import TextTable, leaderboard_table
 from evotune.report.answers import Explained, answers
 from evotune.report.data import RunData
-from evotune.report.devices import MEANING as MEANING_OF_DEVICES
-from evotune.report.devices import devices_table
-from evotune.report.domain import MEANING as DOMAIN
-from evotune.report.domain import domain_table, domain_text
-from evotune.report.front import MEANING, front_table, pareto_front
+from evotune.report.front import DEVICES_MEANING as MEANING_OF_DEVICES
+from evotune.report.front import DOMAIN_MEANING as DOMAIN
+from evotune.report.front import (
+    FRONT_MEANING,
+    TextTable,
+    devices_table,
+    domain_table,
+    domain_text,
+    front_table,
+    leaderboard_table,
+    pareto_front,
+)
 from evotune.report.leaderboard import Leaderboard, rank
-from evotune.report.reasons import alike_reasons
 from evotune.report.summary import RunSummary, summarize
 from evotune.report.whole import failures, in_proposal_order
-from evotune.space.suggest import shorten
-from evotune.timing.agreement import agreement
+from evotune.report.wording import alike_reasons
+from evotune.timing.processes import agreement
 from evotune.trial import Json
 from evotune.util.commands import run_command
-from evotune.util.words import markdown_code, markdown_text
+from evotune.util.words import markdown_code, markdown_text, shorten
 
 _SHOWN_ROWS = 20
 _SHOWN_REASONS = 10
@@ -202,7 +207,7 @@ def _front(data: RunData) -> Iterator[str]:
     found = pareto_front(data, in_proposal_order(data))
     if found:
         yield "## Pareto front"
-        yield MEANING
+        yield FRONT_MEANING
         yield _table(front_table(found))
 
 

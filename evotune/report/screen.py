@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Figures
-from evotune.report.front import MEANING, pareto_front
+from evotune.report.front import FRONT_MEANING, pareto_front
 from evotune.report.layout import Column, Line, Role, Span, grid, grid_width, paragraph
 from evotune.report.leaderboard import Leaderboard, Row, rank
-from evotune.report.reasons import alike_reasons
+from evotune.report.wording import alike_reasons
 from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
 from evotune.util.commands import run_command
 from evotune.util.words import printable
@@ -248,7 +248,7 @@ def _front(data: RunData, width: int) -> Iterator[Line]:
     found = pareto_front(data)
     if not found:
         return
-    yield from paragraph(MEANING, width, role=Role.TITLE)
+    yield from paragraph(FRONT_MEANING, width, role=Role.TITLE)
     labels = [
         f"trial {row.number}: {row.speedup:.3f}x, error {row.error:.1%} of its limit: "
         for row in found

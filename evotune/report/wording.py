@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
@@ -219,3 +222,27 @@ def ratio_text(row: Mapping[str, Json]) -> str:
         return f"{row['outcome']}: {row['reason']}" if row["reason"] else str(row["outcome"])
     figure = f"{row['ratio']:.3f}x [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
     return f"{figure}, same code" if row.get("same_code") and row["parameter"] else figure
+
+
+# Groups failures by reason: reasons that differ only in numbers are one, with an example.
+_NUMBER = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """The number of `trials` that ended in `kind` for a reason like `example`, the first one."""
+
+    kind: str
+    example: str
+    trials: int
+
+
+def alike_reasons(failures: Iterable[tuple[str, str]]) -> list[Reason]:
+    """Groups (kind, reason) of each failed trial; the most frequent come first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], str] = {}
+    for (kind, reason), count in Counter(failures).items():
+        pattern = (kind, _NUMBER.sub("#", reason))
+        counts[pattern] += count
+        examples.setdefault(pattern, reason)
+    return [Reason(key[0], examples[key], count) for key, count in counts.most_common()]

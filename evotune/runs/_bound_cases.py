@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.problems.problem import Case, Problem, WrongSymbol
-from evotune.space.binding import bind
-from evotune.space.bound import BoundSpace
+from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import SpaceDocument
 from evotune.space.specs import ProblemSpec
 from evotune.workers.executor import HELD_OUT, TIMED

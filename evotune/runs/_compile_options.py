@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from evotune.languages import language
 from evotune.space.document import SpaceDocument
 from evotune.space.specs import KernelSpec, filled, parameters_in
-from evotune.space.suggest import did_you_mean
+from evotune.util.words import did_you_mean
 
 
 def refuse_options(document: SpaceDocument) -> None:

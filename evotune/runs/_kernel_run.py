@@ -22,7 +22,7 @@ from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.observer import OTHER_WORK, WARNING, Observer
 from evotune.runs.setup import KernelSetup
 from evotune.store import UNCONFIRMED, RunStore
-from evotune.timing.agreement import agreement
+from evotune.timing.processes import agreement
 from evotune.trial import Configuration, Json, Outcome, Trial
 from evotune.util.words import counted
 from evotune.workers.executor import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from evotune.problems.libraries.library_catalog import FAMILY, LIBRARIES
 from evotune.problems.problem import Case
 from evotune.space.document import SpaceDocument
-from evotune.space.suggest import did_you_mean
+from evotune.util.words import did_you_mean
 from evotune.workers.executor import BaselineTiming
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.physical_cores import core_of, shares
+from evotune.backends.base.cpu_cores import core_of, shares
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.problems.libraries.library_catalog import asked

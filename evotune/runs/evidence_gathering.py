@@ -11,13 +11,19 @@ from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 
 from evotune.backends import registry
-from evotune.backends.base.evidence import BaselineRequest, EvidenceRequest
-from evotune.backends.base.gathered import FACT, GatheredEvidence, Work, merged, read_gathered
+from evotune.backends.base.evidence import (
+    FACT,
+    BaselineRequest,
+    EvidenceRequest,
+    GatheredEvidence,
+    Work,
+    merged,
+    read_gathered,
+)
 from evotune.backends.base.launch import Binary
 from evotune.backends.registry import measuring_alone
 from evotune.errors import EnvironmentProblem, EvotuneError
-from evotune.problems.index_inputs import index_bytes
-from evotune.problems.problem import Case
+from evotune.problems.problem import Case, index_bytes
 from evotune.runs.compiling import build_jobs
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun

@@ -23,7 +23,7 @@ from evotune.space.parameters import Parameter
 from evotune.space.reading.yaml_source import Position
 from evotune.space.search_space import SpaceSize
 from evotune.space.specs import parameters_in
-from evotune.space.suggest import did_you_mean
+from evotune.util.words import did_you_mean
 from evotune.workers.device_slot import ProblemSource
 from evotune.workers.executor import TIMED
 from evotune.workers.problem_check import check_problem

@@ -6,8 +6,15 @@ import functools
 import math
 from collections.abc import Sequence
 
-from evotune.backends.base.launch import Argument, ConstantMemory, Launch, LaunchPlan, Workspace
-from evotune.backends.base.tensor_map import FIRST_ARCH, TensorMap
+from evotune.backends.base.launch import (
+    FIRST_ARCH,
+    Argument,
+    ConstantMemory,
+    Launch,
+    LaunchPlan,
+    TensorMap,
+    Workspace,
+)
 from evotune.errors import SpaceError
 from evotune.languages import language
 from evotune.problems.problem import Case, Problem, TensorSpec
@@ -17,8 +24,8 @@ from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.scalar import Environment
 from evotune.space.specs import ArgumentSpec, KernelSpec, TensorMapSpec
-from evotune.space.suggest import did_you_mean
 from evotune.trial import Value
+from evotune.util.words import did_you_mean
 
 
 class Rejected(Exception):

@@ -19,10 +19,10 @@ from evotune.runs.setup import KernelSetup, load_run_setup
 from evotune.runs.stop_signal import interruptible
 from evotune.space.bound import BoundSpace
 from evotune.space.specs import GivenCase
-from evotune.space.suggest import did_you_mean
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Value
 from evotune.util.files import scratch_folder
+from evotune.util.words import did_you_mean
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 from evotune.workers.local import LocalExecutor
 

@@ -20,11 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from evotune.search._encoding import Encoder, Floats, Indices, Rows
 from evotune.search._unseen import SeenConfigurations
 from evotune.search.gaussian_process import (
+    Encoder,
+    Floats,
+    Indices,
     Kernel,
     Posterior,
+    Rows,
     Warp,
     default_kernel,
     fit_kernel,

@@ -11,8 +11,8 @@ from evotune.run_options import SearchSettings
 from evotune.search._population import Individual
 from evotune.search.folded import FoldedStrategy
 from evotune.space.search_space import SearchSpace
-from evotune.space.suggest import shorten
 from evotune.trial import Configuration, Json, Trial, Value
+from evotune.util.words import shorten
 
 
 class AskTell(Protocol):

@@ -17,8 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from evotune.search._encoding import Encoder, Floats, Rows
-from evotune.search.gaussian_process import Kernel, default_kernel, fit_kernel, worth_fitting
+from evotune.search.gaussian_process import (
+    Encoder,
+    Floats,
+    Kernel,
+    Rows,
+    default_kernel,
+    fit_kernel,
+    worth_fitting,
+)
 from evotune.space.parameters import Parameter
 from evotune.trial import Value
 

@@ -17,8 +17,8 @@ from evotune.space.language.nodes import (
     kinds_of,
 )
 from evotune.space.parameters import Parameter
-from evotune.space.suggest import did_you_mean
 from evotune.trial import Value
+from evotune.util.words import did_you_mean
 
 if TYPE_CHECKING:
     from evotune.space.document import SpaceDocument

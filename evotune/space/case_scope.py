@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from evotune.errors import SpaceError
 from evotune.space._naming import Names
 from evotune.space.language.expression import Expression
-from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import (
     EvaluationError,
     Literal,
@@ -17,7 +16,7 @@ from evotune.space.language.nodes import (
     Operation,
     names_in,
 )
-from evotune.space.language.scalar import Environment, compile_scalar
+from evotune.space.language.scalar import Environment, Interner, compile_scalar
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.trial import Value
 

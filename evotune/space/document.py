@@ -25,8 +25,8 @@ from evotune.space.specs import (
     RecordedSpec,
     TimeoutsSpec,
 )
-from evotune.space.suggest import closest, describe, shorten
 from evotune.trial import Value
+from evotune.util.words import closest, describe, shorten
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,22 @@ import torch
 from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
-from evotune.trial import Check, OutcomeKind
-from evotune.verify._launch_evidence import Evidence, Findings, gather, read
-from evotune.verify.accuracy import LIMITS, as_rows, is_one_rounding, not_finite, worst_element
+from evotune.trial import TOO_NOISY, Check, OutcomeKind
+from evotune.verify._reuse import Answer
+from evotune.verify.accuracy import (
+    LIMITS,
+    Evidence,
+    Findings,
+    as_rows,
+    gather,
+    is_one_rounding,
+    not_finite,
+    read,
+    worst_element,
+)
 from evotune.verify.buffers import BufferSets, Inspection, bits, other_word, repeats, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet, elements_of
-from evotune.verify.watch import Watched
+from evotune.verify.watch import Watch, Watched
 
 _TOGETHER_BYTES = 64 << 20  # of inputs and outputs; a larger set is examined alone
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
@@ -481,3 +491,46 @@ def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
     if target.device.type == "cpu" and target.is_contiguous():
         return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)
     return functools.partial(torch.mul, value, 1, out=target)
+
+
+# Checks of a candidate's timed launches that take longer: the more its time matters, the more.
+_AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
+
+
+def watch_long_rows(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
+    """Watch rows of more launches than a sample has."""
+    if verdict.passed:
+        watch.run_long()
+        gate.judge_watched(case, watch.take(), verdict)
+        watch.settle()
+
+
+def audit(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
+    """Examine a time that is hard to believe: as many watched runs as there is time for, and
+    repeated checks of `reuse`."""
+    deadline = time.monotonic() + _AUDIT_S
+    runs = 0
+    while verdict.passed and runs < _AUDITED_RUNS and time.monotonic() < deadline:
+        watch.run()
+        runs += 1
+        if watch.is_full or runs % _READ_AFTER == 0:
+            gate.judge_watched(case, watch.take(), verdict)
+    gate.judge_watched(case, watch.take(), verdict)
+    watch.settle()
+    for _ in range(_REUSE_ASKED):
+        reuse(case, watch, verdict)
+    if verdict.passed:
+        detail = f"{runs} more runs of the timed launches were watched"
+        verdict.checks.append(Check(case.label, "audited", "passed", detail=detail))
+
+
+def reuse(case: Case, watch: Watch, verdict: Verdict) -> None:
+    """Check whether launches take longer while their inputs change. Needed only for times that
+    matter. On a machine that is too noisy to tell, the verdict is undecided."""
+    words, sure = watch.reuse() if verdict.passed else Answer()
+    if words and sure:
+        check = Check(case.label, "changing", "failed", detail=f"a launch {words}")
+        verdict.fail(OutcomeKind.TOO_FAST, check)
+    elif words:
+        detail = f"{TOO_NOISY}: a launch {words}, but not each time it was asked"
+        verdict.fail(OutcomeKind.UNDECIDED, Check(case.label, "changing", "skipped", detail=detail))

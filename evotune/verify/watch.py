@@ -24,8 +24,8 @@ import torch
 
 from evotune.backends.base.session import Intervention, Renewal, Sampler, Session, WatchableSampler
 from evotune.problems.problem import Case, Tensors
-from evotune.verify._launch_evidence import Evidence, gather
 from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs, slower_than_timed
+from evotune.verify.accuracy import Evidence, gather
 from evotune.verify.buffers import SPOT_BYTES, BufferSets, bits
 from evotune.verify.pool import Alteration, InputPool, InputSet, elements_of
 

@@ -22,12 +22,16 @@ from evotune.backends.base.backend import SanitizedCase, not_sanitized
 from evotune.backends.base.launch import CompileJob
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import Session
-from evotune.problems.index_inputs import index_bytes
-from evotune.problems.problem import Case, Problem
+from evotune.problems.problem import Case, Problem, index_bytes
 from evotune.trial import Check, Domain
 from evotune.util.files import scratch_folder
-from evotune.verify.champion_launches import WORDS, launch_aligned, launch_served
-from evotune.verify.disturbed import CASE, PerturbedLaunches
+from evotune.verify.champion_launches import (
+    CASE,
+    WORDS,
+    PerturbedLaunches,
+    launch_aligned,
+    launch_served,
+)
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.kept_checks import ALL_KINDS, checked_domain
 from evotune.verify.pool import InputPool

@@ -23,10 +23,9 @@ from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.timing.paired import TimingSettings
 from evotune.trial import CUT_SHORT, Json, Measurement, Outcome, OutcomeKind
 from evotune.verify.champion_launches import in_order, run_random_tests
-from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.gate import Gate, Subject, Verdict, audit, reuse, watch_long_rows
 from evotune.verify.kept_checks import worth_keeping
 from evotune.verify.pool import InputPool
-from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 from evotune.workers._champion_checks import Beside, ChampionChecks, Rebuilt, Stages
 from evotune.workers._timer import BaselineSamplers, BaselineTimer, CaseTimer, Placed
 from evotune.workers.executor import (

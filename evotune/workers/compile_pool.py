@@ -12,8 +12,8 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import TypeAlias
 
-from evotune.backends.base.held_up import HeldUp, WatchedTime, allowance_s
 from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
+from evotune.backends.base.time_limits import HeldUp, WatchedTime, allowance_s
 from evotune.errors import EnvironmentProblem
 from evotune.trial import TOO_NOISY, OutcomeKind
 from evotune.util.processes import describe_status

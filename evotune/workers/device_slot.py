@@ -14,8 +14,8 @@ from typing import TypeAlias
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.held_up import HeldUp, WatchedTime, allowance_s
 from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.time_limits import HeldUp, WatchedTime, allowance_s
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
@@ -78,7 +78,7 @@ class DeviceSlot:
     - Where the backend has spare workers, the next worker has imported its libraries and waits
       until it replaces the present one.
     - A trial's time limit counts from when the worker has its inputs and references ready; the time
-      in which the worker cannot run does not count: see `evotune.backends.base.held_up`.
+      in which the worker cannot run does not count: see `evotune.backends.base.time_limits`.
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
     - A trial whose worker died, or lost the device, runs once more in a fresh one: somebody else
       may have killed the worker, or an earlier candidate may have broken it. A trial whose second

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from evotune.backends import kept_ceilings
+from evotune.backends.base import evidence
 from evotune.backends.base.evidence import Ceilings, EvidenceRequest
 from evotune.backends.base.launch import CompileFailure, LaunchPlan
 from evotune.backends.cuda import _gpu_evidence, _profiles, ceiling_run
@@ -101,14 +101,14 @@ def test_a_damaged_or_unwritable_file_is_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path))
-    kept_ceilings.keep(("x",), MEASURED)
-    assert kept_ceilings.kept(("x",)) == MEASURED
+    evidence.keep(("x",), MEASURED)
+    assert evidence.kept(("x",)) == MEASURED
     (file,) = (tmp_path / "ceilings").iterdir()
     file.write_text('{"kind": "guess"}')
-    assert kept_ceilings.kept(("x",)) is None
+    assert evidence.kept(("x",)) is None
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(file))
-    kept_ceilings.keep(("x",), MEASURED)
-    assert kept_ceilings.kept(("x",)) is None
+    evidence.keep(("x",), MEASURED)
+    assert evidence.kept(("x",)) is None
 
 
 def test_a_failed_measurement_has_a_reason() -> None:

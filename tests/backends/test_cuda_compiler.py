@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cuda import _profiles, compiler, nvrtc_options
+from evotune.backends.cuda import _profiles, compiler, stated_options
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
@@ -163,7 +163,7 @@ def test_the_version_names_nvrtc_headers_and_flags() -> None:
     ],
 )
 def test_options_come_from_a_list(option: str, allowed: bool) -> None:
-    assert nvrtc_options.is_allowed(option) is allowed
+    assert stated_options.is_allowed(option) is allowed
 
 
 def test_without_cupy_the_fix_is_named() -> None:

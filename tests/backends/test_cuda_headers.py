@@ -9,9 +9,13 @@ import pytest
 pytest.importorskip("cupy")
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cuda import _include_folders
-from evotune.backends.cuda._include_folders import headers_version, missing_header, search_folders
-from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda import compiler
+from evotune.backends.cuda.compiler import (
+    NvrtcCompiler,
+    headers_version,
+    missing_header,
+    search_folders,
+)
 from evotune.trial import Json, OutcomeKind
 from tests.patience import PATIENCE_S
 from tests.sweeps import swept
@@ -130,7 +134,7 @@ def test_another_content_of_the_headers_is_another_version(
     assert before.split(", ")[0] in NvrtcCompiler().version()
     (tmp_path / "cmath").write_text("#define OTHER\n")
     with monkeypatch.context() as patch:
-        patch.setattr(_include_folders, "_OWN", tmp_path)
+        patch.setattr(compiler, "_OWN", tmp_path)
         headers_version.cache_clear()
         search_folders.cache_clear()
         assert headers_version(12) != before

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import _gpu_evidence, _live_profile, _profiles
+from evotune.backends.cuda import _gpu_evidence, _probe, _profiles
 
 
 class Runtime:
@@ -43,7 +43,7 @@ def test_a_gpu_is_named_so_that_a_worker_sees_that_one(
     monkeypatch: pytest.MonkeyPatch, visible: str, nvml: Any, name: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _live_profile._id(Runtime, 0, nvml) == name
+    assert _probe._id(Runtime, 0, nvml) == name
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_model_or_a_little_above(
         def getDeviceProperties(index: int) -> dict[str, Any]:
             return {"name": model.name.encode(), "totalGlobalMem": 1 << 30}
 
-    found = _live_profile._profile(Runtime, 0, None)
+    found = _probe._profile(Runtime, 0, None)
     assert model.peak_gflops <= found.peak_gflops < 1.2 * model.peak_gflops
     ceilings = _gpu_evidence.modelled(found, "float16")
     assert ceilings.tensor_flops == pytest.approx(model.peak_gflops * 1e9, rel=0.15)

@@ -15,8 +15,7 @@ import torch
 from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.cuda import _profiles
 from evotune.backends.cuda import cuda_session as module
-from evotune.backends.cuda._graphs import GraphSampler
-from evotune.backends.cuda.cuda_session import CudaSession
+from evotune.backends.cuda.cuda_session import CudaSession, GraphSampler
 from evotune.problems.attention import Attention
 from evotune.verify.pool import InputPool
 

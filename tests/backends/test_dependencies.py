@@ -148,7 +148,7 @@ def test_folders_of_headers_from_the_environment_are_part_of_what_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A folder of clang's headers does not make g++ clang."""
-    from evotune.backends.base import dependencies
+    from evotune.backends.cpu import cpp_compiler
     from evotune.backends.cpu import cpp_compiler as cpu
 
     (tmp_path / name).mkdir()
@@ -156,14 +156,14 @@ def test_folders_of_headers_from_the_environment_are_part_of_what_compiles(
     job = _job(tmp_path / "root", f"#include <extra.h>\n{KERNEL}")
     before = CpuCompiler().version()
     assert "extra.h" in _compiled(job, tmp_path)
-    for cached in (cpu._compiler_version, dependencies.header_folders):
+    for cached in (cpu._compiler_version, cpp_compiler.header_folders):
         cached.cache_clear()
     monkeypatch.setenv("CPATH", str(tmp_path / name))
     try:
         assert _compiled(job, tmp_path) == ""
         assert CpuCompiler().version() == f"{before} CPATH={tmp_path / name}"
     finally:
-        for cached in (cpu._compiler_version, dependencies.header_folders):
+        for cached in (cpu._compiler_version, cpp_compiler.header_folders):
             cached.cache_clear()
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from evotune.backends import registry
-from evotune.backends.base import busy_cores
+from evotune.backends.base import cpu_cores
 from evotune.backends.beside import in_part
-from evotune.backends.cpu import cpu_profile, free_cores
+from evotune.backends.cpu import cpu_profile
 
 CPU = registry.named("cpu")
 
@@ -39,18 +39,18 @@ def no_wish(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_the_cores_left_over(cores: int, busy: float, limit: float, free: int) -> None:
-    assert free_cores.left_over(cores, busy, limit) == free
+    assert cpu_profile.left_over(cores, busy, limit) == free
 
 
 def test_free_cores_are_what_other_processes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """A burst of work in one of the looks takes no core away."""
     cpus = sorted(os.sched_getaffinity(0))
     looks = iter([dict.fromkeys(cpus, 1.0), *[dict.fromkeys(cpus, 0.0)] * 4])
-    monkeypatch.setattr(free_cores, "busy_shares", lambda look_s: next(looks))
-    monkeypatch.setattr(free_cores, "quota", lambda: math.inf)
-    assert free_cores.free_cores() == cpu_profile.threads()
-    monkeypatch.setattr(free_cores, "busy_shares", lambda look_s: dict.fromkeys(cpus, 1.0))
-    assert free_cores.free_cores() == 1
+    monkeypatch.setattr(cpu_profile, "busy_shares", lambda look_s: next(looks))
+    monkeypatch.setattr(cpu_profile, "quota", lambda: math.inf)
+    assert cpu_profile.free_cores() == cpu_profile.threads()
+    monkeypatch.setattr(cpu_profile, "busy_shares", lambda look_s: dict.fromkeys(cpus, 1.0))
+    assert cpu_profile.free_cores() == 1
 
 
 def test_a_control_group_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_a_control_group_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_p
     (first / "cpu.cfs_period_us").write_text("100000\n")
     groups = tmp_path / "groups"
     groups.write_text("1:cpu,cpuacct:/\n0::/pod/container\n")
-    monkeypatch.setattr(free_cores, "_GROUPS", tmp_path)
-    monkeypatch.setattr(free_cores, "_OWN_GROUPS", groups)
-    assert free_cores.quota() == 2.5
+    monkeypatch.setattr(cpu_profile, "_GROUPS", tmp_path)
+    monkeypatch.setattr(cpu_profile, "_OWN_GROUPS", groups)
+    assert cpu_profile.quota() == 2.5
     (first / "cpu.cfs_quota_us").write_text("100000\n")
-    assert free_cores.quota() == 1.0
+    assert cpu_profile.quota() == 1.0
     groups.unlink()
-    assert free_cores.quota() == math.inf
+    assert cpu_profile.quota() == math.inf
 
 
 def test_ticks_at_work_are_told_by_logical_cpu(
@@ -79,23 +79,23 @@ def test_ticks_at_work_are_told_by_logical_cpu(
 ) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  1 2 3 4\n")
-    monkeypatch.setattr(busy_cores, "_STAT", stat)
+    monkeypatch.setattr(cpu_cores, "_STAT", stat)
     line = "cpu{} {} 0 0 {} 0 0 0 0 0 0\n"
 
     def sleep(seconds: float) -> None:
         stat.write_text("cpu  0 0\n" + line.format(0, 100, 0) + line.format(3, 50, 50))
 
-    monkeypatch.setattr(busy_cores.time, "sleep", sleep)
+    monkeypatch.setattr(cpu_cores.time, "sleep", sleep)
     stat.write_text("cpu  0 0\n" + line.format(0, 0, 0) + line.format(3, 0, 0))
     clock = iter([0.0, 100 / os.sysconf("SC_CLK_TCK")])
-    monkeypatch.setattr(busy_cores.time, "monotonic", lambda: next(clock))
-    assert busy_cores.busy_shares(1.0) == pytest.approx({0: 1.0, 3: 0.5})
+    monkeypatch.setattr(cpu_cores.time, "monotonic", lambda: next(clock))
+    assert cpu_cores.busy_shares(1.0) == pytest.approx({0: 1.0, 3: 0.5})
 
 
 def test_a_new_run_asks_for_the_free_cores_and_a_resumed_one_for_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(free_cores, "free_cores", lambda: 1)
+    monkeypatch.setattr(cpu_profile, "free_cores", lambda: 1)
     request = CPU.left_free("auto")
     assert request == "cpu:1"
     profile = CPU.profile(request)
@@ -107,7 +107,7 @@ def test_a_new_run_asks_for_the_free_cores_and_a_resumed_one_for_the_same(
 
 
 def test_what_the_user_wishes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_cores, "free_cores", lambda: 7)
+    monkeypatch.setattr(cpu_profile, "free_cores", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert CPU.left_free("auto") == "auto"
 
@@ -129,7 +129,7 @@ def test_a_run_on_a_part_of_the_cores_says_so(monkeypatch: pytest.MonkeyPatch) -
 def test_a_worker_takes_the_cores_that_others_use_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1000, 1001, 1002})
     shares: Mapping[int, float] = {1000: 0.97, 1001: 0.02, 1002: 0.0}
-    monkeypatch.setattr(free_cores, "busy_shares", lambda look_s: shares)
+    monkeypatch.setattr(cpu_profile, "busy_shares", lambda look_s: shares)
     assert cpu_profile.cpus_of_cores(1) == {1001}, "of equal ones the first"
     assert cpu_profile.cpus_of_cores(2) == {1001, 1002}
     assert cpu_profile.cpus_of_cores(3) == {1000, 1001, 1002}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evotune.backends.cuda._graphs import GraphSampler, _Writing
+from evotune.backends.cuda.cuda_session import GraphSampler, _Writing
 
 
 class Event:

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from evotune.backends.base import held_up
-from evotune.backends.base.held_up import HeldUp, Patience, WatchedTime, allowance_s, communicate
+from evotune.backends.base import time_limits
+from evotune.backends.base.time_limits import (
+    HeldUp,
+    Patience,
+    WatchedTime,
+    allowance_s,
+    communicate,
+)
 
 
 class Process:
@@ -21,8 +27,8 @@ class Process:
     def __init__(self, needed_s: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self._needed_s, self._share = 0.0, needed_s, share
         self.killed = False
-        monkeypatch.setattr(held_up.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(held_up, "_waits", self._waits)
+        monkeypatch.setattr(time_limits.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(time_limits, "_waits", self._waits)
 
     def _waits(self, pid: int) -> Iterator[tuple[tuple[int, int], float]]:
         yield (1, 1), self._share * self.now_s
@@ -70,7 +76,7 @@ def test_waits_are_those_since_the_begin_and_survive_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = {(1, 1): 5.0}
-    monkeypatch.setattr(held_up, "_waits", lambda pid: iter(waits.items()))
+    monkeypatch.setattr(time_limits, "_waits", lambda pid: iter(waits.items()))
     held = HeldUp(1)
     assert held.seconds() == 0.0
     waits |= {(1, 1): 6.0, (1, 2): 3.0, (7, 7): 2.0}  # a thread, and a child
@@ -92,7 +98,7 @@ def test_a_process_of_this_system_has_counters() -> None:
 
 def test_the_time_in_which_nobody_looked_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(held_up.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time_limits.time, "monotonic", lambda: now_s)
     watched = WatchedTime()
     for _ in range(10):
         now_s += 0.5
@@ -131,10 +137,10 @@ def test_a_tool_that_is_stopped_with_this_process_may_go_on(
 ) -> None:
     script = "import time; print('one', flush=True); time.sleep(0.7); print('two')"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-        now_s, began_s = held_up.time.monotonic, held_up.time.monotonic()
+        now_s, began_s = time_limits.time.monotonic, time_limits.time.monotonic()
         # An hour passes soon after the start, in one leap.
         monkeypatch.setattr(
-            held_up.time,
+            time_limits.time,
             "monotonic",
             lambda: now_s() + 3600.0 * (now_s() - began_s > 0.1),
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.base import physical_cores
-from evotune.backends.base.physical_cores import shares
+from evotune.backends.base import cpu_cores
+from evotune.backends.base.cpu_cores import shares
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ from evotune.backends.base.physical_cores import shares
 def test_no_two_workers_share_a_core_where_there_are_enough(
     monkeypatch: pytest.MonkeyPatch, core_of: object, count: int, wanted: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(physical_cores, "core_of", core_of)
+    monkeypatch.setattr(cpu_cores, "core_of", core_of)
     assert shares(range(8), count) == wanted

@@ -11,10 +11,10 @@ import pytest
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda import _perturbed_build
-from evotune.backends.cuda._perturbation import perturbation_job
 from evotune.backends.cuda._perturbed_build import with_delays
 from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.cuda_session import perturbation_job
 from evotune.util.channel import encode
 from tests.patience import PATIENCE_S
 

@@ -25,7 +25,7 @@ EXCEPTIONS = {
     "verify/pool.py": {"cpu"},
     "verify/gate.py": {"cpu"},
     # A word in Linux's /proc/stat.
-    "backends/base/busy_cores.py": {"cpu"},
+    "backends/base/cpu_cores.py": {"cpu"},
     # Each of these API classes is for one language.
     "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # All of these libraries are for CUDA GPUs.

@@ -11,14 +11,16 @@ from typing import Any
 from report.runs import make_run
 
 from evotune.backends.base.evidence import (
+    FACT,
     Ceilings,
     Counters,
     Evidence,
+    GatheredEvidence,
     LaunchEvidence,
     Occupancy,
     StaticView,
+    Work,
 )
-from evotune.backends.base.gathered import FACT, GatheredEvidence, Work
 from evotune.backends.cuda._profiles import named
 from evotune.runs.folder import RunFolder
 from evotune.trial import Measurement, Outcome, OutcomeKind, Value

@@ -12,8 +12,7 @@ from report.runs import make_run, ok, recorded
 from evotune.errors import UsageError
 from evotune.explain import explaining
 from evotune.explain._machine_differences import Machine, against_of
-from evotune.explain._sides import machine_on, read_run, side_of
-from evotune.explain._subjects import chosen_subject
+from evotune.explain._subjects import chosen_subject, machine_on, read_run, side_of
 from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
 from evotune.explain.explanation import Suggestion
 from evotune.explain.explanation_html import html_page_of

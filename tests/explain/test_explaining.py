@@ -18,12 +18,11 @@ from report.runs import make_run, ok, recorded
 from evotune.api.run import Run
 from evotune.backends.base.evidence import Ceilings
 from evotune.errors import EvotuneError, StoreError, UsageError
-from evotune.explain import _limiter, _sides, explaining, report_parts
+from evotune.explain import _limiter, _subjects, explaining, report_parts
 from evotune.explain._explanation_text import against_line, shown_effects
 from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
 from evotune.explain._sentences import limiter_words
-from evotune.explain._sides import machine_on, read_run, side_of
-from evotune.explain._subjects import chosen_subject
+from evotune.explain._subjects import chosen_subject, machine_on, read_run, side_of
 from evotune.explain._suggestions import with_tries
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
@@ -321,7 +320,7 @@ def test_of_several_cases_it_is_said_which_one_is_explained(tmp_path: Path) -> N
 def test_a_trial_that_the_sample_of_a_long_run_lacks_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sides, "MOST_TRIALS", 10)
+    monkeypatch.setattr(_subjects, "MOST_TRIALS", 10)
     run = planted_run(tmp_path / "runs")
     left_out = {trial.number for trial in read_run(run).trials}
     number, other = [

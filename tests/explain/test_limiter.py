@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evotune.backends.base.evidence import Ceilings
-from evotune.backends.base.gathered import Work
+from evotune.backends.base.evidence import Ceilings, Work
 from evotune.backends.cpu import CpuBackend
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of

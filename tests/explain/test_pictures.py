@@ -19,7 +19,7 @@ from evotune.explain._explanation_pictures import (
     roofline_picture,
 )
 from evotune.explain._sentences import held_text, winner_sentences
-from evotune.explain._sides import read_run
+from evotune.explain._subjects import read_run
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Effect, Explanation, Fact, Limiter, Roofline, Unit
 from evotune.explain.explanation_html import html_of

@@ -12,14 +12,13 @@ import pytest
 from report.runs import make_run
 
 from evotune.explain._limiter import Case
-from evotune.explain._sides import read_run
+from evotune.explain._subjects import read_run
 from evotune.explain._suggestions import _measured_already, _moved, is_worth_a_line, techniques_of
 from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Effect, Explanation, Limiter, Suggestion, Unit
 from evotune.explain.predicting import LaunchFigures, Predictor, table_of
 from evotune.search.trial_model import Difference
-from evotune.space.binding import bind
-from evotune.space.bound import BoundSpace
+from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import parse_space
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial, Value
 

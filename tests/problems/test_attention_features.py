@@ -13,7 +13,7 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.problems import Case
 from evotune.problems.attention import Attention
 from evotune.problems.problem import WrongSymbol
-from evotune.report.domain import domain_table
+from evotune.report.front import domain_table
 from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.kept_checks import checked_domain

@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from evotune.problems import Case
-from evotune.problems._attention_layouts import FAR
+from evotune.problems._attention_shapes import FAR
 from evotune.problems._pair_cover import MODELS
 from evotune.problems.attention import Attention
 from evotune.trial import Value

@@ -19,8 +19,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from evotune.trial import Check, Outcome
+from evotune.verify.champion_launches import CASE as DISTURBED
 from evotune.verify.champion_launches import WORDS as ALIGNED
-from evotune.verify.disturbed import CASE as DISTURBED
 from evotune.workers.executor import RANDOM, TIMED
 
 from .cuda_expected import CLASSES

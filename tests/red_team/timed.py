@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from evotune.backends.base.session import Session
-from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.gate import Gate, Subject, Verdict, reuse, watch_long_rows
 from evotune.verify.pool import InputPool
-from evotune.verify.timed_checks import reuse, watch_long_rows
 from evotune.verify.watch import Watch
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from evotune.report.data import RunData
-from evotune.report.domain import domain_table, domain_text
+from evotune.report.front import domain_table, domain_text
 from evotune.report.html._payload import run_payload
 from evotune.trial import Domain, Region
 

@@ -21,7 +21,7 @@ from evotune.runs.setup import load_setup
 from evotune.search.catalog import create_strategy
 from evotune.space.search_space import SearchSpace
 from evotune.store import RunStore
-from evotune.timing.agreement import agreement
+from evotune.timing.processes import agreement
 from evotune.trial import Configuration, Trial
 from evotune.workers.executor import TIMED, Executor, Proposal
 from evotune.workers.local import BackgroundExecutor, LocalExecutor, open_local_executor

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.base.tensor_map import TensorMap
+from evotune.backends.base.launch import LaunchPlan, TensorMap
 from evotune.errors import SpaceError
 from evotune.runs._planning import Planner
 from evotune.runs.setup import load_setup

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evotune.search._encoding import Encoder
+from evotune.search.gaussian_process import Encoder
 from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter, PowerOfTwo
 
 ENCODER = Encoder(

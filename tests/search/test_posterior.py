@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evotune.search._encoding import Encoder
 from evotune.search.gaussian_process import (
+    Encoder,
     Posterior,
     default_kernel,
     fit_kernel,

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from evotune.search._encoding import Encoder
+from evotune.search.gaussian_process import Encoder
 from evotune.search.guide import ToldTrials
 from evotune.trial import Configuration, Json
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evotune.space.binding import bind
-from evotune.space.bound import BoundSpace
+from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import SpaceDocument, parse_space
 from evotune.trial import Value
 

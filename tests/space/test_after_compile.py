@@ -6,8 +6,7 @@ import pytest
 
 from evotune.errors import SpaceError
 from evotune.space._naming import COMPILED_FIGURES
-from evotune.space.binding import bind
-from evotune.space.bound import BoundSpace
+from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import parse_space
 from evotune.space.language.expression import parse_expression
 from evotune.space.reading.yaml_source import Position

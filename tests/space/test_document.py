@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
-from evotune.space.binding import bind
+from evotune.space.bound import bind
 from evotune.space.document import load_space, parse_space
 from evotune.space.reading.schema import schema_text
 from evotune.space.specs import SupportSpec

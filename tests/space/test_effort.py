@@ -16,7 +16,7 @@ from evotune.search.catalog import create_strategy
 from evotune.space.bound import BoundSpace
 from evotune.space.counting import members
 from evotune.space.counting.blame import find_crowd
-from evotune.space.counting.effort import Deadline, Effort
+from evotune.space.counting.expansion import Deadline, Effort
 from evotune.space.counting.members import Members
 from evotune.trial import Configuration
 from tests.sweeps import swept

@@ -16,7 +16,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import evotune.space.objects._domains
 import evotune.space.objects._kernel_objects
 import evotune.space.objects._space_object
 from evotune.api._given_space import materialize
@@ -285,7 +284,7 @@ def test_what_is_written_is_read_as_it_was(data: dict[str, object]) -> None:
 
 
 WITH_EXAMPLES = [
-    evotune.space.objects._domains,
+    evotune.space.objects._kernel_objects,
     evotune.space.objects._kernel_objects,
     evotune.space.objects._space_object,
 ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evotune.api._given_space import materialize
 from evotune.errors import SpaceError
 from evotune.runs.setup import load_setup
-from evotune.space.binding import bind
+from evotune.space.bound import bind
 from evotune.space.document import load_space, parse_space
 from evotune.space.objects import (
     Argument,

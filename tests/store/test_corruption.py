@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from evotune.errors import StoreError
-from evotune.store import RunStore, survey
+from evotune.store import RunStore, queries
 from evotune.trial import Check, Configuration, Measurement, Outcome, OutcomeKind, Trial
 
 from .forging import change, forge
@@ -55,8 +55,8 @@ def _answers(path: Path) -> tuple[object, ...]:
             *(tuple(store.rows()), tuple(store.fittest()), store.kinds(), store.duplicates()),
             *(store.confirmations(), store.snapshot(5000), store.elapsed_s(), store.stage_s()),
             *(store.meta("settings"), store.meta("state"), store.count(), store.first_missing()),
-            *(store.history_digest(), tuple(survey.standings(store)), survey.records(store)),
-            *(tuple(survey.failures(store)), tuple(store.with_binary(f"{3:064x}"))),
+            *(store.history_digest(), tuple(queries.standings(store)), queries.records(store)),
+            *(tuple(queries.failures(store)), tuple(store.with_binary(f"{3:064x}"))),
         )
 
 

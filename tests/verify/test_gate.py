@@ -15,8 +15,7 @@ from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.trial import OutcomeKind
-from evotune.verify._launch_evidence import Evidence
-from evotune.verify.accuracy import LIMITS, errors_against
+from evotune.verify.accuracy import LIMITS, Evidence, errors_against
 from evotune.verify.buffers import BufferSets, repeats
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool

@@ -11,7 +11,7 @@ import pytest
 from evotune.backends.base.session import Disturb, LaunchFailure
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.trial import OutcomeKind
-from evotune.verify.disturbed import PerturbedLaunches
+from evotune.verify.champion_launches import PerturbedLaunches
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 

@@ -7,7 +7,7 @@ import torch
 
 from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
-from evotune.problems.parts import HasParts
+from evotune.problems.problem import HasParts
 from evotune.verify import pool as pools
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.pool import InputPool

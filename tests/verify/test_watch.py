@@ -21,9 +21,8 @@ from evotune.trial import OutcomeKind, Value
 from evotune.verify import _reuse as reuse_module
 from evotune.verify import watch as watch_module
 from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs, slower_than_timed
-from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.gate import Gate, Subject, Verdict, audit, reuse, watch_long_rows
 from evotune.verify.pool import InputPool
-from evotune.verify.timed_checks import audit, reuse, watch_long_rows
 from evotune.verify.watch import Watch, WatchedSampler
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 

@@ -25,7 +25,7 @@ from evotune.backends.cuda.cuda_session import classify
 from evotune.problems.problem import Case
 from evotune.timing.paired import TimingSettings, measure_paired
 from evotune.trial import Check, Measurement, Outcome, OutcomeKind
-from evotune.verify import timed_checks
+from evotune.verify import gate
 from evotune.verify.pool import InputPool
 from evotune.workers import _timer, _trial_runner
 from evotune.workers._timer import FailedBaseline
@@ -186,8 +186,8 @@ def test_a_champion_that_is_hard_to_believe_is_audited(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_trial_runner, "_SUSPICIOUS_SPEEDUP", 0.0)
-    monkeypatch.setattr(timed_checks, "_AUDITED_RUNS", 5)
-    monkeypatch.setattr(timed_checks, "_REUSE_ASKED", 1)
+    monkeypatch.setattr(gate, "_AUDITED_RUNS", 5)
+    monkeypatch.setattr(gate, "_REUSE_ASKED", 1)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     outcome = run(session, confirm=confirm)
     assert outcome.ok, outcome.reason

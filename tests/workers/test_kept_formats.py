@@ -9,10 +9,10 @@ from evotune.backends.base.launch import (
     ConstantMemory,
     Launch,
     LaunchPlan,
+    TensorMap,
     Workspace,
 )
 from evotune.backends.base.profile import DeviceProfile
-from evotune.backends.base.tensor_map import TensorMap
 from evotune.problems.problem import Case
 from evotune.store.opening import encode_json
 from evotune.trial import (

@@ -6,7 +6,13 @@ missing, `Evidence.unavailable` has the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -14,7 +20,8 @@ import msgspec
 from evotune.backends.base.launch import CompileJob, LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
 from evotune.problems.problem import Case, TensorSpec
-from evotune.trial import Json
+from evotune.trial import Json, Value
+from evotune.util.files import state_folder
 
 # --- Requests -------------------------------------------------------------------------------------
 
@@ -208,3 +215,91 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def from_json(cls, data: Mapping[str, Json]) -> Evidence:
         """ValueError when a value has another type than its field."""
         return msgspec.convert(data, cls)
+
+
+# Evidence as a run keeps it: of which configuration or baseline, on which case, and its work.
+FACT = "evidence"
+"""The name of the fact, in a run's store, that holds a list of `GatheredEvidence`."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The work that a problem demands on one case, whatever the kernel.
+
+    - `operations`: FLOP.
+    - `bytes_moved`: bytes that must cross memory at least once.
+    - `exponentials`: exponentials that must be computed; 0 where there are none or nobody says.
+    """
+
+    operations: int
+    bytes_moved: int
+    exponentials: int = 0
+
+
+class GatheredEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The evidence of one kernel on one case.
+
+    - `configuration`: None for a baseline, whose name is `baseline`.
+    - `date`: when it was gathered, ISO 8601 in UTC.
+    - `resources`: the compiler's figures, as an outcome holds them.
+    """
+
+    case: str
+    date: str
+    work: Work
+    evidence: Evidence
+    configuration: Mapping[str, Value] | None = None
+    baseline: str = ""
+    resources: Mapping[str, Json] = {}
+
+    def to_json(self) -> dict[str, Json]:
+        fields: dict[str, Json] = msgspec.to_builtins(self)
+        return fields
+
+    def same_subject(self, other: GatheredEvidence) -> bool:
+        """Whether both are of the same configuration or baseline on the same case."""
+        mine = (self.case, self.baseline, dict(self.configuration or {}))
+        return mine == (other.case, other.baseline, dict(other.configuration or {}))
+
+
+def read_gathered(kept: Json) -> tuple[GatheredEvidence, ...]:
+    """The stored list; ValueError when it has another shape."""
+    return tuple(msgspec.convert(kept or [], Sequence[GatheredEvidence]))
+
+
+def merged(kept: Sequence[GatheredEvidence], new: GatheredEvidence) -> list[GatheredEvidence]:
+    """The list with `new` in the place of older evidence of the same subject."""
+    return [*(item for item in kept if not item.same_subject(new)), new]
+
+
+# Keeps the measured ceilings of devices, in the user's state folder.
+#
+# ceilings/1234abcd….json    the ceilings; the name is a hash of all on which they depend
+_READER = msgspec.json.Decoder(Ceilings)
+
+
+def kept(facts: Sequence[Value]) -> Ceilings | None:
+    """The ceilings that were kept under these facts; None where there are none."""
+    path = _path(facts)
+    try:
+        return _READER.decode(path.read_bytes()) if path else None
+    except (OSError, ValueError):
+        return None
+
+
+def keep(facts: Sequence[Value], ceilings: Ceilings) -> None:
+    """Keeps them for later processes; does nothing where the folder cannot be written."""
+    path = _path(facts)
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(ceilings))
+        os.replace(aside, path)
+
+
+def _path(facts: Sequence[Value]) -> Path | None:
+    folder = state_folder()
+    name = hashlib.sha256(json.dumps(list(facts)).encode()).hexdigest()[:32]
+    return folder / "ceilings" / f"{name}.json" if folder else None

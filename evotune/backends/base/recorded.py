@@ -21,9 +21,9 @@ from evotune.errors import SpaceError, UsageError
 from evotune.space.explicit import ExplicitSpace, strides
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
 from evotune.space.specs import RecordedSpec
-from evotune.space.suggest import shorten
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value, parse_json
 from evotune.util.files import open_regular
+from evotune.util.words import shorten
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -63,8 +63,7 @@ class CpuBackend(Backend):
         return profile(_threads_in(request))
 
     def left_free(self, request: str) -> str:
-        from evotune.backends.cpu.cpu_profile import wished_threads
-        from evotune.backends.cpu.free_cores import free_cores
+        from evotune.backends.cpu.cpu_profile import free_cores, wished_threads
 
         if _threads_in(request) or wished_threads():
             return request

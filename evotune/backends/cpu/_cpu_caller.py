@@ -14,7 +14,7 @@ from evotune.backends.base.backend import KernelCall
 from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import c_value
-from evotune.backends.cpu import _openmp
+from evotune.backends.cpu import _native_runtime
 
 
 class CpuCaller:
@@ -31,7 +31,7 @@ class CpuCaller:
         return contextlib.nullcontext()
 
     def load(self, binary: Path) -> KernelCall:
-        _openmp.share()
+        _native_runtime.share()
         library = ctypes.CDLL(str(binary))
         threads = int(self._profile.attributes["threads"])
 

@@ -8,7 +8,7 @@ import subprocess
 
 import msgspec
 
-from evotune.backends import kept_ceilings
+from evotune.backends.base import evidence
 from evotune.backends.base.backend import SanitizedCase
 from evotune.backends.base.evidence import (
     BaselineRequest,
@@ -101,10 +101,10 @@ def measured(profile: DeviceProfile) -> Ceilings:
         raise _NotMeasured(str(error)) from error
     threads = int(profile.attributes["threads"])
     facts = (_REVISION, profile.name, profile.arch, threads, compiler)
-    found = kept_ceilings.kept(facts)
+    found = evidence.kept(facts)
     if found is None:
         found = _measure(threads)
-        kept_ceilings.keep(facts, found)
+        evidence.keep(facts, found)
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evotune.backends.base.evidence import Ceilings, Counters
-from evotune.backends.base.tool_process import Tool
+from evotune.backends.base.time_limits import Tool
 from evotune.backends.cpu.counted_run import LIMIT_S
 from evotune.backends.cpu.cpu_profile import cpuinfo
 from evotune.util.files import scratch_folder

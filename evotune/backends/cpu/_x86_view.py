@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from evotune.backends.base.evidence import StaticView
 from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
-from evotune.backends.base.tool_process import Tool
+from evotune.backends.base.time_limits import Tool
 
 _PROGRAM = "objdump"
 _LIMIT_S = 60.0

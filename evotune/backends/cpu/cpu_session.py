@@ -24,16 +24,17 @@ from evotune.backends.base.session import (
     Sampler,
     c_value,
 )
-from evotune.backends.cpu import _openmp, cpu_profile
-from evotune.backends.cpu._cpu_leftovers import (
+from evotune.backends.cpu import _native_runtime, cpu_profile
+from evotune.backends.cpu._native_runtime import file_of, settle_allocator
+from evotune.backends.cpu._process_state import (
     BesideBaseline,
+    ProcessState,
     UndisturbedSampler,
+    changed_at_once,
     float_environment_changed,
     has_children,
     kept_busy,
 )
-from evotune.backends.cpu._libc import file_of, settle_allocator
-from evotune.backends.cpu._process_state import ProcessState, changed_at_once
 from evotune.backends.cpu.cpu_profile import cpuinfo
 from evotune.trial import Json, OutcomeKind
 
@@ -70,7 +71,7 @@ class CpuSession:
         count = cpu_profile.threads()
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-        _openmp.share()
+        _native_runtime.share()
         # A candidate that asks for more threads than the baseline has gets no more cores.
         os.sched_setaffinity(0, cpu_profile.cpus_of_cores(count))
         self._float_environment_left = False
@@ -184,7 +185,7 @@ class CpuSession:
         self._reset_float_environment()
         self._notice()
         self._notice_all()
-        _openmp.wake()
+        _native_runtime.wake()
 
     def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
         return CpuSampler(calls, self._before_sample, untimed)

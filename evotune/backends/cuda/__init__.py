@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from evotune.backends.base.backend import TOOLS, Backend
-from evotune.backends.cuda import _profiles, _triton_language, nvrtc_options
+from evotune.backends.cuda import _profiles, stated_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _CUDA = Language(
     tensor_maps=True,
     constant_memory=True,
     taken_macros=("T",),  # NVRTC's header has `template <typename T>`
-    takes_option=nvrtc_options.is_allowed,
-    options_in_words=nvrtc_options.IN_WORDS,
+    takes_option=stated_options.is_allowed,
+    options_in_words=stated_options.IN_WORDS,
     template=Template(__name__, "kernel.cu", "space_cuda.yaml", _COMPILE),
 )
 _TRITON = Language(
@@ -42,10 +42,10 @@ _TRITON = Language(
     suffixes=(".py",),
     needs="an NVIDIA GPU, triton",
     launched=True,
-    block=_triton_language.block_size,
-    decided=_triton_language.DECIDED,
+    block=stated_options.block_size,
+    decided=stated_options.DECIDED,
     one_entry=True,
-    extra_arguments=_triton_language.EXTRA_ARGUMENTS,
+    extra_arguments=stated_options.EXTRA_ARGUMENTS,
     runs_when_compiled=True,
     options_in_words="none in Triton; use the parameters NUM_WARPS, NUM_STAGES and MAXNREG",
     template=Template(
@@ -110,7 +110,7 @@ class CudaBackend(Backend):
         return _discover.same_gpu(profile)
 
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
-        from evotune.backends.cuda._lock import GpuLock
+        from evotune.backends.cuda._presence import GpuLock
 
         return GpuLock(profile.id)
 
@@ -152,7 +152,7 @@ class CudaBackend(Backend):
         return CudaSession(profile)
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cuda._cuda_caller import CudaCaller
+        from evotune.backends.cuda._kernel import CudaCaller
 
         return CudaCaller(profile)
 

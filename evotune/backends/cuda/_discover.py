@@ -10,8 +10,7 @@ from contextlib import ExitStack
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _profiles
-from evotune.backends.cuda._lock import GpuLock
-from evotune.backends.cuda._presence import are_hidden, gpus_present
+from evotune.backends.cuda._presence import GpuLock, are_hidden, gpus_present
 from evotune.backends.cuda._probe import GpuState, ask_present_gpus
 from evotune.errors import EnvironmentProblem, NoSuchGpu, RunLocked, UsageError
 from evotune.util.words import counted

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from evotune.backends import kept_ceilings
+from evotune.backends.base import evidence
 from evotune.backends.base.backend import SanitizedCase
 from evotune.backends.base.evidence import (
     BaselineRequest,
@@ -248,14 +248,14 @@ def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str])
         *(_REVISION, profile.id or profile.name, profile.arch, profile.driver, bfloat),
         *(attributes["multiprocessors"], profile.peak_gflops, attributes["memory_bytes"]),
     )
-    found = kept_ceilings.kept(facts)
+    found = evidence.kept(facts)
     if found is None:
         disturbed = tuple(f"measured while {words}" for words in busy_gpu(profile))
         found = _measure(profile, environment, bfloat=bfloat)
         if disturbed:
             found = msgspec.structs.replace(found, notes=(*found.notes, *disturbed))
         else:
-            kept_ceilings.keep(facts, found)
+            evidence.keep(facts, found)
     arch = int(attributes["arch"])
     if not _on_tensor_cores(dtype, arch):
         return msgspec.structs.replace(found, tensor_flops=None)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from evotune.backends.base.evidence import Counters
-from evotune.backends.base.tool_process import Tool
+from evotune.backends.base.time_limits import Tool
 from evotune.util.processes import module_command
 
 LIMIT_S = 120.0

@@ -34,7 +34,7 @@ from evotune.backends.base.backend import (
     not_sanitized,
     sanitizer_check,
 )
-from evotune.backends.base.held_up import communicate
+from evotune.backends.base.time_limits import communicate
 from evotune.backends.cuda.tool_messages import SanitizedLaunches
 from evotune.trial import Check, OutcomeKind
 from evotune.util.channel import encode

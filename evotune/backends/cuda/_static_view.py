@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evotune.backends.base.evidence import EvidenceRequest, StaticView
 from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
-from evotune.backends.base.tool_process import Tool
+from evotune.backends.base.time_limits import Tool
 from evotune.backends.cuda import _ptx_view
 from evotune.trial import Json
 from evotune.util.files import scratch_folder

@@ -29,7 +29,7 @@ from evotune.backends.base.launch import (
     uses_mbarriers,
 )
 from evotune.backends.base.sources import fingerprint, read_sources
-from evotune.backends.cuda._ptxas import read_figures
+from evotune.backends.cuda.compiler import read_figures
 from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.trial import Json, OutcomeKind
 from evotune.user_code import run_content

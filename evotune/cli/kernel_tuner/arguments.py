@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from evotune.cli.kernel_tuner.kernel_source import KernelSource
 from evotune.cli.kernel_tuner.script import TuneCall
 from evotune.cli.kernel_tuner.values import NAME, Array, Listed, Nothing, Number, Table
-from evotune.space.suggest import did_you_mean
+from evotune.util.words import did_you_mean
 
 SCALARS = {
     **{"int32": "int32", "int64": "int64", "uint32": "int32", "uint64": "int64"},

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evotune.backends.cuda.nvrtc_options import IN_WORDS, is_allowed
+from evotune.backends.cuda.stated_options import IN_WORDS, is_allowed
 from evotune.cli.kernel_tuner import expression_text as expressions
 from evotune.cli.kernel_tuner.arguments import SCALARS, Arguments
 from evotune.cli.kernel_tuner.expression_text import NotWritten

@@ -25,8 +25,8 @@ from evotune.cli.kernel_tuner.values import (
     Value,
 )
 from evotune.errors import UsageError
-from evotune.space.suggest import did_you_mean
 from evotune.util.files import read_regular
+from evotune.util.words import did_you_mean
 
 _MOST_BYTES = 1 << 20
 _MOST_CALLERS = 8

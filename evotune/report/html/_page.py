@@ -40,7 +40,7 @@ _SCRIPTS = (
 def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] = ()) -> str:
     """The page of one or more runs. About 5 MB of it are plotly.
 
-    `explanations`: for each run the one of its winner, or None (`evotune.explain.report_parts`).
+    `explanations`: for each run the one of its winner, or None (`explain.report_parts`).
     """
     from plotly.offline import get_plotlyjs
 

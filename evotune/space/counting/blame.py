@@ -8,15 +8,20 @@ from typing import TypeVar
 
 from evotune.errors import SpaceError
 from evotune.space.case_scope import BoundConstraint, Gene
-from evotune.space.counting._residual import conjuncts
-from evotune.space.counting.effort import QUICK, SHOWN_S, Deadline, OutOfTime
-from evotune.space.counting.expansion import Variable, unknown_bounds
+from evotune.space.counting.expansion import (
+    QUICK,
+    SHOWN_S,
+    Deadline,
+    OutOfTime,
+    Variable,
+    conjuncts,
+    unknown_bounds,
+)
 from evotune.space.counting.members import Members
 from evotune.space.language.bounds import may_fail
 from evotune.space.language.expression import Expression
-from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import EvaluationError, Name, Node, Operation
-from evotune.space.language.scalar import compile_scalar
+from evotune.space.language.scalar import Interner, compile_scalar
 from evotune.space.reading.yaml_source import Position
 
 _Suspect = TypeVar("_Suspect")

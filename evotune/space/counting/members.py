@@ -13,20 +13,26 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from evotune.space.counting._residual import Residuals, conjuncts
-from evotune.space.counting.effort import FULL, NEVER, Deadline, Effort, OutOfSteps, Patience
 from evotune.space.counting.expansion import (
+    FULL,
+    NEVER,
     ROOT,
+    Deadline,
+    Effort,
+    OutOfSteps,
+    Patience,
+    Residuals,
     States,
     Variable,
+    conjuncts,
     expand,
     holds_always,
     merge,
     unknown_bounds,
 )
 from evotune.space.language.columns import Array
-from evotune.space.language.interning import Interner
 from evotune.space.language.nodes import Node
+from evotune.space.language.scalar import Interner
 
 # --- Depth-first enumeration where a diagram in the space's own order is too large ----------------
 _CALLS = 30  # numpy calls for a state, apart from those that evaluate its conditions

@@ -30,9 +30,8 @@ from evotune.space.language.nodes import (
 )
 from evotune.space.language.scalar import Evaluate, apply, compile_scalar
 from evotune.space.reading.yaml_source import Position
-from evotune.space.suggest import did_you_mean
 from evotune.trial import Value
-from evotune.util.words import counted
+from evotune.util.words import counted, did_you_mean
 
 # --- Parses an expression's text into its tree, with Python's grammar but not its semantics -------
 # `ast` only splits the text; every node is then translated by an allow-list. Nothing is

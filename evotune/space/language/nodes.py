@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from evotune.space.reading.yaml_source import Position
-from evotune.space.suggest import did_you_mean
 from evotune.trial import Value
+from evotune.util.words import did_you_mean
 
 LIMIT = 2**63  # every number x of the language satisfies |x| < LIMIT
 EXACT_FLOAT = 2**53  # below it, float64 holds every integer

@@ -3,24 +3,22 @@
 They become the very data that a space file holds, and are checked in the same way.
 """
 
-from evotune.space.objects._domains import (
-    Constraint,
-    Domain,
-    booleans,
-    choices,
-    ints,
-    powers_of_two,
-    values,
-)
 from evotune.space.objects._kernel_objects import (
     Argument,
+    Constraint,
     CppKernel,
     CudaKernel,
+    Domain,
     Kernel,
     Launch,
     TensorMap,
     TritonKernel,
     Workspace,
+    booleans,
+    choices,
+    ints,
+    powers_of_two,
+    values,
 )
 from evotune.space.objects._space_object import Space
 

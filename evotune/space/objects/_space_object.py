@@ -6,13 +6,14 @@ import ast
 import contextlib
 import functools
 import inspect
+import linecache
 import math
 import os
 import subprocess
 import symtable
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -22,9 +23,15 @@ import yaml
 
 from evotune.errors import SpaceError
 from evotune.space.document import SpaceDocument, load_space, parse_space
-from evotune.space.objects._domains import Constraint, Domain
-from evotune.space.objects._kernel_objects import Argument, Kernel, Launch, TensorMap, Workspace
-from evotune.space.objects._source_lines import Piece, find_source, methods
+from evotune.space.objects._kernel_objects import (
+    Argument,
+    Constraint,
+    Domain,
+    Kernel,
+    Launch,
+    TensorMap,
+    Workspace,
+)
 from evotune.space.objects.plain_data import Expression, plain
 from evotune.space.reading.object_path import Data, DataPath, class_name, object_path
 from evotune.space.reading.yaml_source import (
@@ -34,8 +41,8 @@ from evotune.space.reading.yaml_source import (
     plain_value,
     read_yaml,
 )
-from evotune.space.suggest import describe
 from evotune.trial import Value
+from evotune.util.words import describe
 
 _OF_THE_PROBLEM = ("problem", "dtype", "shapes", "variants", "held_out")
 _OF_THE_KERNELS = ("kernel", "kernels")
@@ -672,3 +679,77 @@ def yaml_text(data: Mapping[str, Data]) -> str:
         width=_WIDTH,
     )
     return text
+
+
+# Finds the source of a class or a function, also in a notebook's cell: `find_source`.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The whole lines of a class or a function in `file`, from `line` to `end`."""
+
+    file: str
+    line: int
+    end: int
+    text: str
+    is_indented: bool
+    node: ast.stmt
+
+
+def find_source(value: type | FunctionType) -> Piece | None:
+    """The source of a class or a function; None without one: it was typed at a prompt or generated.
+
+    `inspect.getsource` looks for a class in its module's file, and a notebook has none. But a
+    method's code object names its file and line, in a cell as well.
+    """
+    for file, line in _places(value):
+        lines = linecache.getlines(file)
+        if not lines:
+            continue
+        try:
+            tree = ast.parse("".join(lines))
+        except (SyntaxError, ValueError):  # a cell with a magic command, or changed since
+            continue
+        node = _defining(tree, value, line)
+        if node is not None:
+            begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            end = node.end_lineno or node.lineno
+            text = "".join(lines[begin - 1 : end]).rstrip("\n")
+            return Piece(file, begin, end, text, node.col_offset > 0, node)
+    return None
+
+
+def _places(value: type | FunctionType) -> Iterator[tuple[str, int]]:
+    """(file, a line inside the definition); 0 for an unknown line.
+
+    A script's code names its file as the command line did. That path may mean another file by now,
+    so the module's own file comes next.
+    """
+    functions = [value] if isinstance(value, FunctionType) else list(methods(value))
+    lines = [function.__code__.co_firstlineno for function in functions]
+    for function, line in zip(functions, lines, strict=True):
+        file = function.__code__.co_filename
+        yield (os.path.abspath(file) if os.path.exists(file) else file), line
+    whole = getattr(sys.modules.get(value.__module__), "__file__", None)
+    if whole:
+        yield from ((whole, line) for line in lines or [0])
+
+
+def methods(kind: type) -> Iterator[FunctionType]:
+    """The functions that the class itself defines."""
+    for value in vars(kind).values():
+        inner = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+        if isinstance(inner, FunctionType) and inner.__qualname__.startswith(kind.__qualname__):
+            yield inner
+
+
+def _defining(
+    tree: ast.Module, value: type | FunctionType, line: int
+) -> ast.ClassDef | ast.FunctionDef | None:
+    """The innermost definition of that name around the line; the last one of several."""
+    wanted = ast.ClassDef if isinstance(value, type) else ast.FunctionDef
+    found = None
+    for node in ast.walk(tree):
+        if isinstance(node, wanted) and node.name == value.__name__:
+            begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if not line or begin <= line <= (node.end_lineno or begin):
+                found = node
+    return found

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from evotune.space.reading.object_path import Data, DataPath
 from evotune.space.reading.yaml_source import MAX_DEPTH, Position, check_number, check_text
-from evotune.space.suggest import describe
+from evotune.util.words import describe
 
 Expression: TypeAlias = str | int | float | bool
 """Text in the expression language of space files, or a number."""

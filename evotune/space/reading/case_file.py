@@ -24,8 +24,8 @@ from evotune.space.reading.yaml_source import (
     parse_yaml,
     read_text,
 )
-from evotune.space.suggest import describe
 from evotune.trial import Value
+from evotune.util.words import describe
 
 _MOST_BYTES = 1 << 24
 _MOST_COUNT = 2**53

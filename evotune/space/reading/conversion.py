@@ -18,10 +18,10 @@ from evotune.space.parameters import (
     Parameter,
     PowerOfTwo,
 )
-from evotune.space.reading._fields import MAX_VALUES
 from evotune.space.reading.object_path import DataPath
 from evotune.space.reading.schema import (
     MAX_PARAMETERS,
+    MAX_VALUES,
     ConstraintField,
     ConstraintModel,
     KernelModel,
@@ -47,8 +47,8 @@ from evotune.space.specs import (
     TensorMapSpec,
     WorkspaceSpec,
 )
-from evotune.space.suggest import did_you_mean
 from evotune.trial import Value
+from evotune.util.words import did_you_mean
 
 
 class Converter:

@@ -19,8 +19,8 @@ import yaml
 
 from evotune.errors import SpaceError
 from evotune.space.reading.object_path import Data, DataPath, Scalar, object_path
-from evotune.space.suggest import shorten, shorten_names
 from evotune.util.files import read_regular
+from evotune.util.words import shorten, shorten_names
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from evotune.backends import registry
 from evotune.backends.cuda import _exported
-from evotune.export._served_regions import NONE
+from evotune.export._case_shapes import NONE
 from tests.export.runtime.packages import (
     CASE,
     HEAD_DIM,
