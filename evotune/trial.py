@@ -18,10 +18,32 @@ from evotune.util.channel import plain
 
 Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
+Figure: TypeAlias = bool | int | float | str | list[str] | None
+DeviceState: TypeAlias = Mapping[str, Figure]
+"""Clocks, power, temperature and throttling of a device, as far as it reports them."""
+NamedFigures: TypeAlias = Mapping[str, Figure | Mapping[str, Figure | Mapping[str, Figure]]]
+"""Figures of a compiler or a device by name, some of them by two or three names."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder each time
 _decode = msgspec.json.Decoder().decode
 _decode_values = msgspec.json.Decoder(dict[str, Value]).decode
+
+
+def number(figures: NamedFigures, name: str) -> float | None:
+    """The figure `name` where it is a number; None otherwise."""
+    found = figures.get(name)
+    return found if isinstance(found, int | float) else None
+
+
+def whole(figures: NamedFigures, name: str) -> int:
+    """The figure `name` as an integer; 0 where it is no number."""
+    return int(number(figures, name) or 0)
+
+
+def throttled_by(state: DeviceState) -> tuple[str, ...]:
+    """Why the device runs below its full clock rate; empty if it does not."""
+    found = state.get("throttled_by")
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
 
 
 def parse_json(text: str) -> Json:
@@ -148,7 +170,7 @@ class Measurement(msgspec.Struct, frozen=True):
     samples: int
     cache: str = "warm"
     held_out: bool = False
-    state: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    state: DeviceState = msgspec.field(default_factory=dict)
     retakes: int = 0
     throttled: bool = False
     eager_us: float | None = None
@@ -266,7 +288,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     measurements: tuple[Measurement, ...] = ()
     checks: tuple[Check, ...] = ()
     stage_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    resources: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    resources: NamedFigures = msgspec.field(default_factory=dict)
     domain: Domain | None = None
 
     def __post_init__(self) -> None:
@@ -284,10 +306,21 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.kind is OutcomeKind.UNDECIDED
 
     @property
+    def device_state(self) -> Mapping[str, Figure | Mapping[str, Figure]]:
+        """What the device said of itself after the trial: clocks, power, temperature."""
+        found = self.resources.get("device")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def device_model(self) -> str:
-        """The model of the device that measured it, where a run has several devices; else ""."""
-        device = self.resources.get("device")
-        return str(device.get("model", "")) if isinstance(device, Mapping) else ""
+        """The model of the device that measured it, if the run has several devices; else ""."""
+        return str(self.device_state.get("model", ""))
+
+    @property
+    def recorded_time_us(self) -> float | None:
+        """The time that a recorded space has of the configuration; None in any other run."""
+        time_ms = self.resources.get("time_ms")
+        return time_ms * 1000 if self.ok and isinstance(time_ms, int | float) else None
 
     def to_json(self) -> dict[str, Json]:
         """The outcome as it is stored: only the fields that differ from their defaults, so that

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from evotune.report import wording
 from evotune.report.deciding_outcomes import figures
 from evotune.runs.observer import CONFIRMING, Progress, RunInfo
-from evotune.trial import Json, Outcome, Trial
+from evotune.trial import DeviceState, Outcome, Trial, throttled_by
 
 _CONFIRMATION_S = 20.0  # a rough guess of the time that confirming one champion takes
 _STATE_FORMS = {
@@ -49,7 +49,7 @@ class Standing:
     began_s: float = field(init=False)
     curve: list[float] = field(default_factory=list)
     """The best fitness after each told trial; NaN as long as no trial was valid."""
-    state: Mapping[str, Json] = field(default_factory=dict)
+    state: DeviceState = field(default_factory=dict)
     """The device's clocks, power and temperature at the last measured trial."""
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class Standing:
             for name, form in _STATE_FORMS.items()
             if isinstance(self.state.get(name), int | float)
         ]
-        reasons = ", ".join(map(str, self.state.get("throttled_by") or ()))
+        reasons = ", ".join(throttled_by(self.state))
         return ", ".join((*parts, *([f"clocks lowered by {reasons}"] if reasons else [])))
 
     def wins(self, outcome: Outcome | None) -> bool:
@@ -218,7 +218,7 @@ class Standing:
 
 
 def is_recorded(outcome: Outcome) -> bool:
-    return not outcome.measurements and "time_ms" in outcome.resources
+    return not outcome.measurements and outcome.recorded_time_us is not None
 
 
 def result(outcome: Outcome) -> str:

@@ -21,7 +21,7 @@ from evotune.explain.explanation import Cliff, Hopeless
 from evotune.report.wording import alike_reasons, configuration_text, value_text
 from evotune.space.bound import BoundSpace
 from evotune.space.parameters import Parameter
-from evotune.trial import Configuration, Json, Outcome, Trial, Value
+from evotune.trial import Configuration, Json, NamedFigures, Outcome, Trial, Value
 
 _LEAST: Final = 0.05  # in ln: a smaller step is no cliff
 _SHOWN: Final = 6
@@ -120,7 +120,7 @@ def _explained(step: Step, device: Mapping[str, Value]) -> Iterator[Cliff]:
         yield _cliff(step, figure, named, text + (f": {crossing}" if crossing else ""))
 
 
-def _figures(resources: Mapping[str, Json]) -> dict[str, float]:
+def _figures(resources: NamedFigures) -> dict[str, float]:
     return {name: float(v) for name, v in resources.items() if isinstance(v, (int, float))}
 
 

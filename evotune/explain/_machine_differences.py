@@ -20,7 +20,7 @@ from evotune.explain._roofline import launch_counters
 from evotune.explain._sentences import STALLS
 from evotune.explain.explanation import Against, Kind, Line
 from evotune.report.wording import difference
-from evotune.trial import Json, Value
+from evotune.trial import Json, NamedFigures, Value
 
 _MOST_LINES: Final = 12
 _HEADLINES: Final = 3
@@ -40,7 +40,7 @@ class Machine:
     configuration: Mapping[str, Value] | None = None
     time_us: float | None = None
     gathered: GatheredEvidence | None = None
-    resources: Mapping[str, Json] = field(default_factory=dict)
+    resources: NamedFigures = field(default_factory=dict)
     interval: tuple[float, float] | None = None
 
 

@@ -119,8 +119,7 @@ def _deciding(data: RunData, trial: Trial) -> tuple[Outcome, bool]:
 def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> float | None:
     if measured is not None:
         return measured.time_us
-    time_ms = outcome.resources.get("time_ms") if data.recorded and outcome.ok else None
-    return 1000 * float(time_ms) if isinstance(time_ms, (int, float)) else None
+    return outcome.recorded_time_us if data.recorded else None
 
 
 def kept_in(data: RunData) -> tuple[GatheredEvidence, ...]:

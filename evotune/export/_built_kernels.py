@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.launch import Binary
+from evotune.backends.base.launch import Binary, entry_resources
 from evotune.errors import EnvironmentProblem, EvotuneError
 from evotune.export._case_shapes import CaseShapes
 from evotune.export._champions import regions
@@ -19,7 +19,7 @@ from evotune.runs.compiling import build_jobs
 from evotune.runs.confirmed_champions import Champion
 from evotune.space.specs import KernelSpec
 from evotune.store import RunStore
-from evotune.trial import Json, Region, Value
+from evotune.trial import Json, Region, Value, number
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 from evotune.workers.in_flight import InFlight
 
@@ -168,9 +168,8 @@ def _plan(
 
 
 def _static_bytes(binary: Binary) -> int:
-    own = binary.resources.get("entries", {})
-    found = [each.get(_STATIC_BYTES, 0) for each in (binary.resources, *own.values())]
-    return int(max(found))
+    found = [binary.resources, *entry_resources(binary.resources).values()]
+    return max(int(number(each, _STATIC_BYTES) or 0) for each in found)
 
 
 def _by_binary(

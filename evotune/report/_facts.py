@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from evotune.store import AROUND_SEARCH, UNCONFIRMED, RunStore
-from evotune.trial import Json, Value
+from evotune.trial import Json, NamedFigures, Value
 
 
 class _Timing(msgspec.Struct):
@@ -57,7 +57,7 @@ class _Change(msgspec.Struct):
     ratio_low: float | None
     ratio_high: float | None
     same_code: bool = False
-    resources: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    resources: NamedFigures = msgspec.field(default_factory=dict)
 
 
 class _Ablation(msgspec.Struct):

@@ -142,7 +142,7 @@ def _timed(one: Side) -> dict[str, Measurement]:
     if outcome is None or not outcome.ok:
         return {}
     if one.data.recorded:
-        time_us = outcome.resources["time_ms"] * 1000
+        time_us = outcome.recorded_time_us or math.nan
         return {"recorded": Measurement("recorded", time_us, time_us, "", 0.0, 1.0, 1.0, 1.0, 1)}
     return {m.case: m for m in outcome.measurements if m.counts}
 

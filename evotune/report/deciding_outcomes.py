@@ -101,7 +101,7 @@ def judge(
 def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
     """Speedups and times of an outcome; a recorded one has a time only."""
     check = worst_check(outcome.checks) if outcome.checks else None
-    time_us = _recorded_time_us(outcome) if recorded else _mean_time_us(outcome)
+    time_us = outcome.recorded_time_us if recorded else _mean_time_us(outcome)
     speedup = low = high = None
     if outcome.fitness is not None and not recorded:
         speedup = _exp(outcome.fitness)
@@ -123,13 +123,6 @@ def _mean_time_us(outcome: Outcome) -> float | None:
     if not times or not outcome.ok:
         return None
     return math.exp(sum(math.log(time) for time in times) / len(times))
-
-
-def _recorded_time_us(outcome: Outcome) -> float | None:
-    time_ms = outcome.resources.get("time_ms")
-    if not outcome.ok or not isinstance(time_ms, (int, float)):
-        return None
-    return time_ms * 1000
 
 
 def _exp(fitness: float) -> float:

@@ -33,7 +33,7 @@ from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Evidence, figures, weigh
 from evotune.report.leaderboard import rank
 from evotune.report.whole import TRIALS_A_PART, Ranked, each_part, ranks
-from evotune.trial import Json, Measurement
+from evotune.trial import Json, Measurement, NamedFigures
 from evotune.util.words import csv_text
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def _fixed(recorded: bool, item: Evidence, place: int | None) -> tuple[Json, ...
     )
 
 
-def _figures(resources: Mapping[str, Json]) -> dict[str, Json]:
+def _figures(resources: NamedFigures) -> dict[str, Json]:
     return {name: value for name, value in resources.items() if isinstance(value, (int, float))}
 
 

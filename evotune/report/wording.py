@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
 from evotune.timing.processes import TOO_NOISY, fitness_by_process, spread
-from evotune.trial import Json, Outcome, Value
+from evotune.trial import Json, NamedFigures, Outcome, Value
 from evotune.util.words import counted
 
 NONE = "-"
@@ -147,7 +147,7 @@ def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
     return "; ".join(parts)
 
 
-def compiled_text(resources: Mapping[str, Json]) -> str:
+def compiled_text(resources: NamedFigures) -> str:
     """`148 registers, no spills, 21% occupancy`; "" when the compiler reports no registers."""
     if "registers" not in resources:
         return ""

@@ -25,7 +25,7 @@ from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun, against
 from evotune.store import RunStore
 from evotune.timing.processes import MOST, fitness_by_process, widened
-from evotune.trial import Configuration, Json, Outcome, Value
+from evotune.trial import Configuration, Json, NamedFigures, Outcome, Value
 
 # Facts in a run's store: the newest ablation, those of other trials, and one that has not ended.
 _NEWEST, _EARLIER, _PART = "ablation", "earlier_ablations", "ablation_part"
@@ -77,7 +77,7 @@ class AblationRow:
     ratio_low: float | None
     ratio_high: float | None
     same_code: bool
-    resources: Mapping[str, Json] = field(default_factory=dict)
+    resources: NamedFigures = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         return {

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from evotune.runs.setup import load_kernel_setup
 from evotune.runs.spaces import find_space
 from evotune.runs.stop_signal import interruptible
 from evotune.space.bound import BoundSpace
-from evotune.trial import Configuration, Json, OutcomeKind
+from evotune.trial import Configuration, Json, NamedFigures, OutcomeKind, whole
 from evotune.util.files import scratch_folder
 from evotune.workers.build_cache import BuildCache, writable_cache_dir
 from evotune.workers.build_review import BuildRules, review_build
@@ -47,13 +47,13 @@ class CompileRow:
     outcome: OutcomeKind
     compiled: bool
     reason: str
-    resources: Mapping[str, Json]
+    resources: NamedFigures
     seconds: float
     cached: bool
 
     @property
     def spill_bytes(self) -> int:
-        return int(self.resources.get("spill_bytes", 0))
+        return whole(self.resources, "spill_bytes")
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -108,7 +108,7 @@ class CompileSummary:
         self.limited += row.compiled and row.outcome is OutcomeKind.RESOURCE_LIMIT
         self.spilling += row.spill_bytes > 0
         self.cached += row.cached
-        self.most_registers = max(self.most_registers, row.resources.get("registers", 0))
+        self.most_registers = max(self.most_registers, whole(row.resources, "registers"))
         self.most_spill_bytes = max(self.most_spill_bytes, row.spill_bytes)
         key = (row.outcome.value, row.reason)
         if row.reason and (key in self.reasons or len(self.reasons) < _MOST_REASONS):

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evotune.backends.base.session import Sampler
-from evotune.trial import Json, Measurement
+from evotune.trial import DeviceState, Measurement, number, throttled_by
 
 # --- Medians with bootstrap confidence intervals (Efron 1979, percentile method) ------------------
 
@@ -150,7 +150,7 @@ def measure_paired(
     cache: str = "warm",
     held_out: bool = False,
     before_sample: Callable[[], None] = lambda: None,
-    state: Callable[[], Mapping[str, Json]] = dict,
+    state: Callable[[], DeviceState] = dict,
     rest: Callable[[float], None] = time.sleep,
 ) -> Measurement:
     """Times the candidate against the baseline. `before_sample` runs outside the clock before each
@@ -165,10 +165,10 @@ def measure_paired(
     marked `throttled` if the device was slow during that one too."""
     retakes = -1
     throttled = True
-    after: Mapping[str, Json] = {}
+    after: DeviceState = {}
     while throttled and retakes < _MOST_RETAKES:
         retakes += 1
-        if _SLOWDOWNS.intersection(after.get("throttled_by", ())):
+        if _SLOWDOWNS.intersection(throttled_by(after)):
             rest(_REST_S)
         before = state()
         rivals = _Rivals(contender_speedup, leader_speedup)
@@ -187,18 +187,18 @@ def measure_paired(
     )
 
 
-def slowed_down(before: Mapping[str, Json], after: Mapping[str, Json]) -> bool:
+def slowed_down(before: DeviceState, after: DeviceState) -> bool:
     """True if heat or hardware slowed the device down, or its SM clocks changed, in between.
 
     A software power cap alone does not count: a small GPU lives at its cap, and clocks that
     follow it hit candidate and baseline alike."""
-    reasons = {*before.get("throttled_by", ()), *after.get("throttled_by", ())}
+    reasons = {*throttled_by(before), *throttled_by(after)}
     if reasons & _SLOWDOWNS:
         return True
-    first, last = before.get("sm_mhz"), after.get("sm_mhz")
+    first, last = number(before, "sm_mhz"), number(after, "sm_mhz")
     if not first or not last or _POWER_CAP in reasons:
         return False
-    return bool(abs(first - last) > _STEADY_CLOCKS * max(first, last))
+    return abs(first - last) > _STEADY_CLOCKS * max(first, last)
 
 
 class _Rivals(NamedTuple):

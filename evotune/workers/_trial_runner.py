@@ -21,7 +21,7 @@ from evotune.backends.base.session import LaunchFailure, Session
 from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.timing.paired import TimingSettings
-from evotune.trial import CUT_SHORT, Json, Measurement, Outcome, OutcomeKind
+from evotune.trial import CUT_SHORT, DeviceState, Measurement, NamedFigures, Outcome, OutcomeKind
 from evotune.verify.champion_launches import in_order, run_random_tests
 from evotune.verify.gate import Gate, Subject, Verdict, audit, reuse, watch_long_rows
 from evotune.verify.kept_checks import worth_keeping
@@ -485,9 +485,9 @@ def outcome_of(
     verdict: Verdict,
     measurements: list[Measurement],
     stage_s: dict[str, float],
-    state: Mapping[str, Json],
+    state: DeviceState,
 ) -> Outcome:
-    resources = {"device": dict(state)}
+    resources: NamedFigures = {"device": state}
     if verdict.kind is not None:
         return Outcome(
             verdict.kind,

@@ -18,14 +18,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 from evotune.backends.base.launch import Binary
 from evotune.backends.base.sources import told_folder
 from evotune.errors import EnvironmentProblem
-from evotune.trial import Json
+from evotune.trial import NamedFigures
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ASIDE = ".writing-"
@@ -107,7 +106,7 @@ class BuildCache:
             return None
         return binary
 
-    def put(self, key: str, code: bytes, resources: Mapping[str, Json], seconds: float) -> Binary:
+    def put(self, key: str, code: bytes, resources: NamedFigures, seconds: float) -> Binary:
         sha256 = hashlib.sha256(code).hexdigest()
         path = self._object_path(sha256)
         _write_whole(path, code)
@@ -127,7 +126,7 @@ class BuildCache:
         return self._folder / "jobs" / key[:2] / f"{key}.json"
 
 
-def _checksum(key: str, sha256: str, resources: Mapping[str, Json], seconds: float) -> str:
+def _checksum(key: str, sha256: str, resources: NamedFigures, seconds: float) -> str:
     facts = json.dumps([key, sha256, dict(resources), seconds], sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evotune.backends.base.backend import Figures, Limits
 from evotune.backends.base.launch import Binary
 from evotune.space.bound import BoundSpace
-from evotune.trial import Json, Value
+from evotune.trial import NamedFigures, Value
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 
 _Known = dict[tuple[str, str, tuple[int, ...], int], Figures]
@@ -32,7 +32,7 @@ class BuildReview:
     """A candidate judged by its compiled figures: `resources` for its record, and as `violation`
     why it must not be launched ("" when it may be)."""
 
-    resources: Mapping[str, Json]
+    resources: NamedFigures
     violation: str = ""
 
 
@@ -77,11 +77,11 @@ def _figures(case: CaseJob, binary: Binary, rules: BuildRules, known: _Known) ->
     return found
 
 
-def _worst_resources(binaries: Iterable[Binary]) -> dict[str, Json]:
+def _worst_resources(binaries: Iterable[Binary]) -> dict[str, int | float]:
     """The largest value of every figure, without the figures of single functions."""
-    found: dict[str, Json] = {}
+    found: dict[str, int | float] = {}
     for binary in binaries:
         for name, value in binary.resources.items():
-            if not isinstance(value, dict):
+            if isinstance(value, int | float):
                 found[name] = max(value, found.get(name, value))
     return found

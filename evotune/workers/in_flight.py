@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from evotune.backends.base.launch import MBARRIERS, Binary, CompileFailure, CompileJob, LaunchPlan
-from evotune.trial import QUARANTINED, Json, Outcome, OutcomeKind
+from evotune.trial import QUARANTINED, Json, NamedFigures, Outcome, OutcomeKind, number
 from evotune.util.channel import plain
 from evotune.workers.build_review import BuildRules, review_build
 from evotune.workers.executor import TIMED, CaseJob, Proposal
@@ -71,7 +71,7 @@ class InFlight:
 
     proposal: Proposal
     binaries: dict[str, Binary] = dataclasses.field(default_factory=dict)
-    resources: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    resources: NamedFigures = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
     twin: Twin | None = None  # an earlier trial of the same code
 
@@ -133,13 +133,14 @@ class InFlight:
 
     def _compiled(self, job: CaseJob) -> TrialCase:
         binary = self.binaries[job.compile.key]
+        mbarriers = number(binary.resources, MBARRIERS)
         return TrialCase(
             case=job.case,
             role=job.role,
             plan=job.plan.completed(binary.resources),
             flops=job.flops,
             binary=binary.path,
-            mbarriers=binary.resources.get(MBARRIERS),
+            mbarriers=None if mbarriers is None else int(mbarriers),
             compile=job.compile if self.proposal.confirm and job.role == TIMED else None,
         )
 

@@ -315,7 +315,7 @@ class LocalExecutor:
         done = TrialDone(outcome=answer) if isinstance(answer, Outcome) else answer
         outcome = item.with_build(done.outcome)
         if self.name_devices:
-            state = {**outcome.resources.get("device", {}), **_identity(device.profile)}
+            state = {**outcome.device_state, **_identity(device.profile)}
             resources = {**outcome.resources, "device": state}
             outcome = msgspec.structs.replace(outcome, resources=resources)
         if outcome.kind is OutcomeKind.OUT_OF_BOUNDS:

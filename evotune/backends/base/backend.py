@@ -28,7 +28,7 @@ from evotune.backends.base.session import Compiler, Session
 from evotune.errors import EvotuneError
 from evotune.languages import Language
 from evotune.problems.problem import TensorSpec
-from evotune.trial import Check, Json, OutcomeKind, Value
+from evotune.trial import Check, NamedFigures, OutcomeKind, Value
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class Limits(Protocol):
         """The largest launch that a device with these attributes takes."""
 
     def figures(
-        self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
+        self, launch: Launch, resources: NamedFigures, device: Mapping[str, Value]
     ) -> Figures:
         """The figures of a launch whose binary has these resources."""
 

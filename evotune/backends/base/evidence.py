@@ -20,7 +20,7 @@ import msgspec
 from evotune.backends.base.launch import CompileJob, LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
 from evotune.problems.problem import Case, TensorSpec
-from evotune.trial import Json, Value
+from evotune.trial import Json, NamedFigures, Value
 from evotune.util.files import state_folder
 
 # --- Requests -------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     tensors: tuple[TensorSpec, ...]
     indices: Mapping[str, bytes] = {}
-    resources: Mapping[str, Json] = {}
+    resources: NamedFigures = {}
     compile: CompileJob | None = None
     without: frozenset[str] = frozenset()
 
@@ -249,7 +249,7 @@ class GatheredEvidence(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence
     configuration: Mapping[str, Value] | None = None
     baseline: str = ""
-    resources: Mapping[str, Json] = {}
+    resources: NamedFigures = {}
 
     def to_json(self) -> dict[str, Json]:
         fields: dict[str, Json] = msgspec.to_builtins(self)

@@ -13,7 +13,7 @@ import msgspec
 
 from evotune.problems.element_types import ELEMENT_BYTES
 from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
-from evotune.trial import Json, OutcomeKind
+from evotune.trial import Figure, NamedFigures, OutcomeKind, number
 
 # Tensor maps as plain data: they describe a tensor to a GPU's copy engine (TMA, sm_90 and later).
 #
@@ -174,14 +174,15 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     launches: tuple[Launch, ...]
     constant_memory: tuple[ConstantMemory, ...] = ()
 
-    def completed(self, resources: Mapping[str, Json]) -> LaunchPlan:
+    def completed(self, resources: NamedFigures) -> LaunchPlan:
         """The plan with the one figure that only the compiler knows: the shared memory that Triton
         uses."""
-        if DYNAMIC_SHARED_BYTES not in resources:
+        shared_bytes = number(resources, DYNAMIC_SHARED_BYTES)
+        if shared_bytes is None:
             return self
-        shared_bytes = int(resources[DYNAMIC_SHARED_BYTES])
         launches = (
-            msgspec.structs.replace(launch, shared_bytes=shared_bytes) for launch in self.launches
+            msgspec.structs.replace(launch, shared_bytes=int(shared_bytes))
+            for launch in self.launches
         )
         return msgspec.structs.replace(self, launches=tuple(launches))
 
@@ -239,9 +240,21 @@ class Binary(msgspec.Struct, frozen=True, tag=True):
 
     sha256: str
     path: str
-    resources: Mapping[str, Json]
+    resources: NamedFigures
     seconds: float
     cached: bool = False
+
+
+def entry_resources(resources: NamedFigures) -> Mapping[str, Mapping[str, Figure]]:
+    """A binary's figures of each entry function by name; empty where the compiler gave none."""
+    found = resources.get("entries")
+    named = found.items() if isinstance(found, Mapping) else ()
+    return {name: own for name, own in named if isinstance(own, Mapping)}
+
+
+def resources_of(entry: str, resources: NamedFigures) -> NamedFigures:
+    """The figures of one entry function; the binary's where it has none of its own."""
+    return entry_resources(resources).get(entry, resources)
 
 
 class CompileFailure(msgspec.Struct, frozen=True, tag=True):

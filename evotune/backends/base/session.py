@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.trial import Json, OutcomeKind
+from evotune.trial import DeviceState, NamedFigures, OutcomeKind
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class Compiler(Protocol):
 
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
-    ) -> Mapping[str, Json] | CompileFailure:
+    ) -> NamedFigures | CompileFailure:
         """Writes machine code to `output`; returns its resources (registers, spills, ...)."""
 
 
@@ -180,7 +180,7 @@ class Session(Protocol):
     def fault(self, error: RuntimeError) -> Fault | None:
         """The fault that `error` shows; None when the error is not the device's."""
 
-    def state(self) -> Mapping[str, Json]:
+    def state(self) -> DeviceState:
         """Clocks, power, temperature and throttling, as far as the device reports them."""
 
 

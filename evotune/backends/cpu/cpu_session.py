@@ -36,7 +36,7 @@ from evotune.backends.cpu._process_state import (
     kept_busy,
 )
 from evotune.backends.cpu.cpu_profile import cpuinfo
-from evotune.trial import Json, OutcomeKind
+from evotune.trial import DeviceState, OutcomeKind
 
 if TYPE_CHECKING:
     import torch
@@ -208,7 +208,7 @@ class CpuSession:
         reason = str(error).splitlines()[0] if str(error) else ""
         return Fault(OutcomeKind.DEVICE_OOM, reason) if "can't allocate memory" in reason else None
 
-    def state(self) -> Mapping[str, Json]:
+    def state(self) -> DeviceState:
         clocks = cpuinfo("cpu MHz")
         load = os.getloadavg()[0]
         return {"clock_mhz": float(clocks) if clocks else None, "load_1min": round(load, 2)}

@@ -25,14 +25,14 @@ from evotune.backends.base.evidence import (
     Occupancy,
     StaticView,
 )
-from evotune.backends.base.launch import Launch
+from evotune.backends.base.launch import Launch, entry_resources, resources_of
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.cuda import _discover, _limits, _nsight, _static_view
 from evotune.backends.cuda._discover import busy_gpu
 from evotune.backends.cuda._presence import gpus_present
 from evotune.backends.cuda.ceiling_run import LIMIT_S
 from evotune.errors import EvotuneError
-from evotune.trial import Json, Value
+from evotune.trial import NamedFigures, Value, whole
 from evotune.util.channel import encode
 from evotune.util.files import scratch_folder
 from evotune.util.processes import module_command
@@ -141,18 +141,18 @@ def _counters(request: EvidenceRequest) -> list[Counters]:
 
 def _planned(
     launch: Launch,
-    resources: Mapping[str, Json],
+    resources: NamedFigures,
     device: Mapping[str, Value],
     missing: dict[str, str],
 ) -> LaunchEvidence:
-    own: Mapping[str, Json] = resources.get("entries", {}).get(launch.entry, resources)
+    own = resources_of(launch.entry, resources)
     found = LaunchEvidence(
         kernel=launch.entry,
         blocks=math.prod(launch.grid),
         threads=launch.threads,
-        shared_bytes=int(own.get("static_shared_bytes", 0)) + launch.shared_bytes,
+        shared_bytes=whole(own, "static_shared_bytes") + launch.shared_bytes,
     )
-    return _with_occupancy(found, int(own.get("registers", 0)), device, missing)
+    return _with_occupancy(found, whole(own, "registers"), device, missing)
 
 
 def _profiled(
@@ -350,13 +350,13 @@ _INFO = 0x70000000
 _SYMBOLS = 2
 
 
-def with_registers(resources: Mapping[str, Json], binary: Path) -> dict[str, Json]:
+def with_registers(resources: NamedFigures, binary: Path) -> NamedFigures:
     """The compiler's figures of the binary. Where they lack a function's registers, the binary's
     own count stands for them."""
-    entries: dict[str, Json] = dict(resources.get("entries", {}))
+    entries = dict(entry_resources(resources))
     for name, count in read_registers(binary).items():
         entries[name] = {"registers": count, **entries.get(name, {})}
-    return {**resources, "entries": entries} if entries else dict(resources)
+    return {**resources, "entries": entries} if entries else resources
 
 
 def read_registers(binary: Path) -> dict[str, int]:

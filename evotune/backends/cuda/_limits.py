@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from evotune.backends.base.backend import Figures, LaunchBounds
-from evotune.backends.base.launch import Launch
-from evotune.trial import Json, Value
+from evotune.backends.base.launch import Launch, resources_of
+from evotune.trial import NamedFigures, Value, whole
 
 # --------------------------------------------------------------------------------------------------
 # Computes how many blocks of a kernel fit on one multiprocessor, as the hardware allocates them.
@@ -104,24 +104,22 @@ def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
     return ""
 
 
-def launch_figures(
-    launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
-) -> Figures:
+def launch_figures(launch: Launch, resources: NamedFigures, device: Mapping[str, Value]) -> Figures:
     """The figures of a launch. `resources` are its binary's, as `NvrtcCompiler` returns them."""
-    own: Mapping[str, int] = resources.get("entries", {}).get(launch.entry, resources)
+    own = resources_of(launch.entry, resources)
     threads = math.prod(launch.block)
-    registers = int(own.get("registers", 0))
-    static_bytes = int(own.get("static_shared_bytes", 0))
+    registers = whole(own, "registers")
+    static_bytes = whole(own, "static_shared_bytes")
     total_bytes = static_bytes + launch.shared_bytes
     resident = occupancy(device, threads=threads, registers=registers, shared_bytes=total_bytes)
-    stores, loads = int(own.get("spill_store_bytes", 0)), int(own.get("spill_load_bytes", 0))
+    stores, loads = whole(own, "spill_store_bytes"), whole(own, "spill_load_bytes")
     values = {
         "registers": registers,
         "spill_bytes": stores + loads,
         "spill_store_bytes": stores,
         "spill_load_bytes": loads,
-        "stack_bytes": int(own.get("stack_bytes", 0)),
-        "serialized": int(own.get("serialized", 0)),
+        "stack_bytes": whole(own, "stack_bytes"),
+        "serialized": whole(own, "serialized"),
         "static_shared_bytes": static_bytes,
         "shared_bytes_total": total_bytes,
         "occupancy": resident.share,
@@ -174,7 +172,7 @@ class GpuLimits:
         return launch_bounds(device)
 
     def figures(
-        self, launch: Launch, resources: Mapping[str, Json], device: Mapping[str, Value]
+        self, launch: Launch, resources: NamedFigures, device: Mapping[str, Value]
     ) -> Figures:
         return launch_figures(launch, resources, device)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from evotune.backends.base.evidence import EvidenceRequest, StaticView
 from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
+from evotune.backends.base.launch import resources_of
 from evotune.backends.base.time_limits import Tool
 from evotune.backends.cuda import _ptx_view
-from evotune.trial import Json
+from evotune.trial import NamedFigures, whole
 from evotune.util.files import scratch_folder
 
 DISASSEMBLER = "nvdisasm"
@@ -89,20 +90,20 @@ def static_views(request: EvidenceRequest) -> dict[str, StaticView]:
 
 
 def _views(
-    functions: Mapping[str, Sequence[Instruction]], resources: Mapping[str, Json], source: str
+    functions: Mapping[str, Sequence[Instruction]], resources: NamedFigures, source: str
 ) -> dict[str, StaticView]:
     is_sass = source != "ptx"
     return {
-        name: _view(code, resources.get("entries", {}).get(name, resources), source, is_sass)
+        name: _view(code, resources_of(name, resources), source, is_sass)
         for name, code in functions.items()
     }
 
 
 def _view(
-    code: Sequence[Instruction], figures: Mapping[str, Json], source: str, is_sass: bool
+    code: Sequence[Instruction], figures: NamedFigures, source: str, is_sass: bool
 ) -> StaticView:
     def figure(name: str) -> int:
-        return int(figures.get(name, 0))
+        return whole(figures, name)
 
     waiting: Callable[[Sequence[Instruction]], bool] = is_waiting
     loops = innermost_loops(code, waiting)

@@ -36,7 +36,7 @@ from evotune.backends.base.session import (
 from evotune.backends.cuda._kernel import LIBRARY, CudaKernel, bind
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.errors import EnvironmentProblem
-from evotune.trial import Json, OutcomeKind
+from evotune.trial import DeviceState, Json, OutcomeKind
 from evotune.util.files import scratch_folder
 
 # --- Classifies a CUDA error of a candidate -------------------------------------------------------
@@ -224,7 +224,7 @@ class CudaSession:
             return False
         return True
 
-    def state(self) -> Mapping[str, Json]:
+    def state(self) -> DeviceState:
         return self._state.read()
 
 

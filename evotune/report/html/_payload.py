@@ -32,7 +32,7 @@ from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
 from evotune.report.wording import alike_reasons, change_text
 from evotune.timing.processes import agreement
-from evotune.trial import Json, Measurement, Outcome, Trial, Value
+from evotune.trial import Json, Measurement, Outcome, Trial, Value, throttled_by
 from evotune.util.commands import run_command
 from evotune.util.words import printable, shorten
 
@@ -263,8 +263,7 @@ def _seen(data: RunData, trial: Trial) -> list[float | None] | None:
     if outcome.fitness is None:
         return None
     if data.recorded:
-        time_ms = outcome.resources.get("time_ms")
-        return [short(time_ms * 1000)] if isinstance(time_ms, int | float) else None
+        return None if outcome.recorded_time_us is None else [short(outcome.recorded_time_us)]
     bounds = (outcome.fitness, outcome.fitness_low, outcome.fitness_high)
     return [short(_exp(outcome.fitness if bound is None else bound)) for bound in bounds]
 
@@ -387,7 +386,7 @@ def _device_state(data: RunData) -> dict[str, Json]:
         figures = {n: v for n, v in state.items() if isinstance(v, int | float)}
         if figures:
             names.update(dict.fromkeys(figures))
-            throttled = " ".join(map(str, state.get("throttled_by") or ()))
+            throttled = " ".join(throttled_by(state))
             moments.append((data.finish_times_s.get(trial.number), figures, printable(throttled)))
     return {
         "seconds": [short(seconds) for seconds, _, _ in moments],
