@@ -345,6 +345,27 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 _decode_outcome = msgspec.json.Decoder(Outcome).decode
 
 
+class Calibration(msgspec.Struct, frozen=True):
+    """How one of several devices measures the same baselines and the same configuration.
+
+    `reason`: why the reference has no speedup.
+    """
+
+    id: str
+    model: str
+    baseline_us: Mapping[str, float]
+    reason: str
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+
+    def __post_init__(self) -> None:
+        speedups = (self.speedup, self.speedup_low, self.speedup_high)
+        figures = [*self.baseline_us.values(), *(s for s in speedups if s is not None)]
+        if not all(figure > 0 for figure in figures):
+            raise ValueError("a device without figures")
+
+
 class Trial(NamedTuple):
     """Proposal `number` of a run, with its configuration and outcome."""
 

@@ -97,5 +97,5 @@ def _parts(found: list[AblationRow]) -> Iterator[Table | str]:
 def _cells(item: AblationRow) -> tuple[str, str, str]:
     from evotune.report.wording import change_text, ratio_text
 
-    row = item.to_json()
-    return change_text(row), str(row["why"]), ratio_text(row)
+    row = item.fact()
+    return change_text(row), row.why, ratio_text(row)

@@ -215,13 +215,13 @@ def _conclude(
     confirmed = any(each.ok for each in data.confirmations.values())
     refused = bool(data.confirmations) and not confirmed
     failed = 0 if result.ok_trials and not refused else _NO_VALID_CANDIDATE
-    cut = data.unconfirmed and not confirmed
+    cut = data.facts.unconfirmed and not confirmed
     if not interrupted and (result.undecided or (result.ok_trials and cut)):
         failed = _UNDECIDED
     terminal.verdict = _INTERRUPTED if interrupted else failed
     print_leaderboard(terminal, data, _SHOWN_ROWS)
     sys.stdout.flush()
-    more = more_budget(result.reason, data.settings)
+    more = more_budget(result.reason, data.facts.settings)
     if failed == _UNDECIDED:
         again = run_command("resume", result.run.path, *(more or ()))
         why = "" if cut else f"undecided: no kernel was confirmed, since {TOO_NOISY}; "
@@ -244,7 +244,7 @@ def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None
     """Tells how the winner gets into a program."""
     from evotune.util.commands import package_commands
 
-    problem = str(data.meta.get("problem", {}).get("name", ""))
+    problem = data.facts.problem.name
     found = package_commands(str(result.run.path), data.space, problem)
     terminal.note(f"export: {found.export}")
     terminal.note(f"use: {found.install}; {python_command('-c', found.use)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
 from evotune.report.data import RunData
+from evotune.run_options import RunOptions
 from evotune.runs.observer import CONFIRMING, Observer, Progress, RunInfo
 from evotune.runs.stop_signal import interruptible
 from evotune.store import RunStore
@@ -40,20 +41,19 @@ class Follower:
 
     def start(self) -> None:
         data = RunData.load(self._run, 1)
-        settings = data.settings
-        self._population = max(1, int(settings.get("population", 1)))
-        self._elites = max(1, int(settings.get("elites", 1)))
+        settings = data.facts.settings or RunOptions()
+        self._population, self._elites = settings.population, settings.elites
         self._observer.started(
             RunInfo(
                 id=data.id,
                 path=data.path,
                 space=data.space,
-                device=str(data.device.get("name", "")),
-                strategy=str(settings.get("strategy", "")),
-                seed=int(settings.get("seed") or 0),
+                device=data.facts.device.name,
+                strategy=settings.strategy,
+                seed=settings.seed,
                 population=self._population,
-                trials=int(settings.get("trials") or 0),
-                minutes=settings.get("minutes"),
+                trials=settings.trials,
+                minutes=settings.minutes,
                 already_done=data.totals.trials,
                 elapsed_s=data.totals.elapsed_s,
             )

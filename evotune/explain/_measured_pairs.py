@@ -21,7 +21,8 @@ from evotune.explain.explanation import Effect, Pair
 from evotune.report.wording import value_text
 from evotune.runs.ablation import AblationRow, Change
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
-from evotune.trial import Configuration, Json, Trial, Value
+from evotune.store.facts import AblatedChange, Ablation
+from evotune.trial import Configuration, Trial, Value
 
 # A run's trials as columns: parameters with their values, configurations as indices, fitness.
 _MOST_VALUES = 64  # of a domain; of a larger one only the values that were tried count
@@ -175,9 +176,9 @@ def _best(worths: Iterable[Worth]) -> list[Worth]:
     return list(found.values())
 
 
-def is_pair(row: Mapping[str, Json]) -> bool:
+def is_pair(row: AblatedChange) -> bool:
     """Whether a row of an ablation changed both choices of a pair."""
-    return bool(row["why"] == PAIR and row["also"])
+    return bool(row.why == PAIR and row.also)
 
 
 def pair_changes(champion: Configuration, pairs: Iterable[Choices]) -> list[Change]:
@@ -201,20 +202,17 @@ def _change(champion: Configuration, values: Mapping[str, Value]) -> Change:
 
 
 def with_measurements(
-    pairs: Sequence[Pair], ablation: Mapping[str, Json] | None, champion: Mapping[str, Value]
+    pairs: Sequence[Pair], ablation: Ablation | None, champion: Mapping[str, Value]
 ) -> tuple[Pair, ...]:
     """The model's pairs, with measured figures where the ablation has all three rows of one. Then
     the other measured pairs whose choices surely depend on each other; they take the place of a
     pair of the model of the same parameters."""
-    rows = [row for row in (ablation or {}).get("rows", ()) if row["parameter"] and row["ratio"]]
-    known = {
-        (row["parameter"], repr(row["after"]), repr(sorted(row["also"].items()))): row
-        for row in rows
-    }
+    rows = [row for row in (ablation.rows if ablation else ()) if row.parameter and row.ratio]
+    known = {(row.parameter, repr(row.after), repr(sorted(row.also.items()))): row for row in rows}
     found = [_measured(pair, known) for pair in pairs]
     told = {_parameters(pair) for pair in found if pair.basis == "paired"}
     for row in filter(is_pair, rows):
-        if frozenset((row["parameter"], *row["also"])) in told:
+        if frozenset((row.parameter, *row.also)) in told:
             continue
         measured = [_measured(pair, known) for pair in _both_ways(row, champion)]
         # The choice that is worth less alone comes first: the other one is why.
@@ -229,10 +227,10 @@ def _parameters(pair: Pair) -> frozenset[str]:
     return frozenset((pair.parameter, pair.other))
 
 
-def _both_ways(row: Mapping[str, Json], champion: Mapping[str, Value]) -> Iterator[Pair]:
+def _both_ways(row: AblatedChange, champion: Mapping[str, Value]) -> Iterator[Pair]:
     """The pair of a row, each choice as the first one, without figures."""
-    ((other, other_value),) = row["also"].items()
-    changed = {row["parameter"]: row["after"], other: other_value}
+    ((other, other_value),) = row.also.items()
+    changed = {row.parameter: row.values[1], other: other_value}
     for one, another in itertools.permutations(changed, 2):
         yield Pair(
             parameter=one,
@@ -250,8 +248,8 @@ def _both_ways(row: Mapping[str, Json], champion: Mapping[str, Value]) -> Iterat
         )
 
 
-def _measured(pair: Pair, known: Mapping[tuple[str, str, str], Mapping[str, Json]]) -> Pair:
-    def row(name: str, value: Value, also: Mapping[str, Value]) -> Mapping[str, Json] | None:
+def _measured(pair: Pair, known: Mapping[tuple[str, str, str], AblatedChange]) -> Pair:
+    def row(name: str, value: Value, also: Mapping[str, Value]) -> AblatedChange | None:
         return known.get((name, repr(value), repr(sorted(also.items()))))
 
     one = row(pair.parameter, pair.source, {})
@@ -259,12 +257,13 @@ def _measured(pair: Pair, known: Mapping[tuple[str, str, str], Mapping[str, Json
     both = row(pair.parameter, pair.source, {pair.other: pair.other_value}) or row(
         pair.other, pair.other_value, {pair.parameter: pair.source}
     )
-    if one is None or other is None or both is None:
+    speeds = [None if item is None else item.speed for item in (one, other, both)]
+    known_speeds = [speed for speed in speeds if speed is not None]
+    if len(known_speeds) < len(speeds):
         return pair
-    together, alone = 1 / one["ratio"], other["ratio"] / both["ratio"]
-    spread = sum(
-        (math.log(item["ratio_high"] / item["ratio_low"]) / 2) ** 2 for item in (one, other, both)
-    )
+    first, second, with_both = known_speeds
+    together, alone = 1 / first.value, second.value / with_both.value
+    spread = sum((math.log(speed.high / speed.low) / 2) ** 2 for speed in known_speeds)
     factor, width = together / alone, math.exp(math.sqrt(spread))
     return msgspec.structs.replace(
         pair,

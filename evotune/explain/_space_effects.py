@@ -19,7 +19,8 @@ from evotune.explain.predicting import Predictor
 from evotune.runs.ablation import SMALLEST
 from evotune.search.trial_model import Difference, TrialModel
 from evotune.space.parameters import Parameter
-from evotune.trial import Configuration, Json, Trial, Value
+from evotune.store.facts import Ablation
+from evotune.trial import Configuration, Trial, Value
 
 _BACKGROUND: Final = 48  # configurations over which a value's worth is averaged
 _NEAR: Final = 16  # of them, the best ones, for pairs
@@ -287,7 +288,7 @@ _UNORDERED: Final = 2  # predicted alternatives of a parameter without an order
 
 def effects_of(
     champion: Trial,
-    ablation: Mapping[str, Json] | None,
+    ablation: Ablation | None,
     table: TrialTable,
     predictor: Predictor | None,
     valid: Sequence[Configuration] | None = None,
@@ -308,46 +309,46 @@ def _size(effect: Effect) -> tuple[bool, float]:
     return (effect.worth is None, -abs(math.log(effect.worth)) if effect.worth else 0.0)
 
 
-def _paired(ablation: Mapping[str, Json] | None) -> Iterator[Effect]:
-    for row in (ablation or {}).get("rows", ()):
-        if not row["parameter"] or is_pair(row):
+def _paired(ablation: Ablation | None) -> Iterator[Effect]:
+    for row in ablation.rows if ablation else ():
+        if not row.parameter or is_pair(row):
             continue
-        known = row["ratio"] is not None
         yield Effect(
-            parameter=row["parameter"],
-            source=row["after"],
-            to=row["before"],
-            worth=1 / row["ratio"] if known else None,
-            low=1 / row["ratio_high"] if known else None,
-            high=1 / row["ratio_low"] if known else None,
+            parameter=row.parameter,
+            source=row.values[1],
+            to=row.values[0],
+            worth=1 / row.speed.value if row.speed else None,
+            low=1 / row.speed.high if row.speed else None,
+            high=1 / row.speed.low if row.speed else None,
             basis="paired",
-            outcome=row["outcome"],
-            reason=row["reason"],
-            also=row.get("also") or {},
-            same_code=bool(row.get("same_code")),
+            outcome=row.outcome,
+            reason=row.reason,
+            also=row.also,
+            same_code=row.same_code,
         )
 
 
-def ablation_steps(ablation: Mapping[str, Json] | None) -> Iterator[Step]:
+def ablation_steps(ablation: Ablation | None) -> Iterator[Step]:
     """The rows that changed one parameter alone, whose compilers' figures are kept, as steps. A
     change to the smallest value is no step: the cliff may lie anywhere on the way."""
-    rows = list((ablation or {}).get("rows", ()))
-    if not rows or not rows[0].get("resources"):
+    rows = list(ablation.rows if ablation else ())
+    if not rows or not rows[0].resources:
         return
-    own = rows[0]["resources"]
+    own = rows[0].resources
     for row in rows[1:]:
-        if row["ratio"] is None or row.get("also") or not row.get("resources"):
+        speed = row.speed
+        if speed is None or row.also or not row.resources:
             continue
-        if row.get("why") == SMALLEST:
+        if row.why == SMALLEST:
             continue
-        slower, other = -math.log(row["ratio"]), row["resources"]
-        change = (row["before"], row["after"])
+        slower, other = -math.log(speed.value), row.resources
+        before, after = row.values
         if slower >= 0:
-            least = -math.log(row["ratio_high"])
-            yield Step(row["parameter"], *change, slower, least, own, other, (-1, -1))
+            least = -math.log(speed.high)
+            yield Step(row.parameter, before, after, slower, least, own, other, (-1, -1))
         else:
-            least = math.log(row["ratio_low"])
-            yield Step(row["parameter"], *change[::-1], -slower, least, other, own, (-1, -1))
+            least = math.log(speed.low)
+            yield Step(row.parameter, after, before, -slower, least, other, own, (-1, -1))
 
 
 def _from_trials(champion: Trial, table: TrialTable) -> Iterator[Effect]:

@@ -8,13 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from evotune.backends.base.evidence import FACT, GatheredEvidence, read_gathered
+from evotune.backends.base.evidence import GatheredEvidence
+from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import UsageError
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
 from evotune.report.leaderboard import rank
 from evotune.runs.folder import RunFolder, find_run
-from evotune.trial import Configuration, Json, Measurement, Outcome, Trial, Value
+from evotune.store.facts import Ablation, Baselines
+from evotune.trial import Configuration, Measurement, Outcome, Trial, Value
 
 BASELINE, DEFAULT = "baseline", "default"
 
@@ -63,7 +65,7 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
     """Without the trials that another model of device ran than the subject's: neither their
     speedups nor their failures count here. Of a model that is not the run's first, nothing else is
     known."""
-    own = str(data.device.get("name", ""))
+    own = data.facts.device.name
     model = subject.outcome.device_model or own
 
     def belongs(trial: Trial) -> bool:
@@ -72,13 +74,19 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
             return True  # it failed before a device ran it, or on the only model
         return (found or own) == model
 
-    meta = data.meta
-    if model != own:
-        # Measured on the run's first one.
-        others = ("ablation", "earlier_ablations", "ablation_part", "tries", "baselines", FACT)
-        meta = {name: fact for name, fact in meta.items() if name not in others}
-        meta["device"] = {"name": model}
-    return dataclasses.replace(data, meta=meta, trials=tuple(filter(belongs, data.trials)))
+    facts = data.facts
+    if model != own:  # these were measured on the run's first one
+        facts = dataclasses.replace(
+            facts,
+            ablation=None,
+            earlier_ablations=(),
+            ablation_part=None,
+            tries=(),
+            baselines=Baselines(),
+            evidence=(),
+            device=DeviceProfile(model, "", "", {}),
+        )
+    return dataclasses.replace(data, facts=facts, trials=tuple(filter(belongs, data.trials)))
 
 
 def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
@@ -122,11 +130,6 @@ def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> f
     return outcome.recorded_time_us if data.recorded else None
 
 
-def kept_in(data: RunData) -> tuple[GatheredEvidence, ...]:
-    """The evidence that a run's store holds."""
-    return read_gathered(data.meta.get(FACT))
-
-
 def evidence_for(
     kept: Sequence[GatheredEvidence], configuration: Mapping[str, Value], case: str
 ) -> GatheredEvidence | None:
@@ -159,18 +162,18 @@ def trial_like(data: RunData, configuration: Mapping[str, Value]) -> Trial | Non
     return next((t for t in data.trials if t.configuration.to_json() == wanted), None)
 
 
-def ablation_of(data: RunData, subject: Subject) -> Mapping[str, Json] | None:
+def ablation_of(data: RunData, subject: Subject) -> Ablation | None:
     """The stored ablation of this configuration."""
     own = subject.configuration.to_json()
-    return next((each for each in data.ablations if each.get("configuration") == own), None)
+    return next((each for each in data.facts.ablations if each.configuration == own), None)
 
 
-def begun_ablation_of(data: RunData, subject: Subject) -> Mapping[str, Json] | None:
+def begun_ablation_of(data: RunData, subject: Subject) -> Ablation | None:
     """The rows so far of an ablation of this configuration that has not ended; `left` counts the
     changes that are not measured yet, where the run's evotune kept that."""
-    found = data.meta.get("ablation_part")
+    found = data.facts.ablation_part
     own = subject.configuration.to_json()
-    return found if found and found.get("rows") and found.get("configuration") == own else None
+    return found if found and found.rows and found.configuration == own else None
 
 
 # The other side of `--against`: a baseline, the default, or a trial of this or another run.
@@ -213,11 +216,11 @@ def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side 
             raise UsageError(f"run {data.id} has no baseline")
         return Side(subject.baseline, run, None, None, subject.baseline)
     if text == DEFAULT:
-        if data.default is None:
+        if data.facts.default is None:
             raise UsageError(f"run {data.id} does not record its space's default configuration")
-        tried = trial_like(data, data.default)
+        tried = trial_like(data, data.facts.default)
         number = tried.number if tried is not None else None
-        return Side("the default", run, number, Configuration(data.default))
+        return Side("the default", run, number, Configuration(data.facts.default))
     number = number_in(text)
     name, colon, _ = (text, "", "") if number is None else text.rpartition(":")
     other = run
@@ -229,15 +232,15 @@ def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side 
     label = f"trial {chosen.trial.number}"
     if other is not run:
         label += f" of {other.id}"
-        if found.device.get("name") != data.device.get("name"):
-            label += f" on {found.device.get('name', 'another device')}"
+        if found.facts.device.name != data.facts.device.name:
+            label += f" on {found.facts.device.name or 'another device'}"
     elif chosen.outcome.device_model != subject.outcome.device_model:
         label += f" on {chosen.outcome.device_model}"
     return Side(label, other, chosen.trial.number, chosen.configuration, own_run=other is run)
 
 
 def machine_on(side: Side, subject: Subject, data: RunData) -> Machine:
-    kept = kept_in(data)
+    kept = data.facts.evidence
     if side.baseline:
         gathered = evidence_of_baseline(kept, side.baseline, subject.case)
         interval = subject.interval if subject.speedup is not None else None

@@ -24,7 +24,8 @@ from evotune.search.trial_model import Difference
 from evotune.space.bound import BoundSpace
 from evotune.space.parameters import OrderedParameter
 from evotune.space.search_space import SearchSpace
-from evotune.trial import Configuration, Json, Trial, Value
+from evotune.store.facts import Try
+from evotune.trial import Configuration, Trial, Value
 
 _MOST: Final = 5
 _CONFIGURATIONS: Final = 3
@@ -100,18 +101,24 @@ def untried_neighbours(
 
 
 def with_tries(
-    suggestions: Sequence[Suggestion], own: Configuration, stored: Sequence[Mapping[str, Json]]
+    suggestions: Sequence[Suggestion], own: Configuration, stored: Sequence[Try]
 ) -> tuple[Suggestion, ...]:
     """The suggestions for configuration `own`. A suggestion that `--try` has measured gets its
     result from `stored`, the results that the run keeps."""
-    tried = [each for each in stored if each["own"] == own.to_json()]
+    tried = [each for each in stored if dict(each.own) == own.to_json()]
 
     def with_result(item: Suggestion) -> Suggestion:
-        found = [each for each in tried if each["configuration"] == item.configuration]
+        found = [each for each in tried if each.configuration == item.configuration]
         if not found or item.configuration is None:
             return item
-        names = ("measured", "measured_low", "measured_high", "outcome")
-        return msgspec.structs.replace(item, **{name: found[-1][name] for name in names})
+        last = found[-1]
+        return msgspec.structs.replace(
+            item,
+            measured=last.measured,
+            measured_low=last.measured_low,
+            measured_high=last.measured_high,
+            outcome=last.outcome,
+        )
 
     return tuple(map(with_result, suggestions))
 

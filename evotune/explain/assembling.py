@@ -11,7 +11,6 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.backends.base.evidence import Ceilings, Evidence, GatheredEvidence, Work
-from evotune.backends.base.profile import DeviceProfile
 from evotune.explain._cliffs import cliffs_of, hopeless_values
 from evotune.explain._limiter import PTX, Case, limiter_of
 from evotune.explain._machine_differences import Machine, against_of, telling_line
@@ -37,7 +36,6 @@ from evotune.explain._subjects import (
     begun_ablation_of,
     chosen_subject,
     evidence_for,
-    kept_in,
     machine_of,
     of_one_model,
     trial_like,
@@ -57,8 +55,9 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.search.trial_model import TrialModel
 from evotune.space.bound import BoundSpace
+from evotune.store.facts import Ablation
 from evotune.timing.processes import TOO_NOISY
-from evotune.trial import Configuration, Json, Value
+from evotune.trial import Configuration, Json
 from evotune.util.commands import run_command
 from evotune.util.words import counted
 
@@ -93,7 +92,7 @@ def explain_data(
     against. UsageError when the run has no such valid trial."""
     subject = chosen_subject(data, number)
     data = of_one_model(data, subject)
-    kept = kept_in(data)
+    kept = data.facts.evidence
     gathered = evidence_for(kept, subject.configuration, subject.case)
     table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())
     model = fitted_model(table)
@@ -103,9 +102,9 @@ def explain_data(
     whole, begun = ablation_of(data, subject), begun_ablation_of(data, subject)
     ablation = whole or begun
     known = [one.evidence for one in (gathered, *kept) if one is not None]
-    ceilings = ceilings_of(known, _profile(data), data.copy_gbps)
+    ceilings = ceilings_of(known, data.facts.device, data.facts.baselines.copy_gbps)
     roofline = _roofline(data, subject, gathered, ceilings, view)
-    case = Case(roofline, gathered, _attributes(data))
+    case = Case(roofline, gathered, data.facts.device.attributes)
     limiter = limiter_of(case)
     neighbours = None
     if view is not None and view.space.is_valid(subject.configuration):
@@ -129,7 +128,7 @@ def explain_data(
         space=data.space,
         trial=subject.trial.number,
         configuration=subject.configuration.to_json(),
-        device=str(data.device.get("name", "")),
+        device=data.facts.device.name,
         time_us=subject.time_us,
         speedup=subject.speedup,
         headline=_headline(subject, limiter, effects),
@@ -142,7 +141,7 @@ def explain_data(
             _over_space(table, model, subject, view, cliffs), case, subject, kept, ablation
         ),
         against=against_of(mine, other) if other is not None else None,
-        next=with_tries(suggestions_of(sources), subject.configuration, _tries(data)),
+        next=with_tries(suggestions_of(sources), subject.configuration, data.facts.tries),
         missing=(
             *missing,
             *(roofline.exceeded if roofline is not None else ()),
@@ -160,21 +159,6 @@ def fitted_model(table: TrialTable) -> TrialModel | None:
     return TrialModel(table.parameters, configurations, table.fitness.tolist())
 
 
-def _tries(data: RunData) -> Sequence[Mapping[str, Json]]:
-    return data.meta.get("tries") or ()
-
-
-def _profile(data: RunData) -> DeviceProfile:
-    try:
-        return DeviceProfile.from_json(data.device)
-    except ValueError:  # a recorded run, or one of an older evotune
-        return DeviceProfile(str(data.device.get("name", "")), "", "", {})
-
-
-def _attributes(data: RunData) -> Mapping[str, Value]:
-    return _profile(data).attributes
-
-
 def _roofline(
     data: RunData,
     subject: Subject,
@@ -189,7 +173,6 @@ def _roofline(
         work = view.work_of(subject.configuration, subject.case)
     if work is None:
         return None
-    problem = data.meta.get("problem") or {}
     evidence = gathered.evidence if gathered is not None else None
     launches = 0
     if view is not None:
@@ -198,12 +181,12 @@ def _roofline(
         subject.case,
         subject.time_us,
         work,
-        dtype=str(problem.get("dtype", "")),
+        dtype=data.facts.problem.dtype,
         evidence=evidence,
         ceilings=ceilings,
-        attributes=_attributes(data),
+        attributes=data.facts.device.attributes,
         launches=launches,
-        exponential_flops=registry.named(_profile(data).backend).exponential_flops,
+        exponential_flops=registry.named(data.facts.device.backend).exponential_flops,
     )
 
 
@@ -283,7 +266,7 @@ def _with_pairs(
     case: Case,
     subject: Subject,
     kept: Sequence[GatheredEvidence],
-    ablation: Mapping[str, Json] | None,
+    ablation: Ablation | None,
 ) -> OverSpace:
     """With the pairs' measurements, and with the limiter while the other choice is changed: it says
     why a choice that pays now pays nothing there."""
@@ -307,13 +290,13 @@ def _with_reasons(
     subject: Subject,
     kept: Sequence[GatheredEvidence],
     effects: Sequence[Effect],
-    ablation: Mapping[str, Json] | None,
+    ablation: Ablation | None,
 ) -> tuple[Effect, ...]:
     """The largest measured effects with the difference in the machine that goes with them."""
     mine = machine_of("this", subject, kept)
     figures = {
-        (row["parameter"], repr(row["after"])): row.get("resources") or {}
-        for row in (ablation or {}).get("rows", ())
+        (row.parameter, repr(row.after)): row.resources
+        for row in (ablation.rows if ablation else ())
         if not is_pair(row)
     }
     found, looked_up = [], 0
@@ -375,7 +358,7 @@ _PARTS: Final = {"static": "machine code"}  # of evidence, in the words of the d
 def missing_parts(
     data: RunData,
     gathered: GatheredEvidence | None,
-    ablation: Mapping[str, Json] | None,
+    ablation: Ablation | None,
     other: Machine | None,
     *,
     begun: bool = False,
@@ -403,7 +386,7 @@ def missing_parts(
             "figures shown come from the run's trials and the search's model"
         )
     elif begun:
-        count = ablation.get("left")
+        count = ablation.left
         left = counted(count, "change") if count else "some changes"
         found.append(
             f"the worth of all its choices: {left} not measured yet; this goes on with them: "

@@ -30,7 +30,6 @@ from evotune.explain._subjects import (
     chosen_subject,
     evidence_for,
     evidence_of_baseline,
-    kept_in,
     machine_on,
     number_in,
     read_run,
@@ -55,7 +54,8 @@ from evotune.runs.evidence_gathering import Access, gathered_or_reason, keep_evi
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun
 from evotune.search.trial_model import Difference
-from evotune.trial import Configuration, Json, Value
+from evotune.store.facts import AblatedChange, Ablation
+from evotune.trial import Configuration, Value
 from evotune.util.commands import run_command
 from evotune.util.words import counted
 
@@ -117,7 +117,7 @@ def explain_run(
     if request.tries:
         assert access is not None
         try_suggestions(run, access.reopened, subject, found.next, note)
-        stored = read_run(run).meta.get("tries") or ()
+        stored = read_run(run).facts.tries
         tried = with_tries(found.next, subject.configuration, stored)
         found = msgspec.structs.replace(found, next=tried)
     return found
@@ -302,13 +302,13 @@ class Gathering:
         self, run: RunFolder, access: Access, configuration: Mapping[str, Value], name: str
     ) -> None:
         label = self.subject.case
-        if _is_wanting(evidence_for(kept_in(read_run(run)), configuration, label), access):
+        if _is_wanting(evidence_for(read_run(run).facts.evidence, configuration, label), access):
             gather = functools.partial(access.gather, Configuration(configuration), label)
             self._keep(run, gather, name)
 
     def _baseline(self, side: Side) -> None:
         label = self.subject.case
-        kept = evidence_of_baseline(kept_in(read_run(side.run)), side.baseline, label)
+        kept = evidence_of_baseline(read_run(side.run).facts.evidence, side.baseline, label)
         if not self.access.away and _is_wanting(kept, self.access):
             gather = functools.partial(
                 self.access.gather_baseline, self.subject.configuration, label
@@ -354,9 +354,9 @@ class Gathering:
     def costliest(self) -> None:
         """The machine code and counters of the costliest changes."""
         subject = self.subject
-        for row in _costliest(ablation_of(read_run(self.run), subject) or {}):
-            changed = {**subject.configuration, row["parameter"]: row["after"], **row["also"]}
-            name = f"{row['parameter']}={wording.value_text(row['after'])}"
+        for row in _costliest(ablation_of(read_run(self.run), subject)):
+            changed = {**subject.configuration, row.parameter: row.values[1], **row.also}
+            name = f"{row.parameter}={wording.value_text(row.values[1])}"
             self._trial(self.run, self.access, changed, name)
 
     def _in_pairs(self, rows: Sequence[AblationRow]) -> list[Change]:
@@ -376,14 +376,18 @@ class Gathering:
         return found
 
 
-def _costliest(ablation: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+def _costliest(ablation: Ablation | None) -> list[AblatedChange]:
     """The costliest single change of each parameter, the greatest first. Changes that cost less
     than 3% are left out."""
-    rows = [row for row in ablation.get("rows", ()) if row["parameter"] and row["ratio"]]
-    found: dict[str, Mapping[str, Json]] = {}
-    for row in sorted(rows, key=lambda row: float(row["ratio"])):
-        if not is_pair(row) and not row["same_code"] and row["ratio"] * _LEAST_EXPLAINED <= 1:
-            found.setdefault(row["parameter"], row)
+    rows = [row for row in (ablation.rows if ablation else ()) if row.parameter and row.ratio]
+    found: dict[str, AblatedChange] = {}
+    for row in sorted(rows, key=lambda row: row.ratio or 0.0):
+        if (
+            row.speed
+            and row.speed.value * _LEAST_EXPLAINED <= 1
+            and not (is_pair(row) or row.same_code)
+        ):
+            found.setdefault(row.parameter, row)
     return list(found.values())[:_EXPLAINED_EFFECTS]
 
 

@@ -82,9 +82,9 @@ def _winner(data: RunData, leader: Row) -> str:
         slower = (high or speedup) < 1
         surely = "faster" if slower else "surely faster"
         text = f"Nothing is {surely} than the baseline. The best is trial {number}"
-    if data.default is None:
+    if data.facts.default is None:
         return f"{text}."
-    changed = wording.difference(leader.configuration, data.default)
+    changed = wording.difference(leader.configuration, data.facts.default)
     if not changed:
         text += ": the space's default. "
         if data.totals.trials < _FEW_TRIALS:
@@ -177,22 +177,23 @@ def _why(data: RunData, leader: Row, explained: Explained | None) -> Answer:
     command = (run_command("explain", data.path), _MEASURES)
     if explained is not None and explained.why:
         return Answer(_WHY, tuple(explained.why), () if explained.complete else (command,))
-    stored = next((each for each in data.ablations if each["trial"] == leader.number), None)
+    stored = next((each for each in data.facts.ablations if each.trial == leader.number), None)
     if stored is None:
         return Answer(_WHY, (), (command,))
     costly = [
         row
-        for row in stored["rows"]
-        if row.get("parameter")
-        and not row.get("also")  # two changes at once have no single worth
-        and row.get("ratio") is not None
-        and row["ratio_high"] < 1
+        for row in stored.rows
+        if row.parameter
+        and not row.also  # two changes at once have no single worth
+        and row.ratio is not None
+        and row.ratio_high is not None
+        and row.ratio_high < 1
     ]
     if not costly:
         return Answer(_WHY, ("No parameter changed alone makes it surely slower.",))
-    costly.sort(key=lambda row: float(row["ratio"]))
+    costly.sort(key=lambda row: row.ratio or 0.0)
     shown = ", ".join(
-        f"{wording.change_text(row)} ({row['ratio']:.2f} times as fast)"
+        f"{wording.change_text(row)} ({row.ratio:.2f} times as fast)"
         for row in costly[:_SHOWN_EFFECTS]
     )
     return Answer(_WHY, (f"The changes that harm it most, each made alone: {shown}.",))
@@ -200,7 +201,7 @@ def _why(data: RunData, leader: Row, explained: Explained | None) -> Answer:
 
 def _use(data: RunData) -> Answer:
     question = "How do I use it?"
-    problem = str((data.meta.get("problem") or {}).get("name", ""))
+    problem = data.facts.problem.name
     if not data.won:
         nothing = (
             "Not yet: no confirmed champion is surely faster than the baseline in a timed case."
@@ -232,7 +233,7 @@ def _steps(
     if explained is not None and explained.triable:
         yield run_command("explain", data.path, "--try"), "measures these suggestions"
     kind, _, reason = summary.state.partition(":")
-    more = more_budget("interrupted" if kind in _RESUMABLE else reason, data.settings)
+    more = more_budget("interrupted" if kind in _RESUMABLE else reason, data.facts.settings)
     if more is not None and (leader is not None or not more):
         why = "searches on: more trials may find better" if more else "goes on where it stopped"
         yield run_command("resume", data.path, *more), why

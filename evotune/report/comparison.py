@@ -121,9 +121,9 @@ def side(data: RunData, wanted: str) -> Side | None:
 
     evidence = weigh(data)
     if wanted == "default":
-        if data.default is None:
+        if data.facts.default is None:
             return None
-        configuration = Configuration(data.default)
+        configuration = Configuration(data.facts.default)
         tried = [i for i in evidence.values() if i.trial.configuration == configuration]
         if not tried:
             return Side(data, None, configuration, None)
@@ -192,18 +192,17 @@ def _facts(first: Side, second: Side) -> Iterator[tuple[str, str, str]]:
 def _described(data: RunData) -> dict[str, Json]:
     """Conditions of a run, beside the configuration, on which its times depend."""
     environment = data.environment
-    problem: Mapping[str, Json] = data.meta.get("problem") or {}
     packages: Mapping[str, Json] = environment.get("packages") or {}
     found = {
         "space": data.space,
-        "device": data.device.get("name"),
-        "driver": data.device.get("driver"),
-        "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
+        "device": data.facts.device.name,
+        "driver": data.facts.device.driver,
+        "problem": data.facts.problem.text,
         "compiler": environment.get("compiler"),
         "evotune": environment.get("evotune"),
         "torch": packages.get("torch"),
     }
-    found |= {f"baseline of {case}": name for case, name in data.chosen_baselines.items()}
+    found |= {f"baseline of {case}": name for case, name in data.facts.baselines.chosen.items()}
     return {name: value for name, value in found.items() if value}
 
 

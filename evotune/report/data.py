@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from evotune.report._facts import read_facts
 from evotune.report._twins import deciding
-from evotune.store import UNCONFIRMED, RunStore, queries
+from evotune.store import RunStore, queries
+from evotune.store.facts import Facts, read_facts
 from evotune.store.opening import damaged
-from evotune.trial import Json, Outcome, OutcomeKind, Trial, Value
+from evotune.trial import Json, Outcome, OutcomeKind, Trial
 from evotune.util.files import read_regular
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ class Sample:
 class RunData:
     """A run as its folder describes it, finished or not.
 
-    - `meta`: the facts that the engine stored.
     - `finish_times_s`: seconds of searching until each trial ended.
     - `confirmations`: the confirmations of stored trials only.
     - `holder`: the process that works on the run; None without one.
@@ -71,7 +70,7 @@ class RunData:
 
     id: str
     path: str
-    meta: Mapping[str, Json]
+    facts: Facts
     environment: Mapping[str, Json]
     trials: tuple[Trial, ...]
     finish_times_s: Mapping[int, float]
@@ -128,7 +127,7 @@ class RunData:
     ) -> RunData:
         try:
             with without_collecting():
-                meta = read_facts(store)
+                facts = read_facts(store)
                 confirmations = store.confirmations()
                 trials, unloaded = _trials(store, rows, confirmations, more)
                 times = store.finish_times_s([trial.number for trial in trials])
@@ -138,7 +137,7 @@ class RunData:
         return cls(
             id=run.id,
             path=str(run.path),
-            meta=meta,
+            facts=facts,
             environment=_environment(run, store.meta("environment")),
             trials=trials,
             finish_times_s=times,
@@ -149,85 +148,34 @@ class RunData:
 
     @property
     def space(self) -> str:
-        return str(self.meta.get("space", ""))
+        return self.facts.space
 
     @property
     def recorded(self) -> bool:
         """Whether the run is on a recorded space: with times but no baseline, so no speedups."""
-        return bool(self.meta.get("kind") == "recorded")
+        return self.facts.kind == "recorded"
 
     @property
     def state(self) -> str:
         """The stored state, but `running` while a process works on the run; a run that is stored as
         running without such a process is `killed`."""
-        stored = str(self.meta.get("state", "unknown"))
+        stored = self.facts.state
         if self.holder is not None:
             return "running"
         return "killed" if stored == "running" else stored
 
     @property
-    def device(self) -> Mapping[str, Json]:
-        """The device profile, as JSON."""
-        found = self.meta.get("device")
-        return found if isinstance(found, dict) else {}
-
-    @property
     def threads(self) -> int | None:
         """The number of threads of both candidate and baseline; None on other devices than
         CPUs."""
-        attributes = self.device.get("attributes")
-        found = attributes.get("threads") if isinstance(attributes, dict) else None
+        found = self.facts.device.attributes.get("threads")
         return found if isinstance(found, int) else None
-
-    @property
-    def unconfirmed(self) -> str:
-        """Why champions are missing that were to be confirmed; "" where none is."""
-        return str(self.meta.get(UNCONFIRMED) or "")
-
-    @property
-    def calibrations(self) -> tuple[Mapping[str, Json], ...]:
-        """Calibration of each device, if the run had several: see `evotune.timing.processes`."""
-        return tuple(self.meta.get("devices") or ())
-
-    @property
-    def settings(self) -> Mapping[str, Json]:
-        found = self.meta.get("settings")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def baseline_timings(self) -> tuple[Mapping[str, Json], ...]:
-        """{case, name, time_us, passed} of every baseline that was timed at the start."""
-        return tuple((self.meta.get("baselines") or {}).get("timings", ()))
-
-    @property
-    def chosen_baselines(self) -> Mapping[str, str]:
-        """Case -> name of the baseline that its candidates are measured against."""
-        return dict((self.meta.get("baselines") or {}).get("chosen", {}))
 
     @property
     def beside(self) -> Mapping[int, Sequence[str]]:
         """Other work seen on the machine when a part of the run began, by the number of trials
         stored until then; empty for a run of an older evotune, which did not look."""
-        found = self.meta.get("beside") or {}
-        return dict(sorted((int(trials), work) for trials, work in found.items()))
-
-    @property
-    def copy_gbps(self) -> float | None:
-        """Bandwidth of a large copy on the device, bytes read plus written; None: unknown."""
-        found = (self.meta.get("baselines") or {}).get("copy_gbps")
-        return float(found) if found else None
-
-    @property
-    def ablations(self) -> list[Mapping[str, Json]]:
-        """The stored ablations, the newest first; each is of another configuration."""
-        newest, earlier = self.meta.get("ablation"), self.meta.get("earlier_ablations") or ()
-        return [each for each in (newest, *reversed(earlier)) if each and each.get("rows")]
-
-    @property
-    def default(self) -> Mapping[str, Value] | None:
-        """The space's starting point; None for a run of an older evotune that did not store it."""
-        found = self.meta.get("default")
-        return found if isinstance(found, dict) else None
+        return dict(sorted(self.facts.beside.items()))
 
     @property
     def won(self) -> bool:

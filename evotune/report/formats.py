@@ -109,7 +109,7 @@ def _measurements(recorded: bool, item: Evidence) -> list[dict[str, Json]]:
 
 def _started(data: RunData) -> datetime | None:
     try:
-        return datetime.fromisoformat(str(data.meta.get("created")))
+        return datetime.fromisoformat(data.facts.created)
     except ValueError:
         return None
 

@@ -13,7 +13,7 @@ from evotune.report.deciding_outcomes import Evidence, Figures, weigh
 from evotune.report.leaderboard import Row
 from evotune.report.wording import value_text
 from evotune.timing.processes import baseline_factor
-from evotune.trial import Configuration, Domain, Json
+from evotune.trial import Calibration, Configuration, Domain
 
 # The leaderboard as text cells, a line a row, for Markdown.
 _MOST_CASES = 4  # a column each; with more cases only their geometric mean has one
@@ -83,7 +83,7 @@ def _baselines(data: RunData, case: str, rows: Sequence[Row]) -> str:
         for measurement in row.timed
         if measurement.case == case
     )
-    return ", ".join(used) or data.chosen_baselines.get(case, wording.NONE)
+    return ", ".join(used) or data.facts.baselines.chosen.get(case, wording.NONE)
 
 
 def _times(row: Row, cases: Sequence[str]) -> list[str]:
@@ -114,7 +114,7 @@ def pareto_front(
 ) -> tuple[Compromise, ...]:
     """The trials that no other trial beats in every objective, fastest first; of equal trials, only
     the first. Empty for a run with one objective."""
-    objectives = tuple(data.settings.get("objectives", SINGLE))
+    objectives = data.facts.settings.objectives if data.facts.settings else SINGLE
     if objectives == SINGLE:
         return ()
     known = weigh(data).values() if evidence is None else evidence
@@ -170,7 +170,7 @@ DEVICES_MEANING = (
 )
 
 
-def devices_table(devices: Sequence[Mapping[str, Json]]) -> TextTable | None:
+def devices_table(devices: Sequence[Calibration]) -> TextTable | None:
     """Factor and reference of each device; None for a run on one device."""
     if len(devices) < 2:
         return None
@@ -187,16 +187,16 @@ def devices_table(devices: Sequence[Mapping[str, Json]]) -> TextTable | None:
     )
 
 
-def _row(device: Mapping[str, Json], devices: Sequence[Mapping[str, Json]]) -> tuple[str, ...]:
+def _row(device: Calibration, devices: Sequence[Calibration]) -> tuple[str, ...]:
     factor = baseline_factor(device, devices[0])
-    speedup = device["speedup"]
-    known = [d["speedup"] for d in devices if d["model"] == device["model"] and d["speedup"]]
-    reference = Figures(speedup, device["speedup_low"], device["speedup_high"], None, None, None)
+    speedup = device.speedup
+    known = [d.speedup for d in devices if d.model == device.model and d.speedup]
+    reference = Figures(speedup, device.speedup_low, device.speedup_high, None, None, None)
     return (
-        str(device["id"]),
-        str(device["model"]),
+        device.id,
+        device.model,
         wording.NONE if factor is None else f"{factor:.3f}x",
-        str(device["reason"]) if speedup is None else wording.speedup_text(reference),
+        device.reason if speedup is None else wording.speedup_text(reference),
         wording.NONE if speedup is None else f"{speedup / max(known):.1%}",
     )
 

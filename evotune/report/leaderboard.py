@@ -63,7 +63,7 @@ def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leade
     for item in known.values():
         groups.setdefault(item.twin, []).append(item)
     leaders = [known[twin] for twin in groups]
-    own = str(data.device.get("name", ""))
+    own = data.facts.device.name
     by_model: dict[str, list[Evidence]] = {own: []}
     for leader in sorted((leader for leader in leaders if leader.outcome.ok), key=_order):
         by_model.setdefault(leader.outcome.device_model or own, []).append(leader)

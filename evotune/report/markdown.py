@@ -114,18 +114,17 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _facts(data: RunData, summary: RunSummary) -> str:
-    problem: Mapping[str, Json] = data.meta.get("problem") or {}
     packages: Mapping[str, Json] = data.environment.get("packages") or {}
     facts = {
         "state": wording.state_text(summary.state),
         "device": summary.device_text,
         "beside": wording.beside_text(summary.beside),
-        "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
+        "problem": data.facts.problem.text,
         "search": f"{summary.strategy}, seed {summary.seed}",
         "trials": f"{summary.done} of {summary.trials or '?'}",
         "elapsed": wording.duration_text(summary.elapsed_s),
-        "created": str(data.meta.get("created", "")),
-        "command": shlex.join(str(word) for word in data.meta.get("command") or ()),
+        "created": data.facts.created,
+        "command": shlex.join(str(word) for word in data.facts.command),
         "versions": ", ".join(
             f"{name} {version}"
             for name, version in {
@@ -141,17 +140,17 @@ def _facts(data: RunData, summary: RunSummary) -> str:
 
 
 def _baselines(data: RunData) -> Iterator[str]:
-    if not data.baseline_timings:
+    if not data.facts.baselines.timings:
         return
     rows = [
         (
-            str(timing.get("case", "")),
-            str(timing.get("name", "")),
-            wording.time_us_text(timing.get("time_us")),
-            "yes" if timing.get("passed") else "no",
-            "yes" if data.chosen_baselines.get(timing.get("case", "")) == timing["name"] else "",
+            str(timing.case),
+            str(timing.name),
+            wording.time_us_text(timing.time_us),
+            "yes" if timing.passed else "no",
+            "yes" if data.facts.baselines.chosen.get(timing.case) == timing.name else "",
         )
-        for timing in data.baseline_timings
+        for timing in data.facts.baselines.timings
     ]
     yield "## Baselines"
     yield wording.TIMED_ALONE
@@ -163,10 +162,10 @@ def _baselines(data: RunData) -> Iterator[str]:
 
 
 def _devices(data: RunData) -> Iterator[str]:
-    found = devices_table(data.calibrations)
+    found = devices_table(data.facts.devices)
     if found is not None:
         yield "## Devices"
-        yield f"{MEANING_OF_DEVICES} {markdown_text(agreement(data.calibrations))}."
+        yield f"{MEANING_OF_DEVICES} {markdown_text(agreement(data.facts.devices))}."
         yield _table(found)
 
 

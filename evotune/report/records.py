@@ -31,9 +31,11 @@ from evotune.report.deciding_outcomes import Evidence, figures, weigh
 from evotune.report.front import pareto_front
 from evotune.report.leaderboard import rank
 from evotune.report.whole import Ranked, each_part, in_proposal_order, ranks
+from evotune.store.facts import stored
 from evotune.trial import Json
 
 _LINES_AT_ONCE = 100
+_SHOWN = ("space", "kind", "created", "command", "problem", "device", "settings")
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -42,20 +44,19 @@ def document(data: RunData) -> Iterator[str]:
     run = {
         "id": data.id,
         "state": data.state,
-        **{name: data.meta.get(name) for name in ("space", "kind", "created", "command")},
-        **{name: data.meta.get(name) for name in ("problem", "device", "settings")},
+        **{name: stored(getattr(data.facts, name)) for name in _SHOWN},
         "elapsed_s": data.totals.elapsed_s,
         "beside": {str(trials): list(work) for trials, work in data.beside.items()},
-        "devices": list(data.calibrations),
+        "devices": stored(data.facts.devices),
         "parameters": list(data.parameters),
         "cases": list(data.cases),
         "held_out_cases": list(data.held_out_cases),
         "front": [row.number for row in pareto_front(data, in_proposal_order(data))],
     }
     baseline = {
-        "timings": [dict(timing) for timing in data.baseline_timings],
-        "chosen": dict(data.chosen_baselines),
-        "copy_gbps": data.copy_gbps,
+        "timings": stored(data.facts.baselines.timings),
+        "chosen": dict(data.facts.baselines.chosen),
+        "copy_gbps": data.facts.baselines.copy_gbps,
     }
     head = {"run": run, "environment": dict(data.environment), "baseline": baseline}
     return listing(head, "trials", record_lines(data))

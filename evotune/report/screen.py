@@ -160,7 +160,7 @@ def _heading(data: RunData, board: Leaderboard, width: int) -> Iterator[Line]:
         parts.append(f"{failed} failed confirmation")
     if undecided:
         parts.append(f"{undecided} undecided in confirmation")
-    device = str(data.device.get("name", ""))
+    device = data.facts.device.name
     where = f"{data.space} on {device}" if device else data.space
     yield from paragraph(f"{where}: {'; '.join(parts)}", width, role=Role.TITLE)
     yield from paragraph(f"run {data.id}: {wording.state_text(data.state)}", width)
@@ -283,7 +283,7 @@ def _without_rows(data: RunData, board: Leaderboard, width: int) -> Iterator[Lin
     for reason in alike_reasons((outcome.kind.value, outcome.reason) for outcome in failed)[:1]:
         like = f"{reason.trials} ended in {reason.kind}: {reason.example}"
         yield from paragraph(like, width)
-    name = str((data.meta.get("problem") or {}).get("name", ""))
+    name = data.facts.problem.name
     if ".py:" in name and any(map(_near_its_limit, failed)):
         yield from paragraph(_NEAR, width)
     yield from _disqualified(board, width)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.leaderboard import Leaderboard, Row, rank
-from evotune.trial import Json, Outcome
+from evotune.run_options import RunOptions
+from evotune.store.facts import stored
+from evotune.trial import Calibration, Json, Outcome
 from evotune.util.commands import run_command
 
 
@@ -58,7 +60,7 @@ class RunSummary:
     best: Row | None
     stages: tuple[StageTime, ...]
     confirmation_stages: tuple[StageTime, ...]
-    devices: tuple[Mapping[str, Json], ...] = ()
+    devices: Sequence[Calibration] = ()
     """The calibration of each device, in a run with several."""
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """See `RunData.beside`."""
@@ -76,7 +78,7 @@ class RunSummary:
         }
         data["outcomes"] = dict(self.outcomes)
         data["beside"] = {str(trials): list(work) for trials, work in self.beside.items()}
-        data["devices"] = [dict(device) for device in self.devices]
+        data["devices"] = stored(self.devices)
         for kind in _STAGES:
             data[kind] = [
                 {name: getattr(stage, name) for name in stage.__slots__}
@@ -89,19 +91,20 @@ class RunSummary:
 def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
     """The state of a run. `board` is its leaderboard; without it the trials are ranked again."""
     board = board or rank(data)
+    settings = data.facts.settings
     searched_s, done = data.totals.searched_s, data.totals.trials
     return RunSummary(
         id=data.id,
         path=data.path,
         space=data.space,
-        device=str(data.device.get("name", "")),
-        strategy=str(data.settings.get("strategy", "")),
-        seed=data.settings.get("seed"),
+        device=data.facts.device.name,
+        strategy=settings.strategy if settings else "",
+        seed=settings.seed if settings else None,
         state=data.state,
         holder=data.holder,
         done=done,
-        trials=data.settings.get("trials"),
-        minutes=data.settings.get("minutes"),
+        trials=settings.trials if settings else None,
+        minutes=settings.minutes if settings else None,
         elapsed_s=data.totals.elapsed_s,
         trials_per_minute=done / searched_s * 60 if searched_s > 0 else None,
         outcomes=data.totals.outcomes,
@@ -111,10 +114,10 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         best=board.rows[0] if board.rows else None,
         stages=_stages(data.totals.stage_s),
         confirmation_stages=_stages(_by_stage(data.confirmations.values())),
-        devices=data.calibrations,
+        devices=data.facts.devices,
         beside=data.beside,
         threads=data.threads,
-        unconfirmed=data.unconfirmed,
+        unconfirmed=data.facts.unconfirmed,
     )
 
 
@@ -147,7 +150,7 @@ def _best_json(row: Row | None) -> Json:
     }
 
 
-def more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
+def more_budget(reason: str, settings: RunOptions | None) -> list[str] | None:
     """The options with which `resume` continues a run that ended for this reason.
 
     An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.
@@ -155,9 +158,8 @@ def more_budget(reason: str, settings: Mapping[str, Json]) -> list[str] | None:
     """
     if reason == "interrupted":
         return []
-    if reason in ("trials", "minutes"):
-        return [f"--{reason}", f"{2 * settings[reason]:.15g}"]  # 1e+06 is no number of trials
-    return None
+    limit = getattr(settings, reason) if reason in ("trials", "minutes") else None
+    return [f"--{reason}", f"{2 * limit:.15g}"] if limit else None  # 1e+06 is no number of trials
 
 
 def no_win(data: RunData) -> str:

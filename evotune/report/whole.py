@@ -201,7 +201,7 @@ def _standings(
     data: RunData, store: RunStore, twins: Mapping[int, int], verdicts: Mapping[int, Outcome]
 ) -> Iterable[list[_Standing]]:
     """Every row of the leaderboard, the fittest first, by model of device."""
-    own = str(data.device.get("name", ""))
+    own = data.facts.device.name
     by_model: dict[str, list[_Standing]] = {own: []}
     for number, _, low, high, model in queries.standings(store):
         if twins.get(number, number) != number:

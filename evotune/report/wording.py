@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from evotune.report.deciding_outcomes import Figures
 from evotune.report.leaderboard import Row
+from evotune.store.facts import AblatedChange
 from evotune.timing.processes import TOO_NOISY, fitness_by_process, spread
-from evotune.trial import Json, NamedFigures, Outcome, Value
+from evotune.trial import NamedFigures, Outcome, Value
 from evotune.util.words import counted
 
 NONE = "-"
@@ -207,21 +208,22 @@ _ENDS = {
 # --- Rows of a stored ablation --------------------------------------------------------------------
 
 
-def change_text(row: Mapping[str, Json]) -> str:
+def change_text(row: AblatedChange) -> str:
     """`BLOCK_M 64 to 32`, with other changes that were needed for a valid configuration."""
-    if not row["parameter"]:
+    if not row.parameter:
         return "nothing (the champion against itself)"
-    before, after = value_text(row["before"]), value_text(row["after"])
-    others = configuration_text(row.get("also") or {})
-    return f"{row['parameter']} {before} to {after}" + (f" (with {others})" if others else "")
+    before, after = map(value_text, row.values)
+    others = configuration_text(row.also)
+    return f"{row.parameter} {before} to {after}" + (f" (with {others})" if others else "")
 
 
-def ratio_text(row: Mapping[str, Json]) -> str:
+def ratio_text(row: AblatedChange) -> str:
     """`0.812x [0.801, 0.820]`, or the outcome and reason if there is no ratio."""
-    if row["ratio"] is None:
-        return f"{row['outcome']}: {row['reason']}" if row["reason"] else str(row["outcome"])
-    figure = f"{row['ratio']:.3f}x [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-    return f"{figure}, same code" if row.get("same_code") and row["parameter"] else figure
+    speed = row.speed
+    if speed is None:
+        return f"{row.outcome}: {row.reason}" if row.reason else row.outcome
+    figure = f"{speed.value:.3f}x [{speed.low:.3f}, {speed.high:.3f}]"
+    return f"{figure}, same code" if row.same_code and row.parameter else figure
 
 
 # Groups failures by reason: reasons that differ only in numbers are one, with an example.

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case
-from evotune.trial import Json, Outcome
+from evotune.trial import Calibration, Outcome
 from evotune.workers.executor import Proposal
 from evotune.workers.local import LocalExecutor
 
 
 def calibrate(
     executor: LocalExecutor, reference: Proposal, cases: Sequence[Case]
-) -> list[dict[str, Json]]:
-    """One entry a device: its id, its model, the chosen baselines' times in µs by case, and the
-    reference's speedup with its interval (None, with the reason, when it failed)."""
+) -> list[Calibration]:
+    """One a device, from the chosen baselines' times and the speedup of the reference."""
     count = len(executor.devices)
     baselines = [_baseline_us(executor, cases, index) for index in range(count)]
     for index in range(count):
@@ -31,17 +31,12 @@ def calibrate(
     while len(outcomes) < count:
         outcomes.update(executor.poll(0.5))
     return [
-        {
-            "id": profile.id,
-            "model": profile.name,
-            "baseline_us": baselines[index],
-            **_speedups(outcomes[-1 - index]),
-        }
+        _calibration(profile, baselines[index], outcomes[-1 - index])
         for index, profile in enumerate(executor.devices)
     ]
 
 
-def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> dict[str, Json]:
+def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> dict[str, float]:
     chosen = executor.baselines
     libraries = sorted(LIBRARIES.keys() & set(chosen.values()))
     timings = executor.time_baselines(cases, libraries, index).timings
@@ -51,10 +46,18 @@ def _baseline_us(executor: LocalExecutor, cases: Sequence[Case], index: int) -> 
     return {t.case: t.time_us for t in timings if t.name == chosen[t.case]}
 
 
-def _speedups(outcome: Outcome) -> dict[str, Json]:
-    names = {"speedup": "fitness", "speedup_low": "fitness_low", "speedup_high": "fitness_high"}
-    found: dict[str, Json] = {"reason": outcome.reason or outcome.kind.value}
-    for name, field in names.items():
-        value = getattr(outcome, field)
-        found[name] = None if value is None else math.exp(value)
-    return found
+def _calibration(
+    profile: DeviceProfile, baseline_us: Mapping[str, float], reference: Outcome
+) -> Calibration:
+    def speedup(fitness: float | None) -> float | None:
+        return None if fitness is None else math.exp(fitness)
+
+    return Calibration(
+        id=profile.id,
+        model=profile.name,
+        baseline_us=baseline_us,
+        reason=reference.reason or reference.kind.value,
+        speedup=speedup(reference.fitness),
+        speedup_low=speedup(reference.fitness_low),
+        speedup_high=speedup(reference.fitness_high),
+    )

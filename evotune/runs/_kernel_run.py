@@ -22,8 +22,9 @@ from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.observer import OTHER_WORK, WARNING, Observer
 from evotune.runs.setup import KernelSetup
 from evotune.store import UNCONFIRMED, RunStore
+from evotune.store.facts import Baselines, TimedBaseline, read_facts, stored
 from evotune.timing.processes import agreement
-from evotune.trial import Configuration, Json, Outcome, Trial
+from evotune.trial import Calibration, Configuration, Outcome, Trial
 from evotune.util.words import counted
 from evotune.workers.executor import (
     HELD_OUT,
@@ -84,7 +85,7 @@ class KernelRun:
         executor = open_kernel_executor(setup, self._run.logs, Twins(self._stored_twin))
         try:
             executor.fixed_sampling = not self._options.racing
-            elsewhere = setup.devices[0].name != self._store.meta("device")["name"]
+            elsewhere = setup.devices[0].name != read_facts(self._store).device.name
             executor.name_devices |= elsewhere
             executor.open_devices()
             self._checks_at_once = executor.checks_at_once
@@ -111,7 +112,7 @@ class KernelRun:
         earlier = self._confirmed_earlier(known)
         # Champions of one model meet on one device.
         models = [device.name for device in self.setup.devices]
-        own = str(self._store.meta("device")["name"])
+        own = read_facts(self._store).device.name
         wanted = self._options.champions * len(set(models))
         time = ConfirmingTime.after(self._store.searched_s(), wanted)
         if self._patient:
@@ -175,8 +176,9 @@ class KernelRun:
         if found:
             advice = sharing(self.setup.profile) if self._cluster is None else ""
             self._observer.phase(f"{OTHER_WORK}: {'; '.join(filter(None, (*found, advice)))}")
-            known = self._store.meta("beside", {})
-            self._store.set_meta("beside", {**known, str(self._store.count()): found})
+            with self._store.trusting_facts():
+                known = read_facts(self._store).beside
+            self._store.set_meta("beside", stored({**known, self._store.count(): found}))
 
     def _open_on_cluster(self, cluster: Cluster) -> Executor:
         self._observer.phase(f"opening {counted(len(self.setup.devices), 'worker')} of the cluster")
@@ -192,11 +194,11 @@ class KernelRun:
         reference = self.proposal(0, self.setup.space.default())
         self._keep_calibration(calibrate(executor, reference, self.setup.cases[TIMED]))
 
-    def _keep_calibration(self, found: Sequence[Mapping[str, Json]]) -> None:
+    def _keep_calibration(self, found: Sequence[Calibration]) -> None:
         """In the store, by the device's id."""
-        known = {entry["id"]: entry for entry in self._store.meta("devices", [])}
-        known |= {entry["id"]: entry for entry in found}
-        self._store.set_meta("devices", list(known.values()))
+        with self._store.trusting_facts():
+            known = {each.id: each for each in (*read_facts(self._store).devices, *found)}
+        self._store.set_meta("devices", stored(list(known.values())))
         self._observer.phase(agreement(list(known.values())))
 
     def _stored_twin(self, binary: str) -> Twin | None:
@@ -216,10 +218,9 @@ class KernelRun:
 
     def _baselines(self, time_baselines: Callable[[], BaselineReport]) -> dict[str, str]:
         """The baseline of every measured case: chosen once in a run, by time, and kept."""
-        stored = self._store.meta("baselines")
-        if stored is not None:
-            with self._store.trusting_facts():
-                chosen = {str(case): str(name) for case, name in stored["chosen"].items()}
+        with self._store.trusting_facts():
+            chosen = dict(read_facts(self._store).baselines.chosen)
+        if chosen:
             self._observer.phase(_in_words(chosen))
             return chosen
         self._observer.phase("timing the baselines")
@@ -233,12 +234,8 @@ class KernelRun:
             case.label: chosen_baseline(self.setup.document, case, found.timings)
             for case in self._measured_cases()
         }
-        record = {
-            "timings": msgspec.to_builtins(found.timings),
-            "chosen": chosen,
-            "copy_gbps": found.copy_gbps,
-        }
-        self._store.set_meta("baselines", record)
+        timings = [TimedBaseline(**msgspec.structs.asdict(each)) for each in found.timings]
+        self._store.set_meta("baselines", stored(Baselines(timings, chosen, found.copy_gbps)))
         self._observer.phase(_in_words(chosen))
         return chosen
 

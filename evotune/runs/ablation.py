@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import msgspec
+
 from evotune.errors import EnvironmentProblem
 from evotune.runs.compiling import build_jobs
 from evotune.runs.confirming import outcome_of, repeated
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun, against
 from evotune.store import RunStore
+from evotune.store.facts import AblatedChange
 from evotune.timing.processes import MOST, fitness_by_process, widened
 from evotune.trial import Configuration, Json, NamedFigures, Outcome, Value
 
@@ -90,6 +93,11 @@ class AblationRow:
             "same_code": self.same_code,
             "resources": dict(self.resources),
         }
+
+    def fact(self) -> AblatedChange:
+        """The row as a run's store keeps it."""
+        found: AblatedChange = msgspec.convert(self.to_json(), AblatedChange)
+        return found
 
 
 @dataclass(slots=True)

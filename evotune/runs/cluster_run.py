@@ -31,7 +31,7 @@ from evotune.runs.given_cases import stored_cases
 from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.runs.stop_signal import interruptible
-from evotune.trial import Configuration, Json, Outcome
+from evotune.trial import Calibration, Configuration, Outcome
 from evotune.user_code import trust
 from evotune.util.channel import decode, encode
 from evotune.util.files import read_regular, scratch_folder
@@ -146,7 +146,7 @@ class ClusterRunWorkers:
 
     def executor(
         self, baselines: Mapping[str, str], twins: Twins
-    ) -> tuple[ClusterExecutor, list[Mapping[str, Json]]]:
+    ) -> tuple[ClusterExecutor, list[Calibration]]:
         """The executor, and the calibration of every worker that has joined, against the chosen
         `baselines` (by case)."""
         told = msgspec.structs.replace(self._told, baselines=dict(baselines))
@@ -376,7 +376,9 @@ class _RunHere:
         reference = planner.proposal(0, self.setup.space.default())
         found = calibrate(self.local, reference, self.setup.cases[TIMED])
         # A CPU has no id of its own.
-        return Calibrated(tuple({**d, "id": d["id"] or _own_address()} for d in found))
+        return Calibrated(
+            tuple(msgspec.structs.replace(each, id=each.id or _own_address()) for each in found)
+        )
 
     def trial(self, told: ClusterTrial) -> Outcome:
         """The trial's outcome. A trial that Dask asks for again while it is under way runs once.

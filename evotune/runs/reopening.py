@@ -20,6 +20,7 @@ from evotune.runs.stop_signal import interruptible
 from evotune.space.bound import BoundSpace
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore
+from evotune.store.facts import read_facts
 from evotune.trial import Configuration, Json, Outcome, Value
 from evotune.util.files import scratch_folder
 from evotune.util.words import did_you_mean
@@ -58,25 +59,25 @@ class ReopenedRun:
         """UsageError when the run holds no kernel, or ended before its first trial. With `anywhere`
         its device need not be here: the run can be compiled, and not measured."""
         with RunStore.open_for_reading(run.store) as store:
-            if store.meta("kind") == "recorded":
+            with store.trusting_facts():
+                facts = read_facts(store)
+            if facts.kind == "recorded":
                 raise UsageError(f"run {run.id} replays a recording: there is no kernel in it")
-            baselines = store.meta("baselines")
-            if baselines is None:
+            if not facts.baselines.chosen:
                 raise UsageError(f"run {run.id} ended before its first trial: nothing was tried")
             recorded = None
             if anywhere:
-                with store.trusting_facts():
-                    recorded = _AsRecorded(DeviceProfile.from_json(store.meta("device")))
+                recorded = _AsRecorded(facts.device)
             setup = load_run_setup(run, store, elsewhere=recorded)
             assert isinstance(setup, KernelSetup), "its store says so"
             numbers: dict[Configuration, int] = {}
-            models = {str(store.meta("device")["name"])}  # more of them in a mixed run
+            models = {facts.device.name}  # more of them in a mixed run
             for trial in store.trials():
                 numbers.setdefault(trial.configuration, trial.number)
                 models |= {trial.outcome.device_model} - {""}
         here, made_on = setup.profile.name, ", ".join(sorted(models))
         away = "" if here in models else f"run {run.id} was made on {made_on}, and this is {here}"
-        return cls(run, setup, dict(baselines["chosen"]), numbers, away)
+        return cls(run, setup, dict(facts.baselines.chosen), numbers, away)
 
     def with_cases(self, cases: Sequence[GivenCase]) -> ReopenedRun:
         """The same run, ready to compile and to launch its configurations on other cases than it

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from evotune.trial import Json, Measurement, Outcome
+from evotune.trial import Calibration, Measurement, Outcome
 
 LEAST, MOST = 3, 6
 """Number of processes. An interval needs three. With six it is 1.05 standard deviations wide to
@@ -176,20 +176,19 @@ def _known(value: float | None) -> float:
 _AGREE: Final = 0.02
 
 
-def devices_spread(devices: Sequence[Mapping[str, Json]], model: str) -> float | None:
+def devices_spread(devices: Sequence[Calibration], model: str) -> float | None:
     """Relative difference of one model's devices on the reference configuration; None when it has
     no speedup on one of them."""
-    speedups = [device["speedup"] for device in devices if device["model"] == model]
-    if None in speedups:
-        return None
-    return float(max(speedups) / min(speedups) - 1)
+    speedups = [device.speedup for device in devices if device.model == model]
+    known = [speedup for speedup in speedups if speedup is not None]
+    return max(known) / min(known) - 1 if len(known) == len(speedups) else None
 
 
-def agreement(devices: Sequence[Mapping[str, Json]]) -> str:
+def agreement(devices: Sequence[Calibration]) -> str:
     """`devices_spread` of each model, in words."""
     words = []
-    for model in dict.fromkeys(device["model"] for device in devices):
-        count = sum(device["model"] == model for device in devices)
+    for model in dict.fromkeys(device.model for device in devices):
+        count = sum(device.model == model for device in devices)
         apart = devices_spread(devices, model)
         if apart is None:
             why = "the default configuration does not run there"
@@ -200,12 +199,12 @@ def agreement(devices: Sequence[Mapping[str, Json]]) -> str:
     return "; ".join(words)
 
 
-def baseline_factor(device: Mapping[str, Json], first: Mapping[str, Json]) -> float | None:
+def baseline_factor(device: Calibration, first: Calibration) -> float | None:
     """Speed of the device relative to `first` on the baselines: geometric mean over the cases that
     both timed, None without such a case."""
     ratios = [
-        math.log(first["baseline_us"][case] / time_us)
-        for case, time_us in device["baseline_us"].items()
-        if case in first["baseline_us"]
+        math.log(first.baseline_us[case] / time_us)
+        for case, time_us in device.baseline_us.items()
+        if case in first.baseline_us
     ]
     return math.exp(sum(ratios) / len(ratios)) if ratios else None

@@ -18,7 +18,7 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.problems.executed_sizes import LengthPlan
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
-from evotune.trial import Check, Outcome, Value
+from evotune.trial import Calibration, Check, Outcome, Value
 from evotune.util.channel import Wire
 from evotune.workers.executor import SERVED_S, BaselineReport, BaselineTiming
 
@@ -325,9 +325,7 @@ class DeviceFound(msgspec.Struct, frozen=True, tag=True):
 
 
 class Calibrated(msgspec.Struct, frozen=True, tag=True):
-    """One entry a device, as a run keeps it."""
-
-    devices: tuple[Mapping[str, str | float | Mapping[str, float] | None], ...]
+    devices: tuple[Calibration, ...]
 
 
 class ClusterTrialDone(msgspec.Struct, frozen=True, tag=True):

@@ -148,6 +148,12 @@ default: {FAULT: none, UNUSED: 16, WIDE: true, WAIT: early}
     ]
 
 
+def ablation_rows(run: RunFolder) -> Any:
+    found = RunData.load(run).facts.ablation
+    assert found is not None
+    return found.rows
+
+
 def _part(run: RunFolder) -> Any:
     with RunStore.open_for_reading(run.store) as store:
         return store.meta("ablation_part")
@@ -207,7 +213,7 @@ def test_an_interrupted_ablation_goes_on_where_it_ended(
 
 def test_an_explanation_rests_on_the_rows_that_are_kept(ablate: Ablate, run: RunFolder) -> None:
     """It compiles nothing either: the binary is in the cache."""
-    if "ablation" not in RunData.load(run).meta:
+    if RunData.load(run).facts.ablation is None:
         assert ablate("--format", "json").exit_code == 0
     words = ["explain", "latest", "--runs-dir", str(run.path.parent), "--format", "json"]
     result = CliRunner().invoke(application, words)
@@ -283,11 +289,12 @@ def test_each_configuration_keeps_its_ablation(
     for number in (0, 1, 0):
         list(ablation_module.ablate_run(run, number, configurations[number]))
     found = RunData.load(run)
-    assert [each["trial"] for each in found.ablations] == [0, 1]
-    assert [each["configuration"] for each in found.ablations] == [
+    assert [each.trial for each in found.facts.ablations] == [0, 1]
+    assert [each.configuration for each in found.facts.ablations] == [
         each.to_json() for each in configurations
     ]
-    assert found.meta["ablation"]["trial"] == 0
+    assert found.facts.ablation is not None
+    assert found.facts.ablation.trial == 0
     assert ablation(found, leader=1)["trial"] == 1
     assert ablation(found, leader=7)["trial"] == 0
 
@@ -329,7 +336,7 @@ def test_further_changes_follow_from_the_rows_and_outlive_an_interruption(
     found = list(ablation_module.ablate_run(run, 0, own, more))
     assert [row.change for row in found] == [ablation_module.unchanged(own), *further]
     assert timed == [own, *(change.configuration for change in further)]
-    assert len(RunData.load(run).meta["ablation"]["rows"]) == 3
+    assert len(ablation_rows(run)) == 3
 
 
 def test_an_ablation_whose_time_is_over_goes_on_the_next_time(
@@ -350,10 +357,10 @@ def test_an_ablation_whose_time_is_over_goes_on_the_next_time(
     monkeypatch.setattr(ReopenedRun, "executor", lambda self: contextlib.nullcontext())
     for left in (2, 1):
         list(ablation_module.ablate_run(run, 0, own, stop=lambda: True))
-        facts = RunData.load(run).meta
-        assert facts["ablation_part"]["left"] == left
-        assert "ablation" not in facts
+        facts = RunData.load(run).facts
+        assert facts.ablation_part is not None
+        assert facts.ablation_part.left == left
+        assert facts.ablation is None
     list(ablation_module.ablate_run(run, 0, own, stop=lambda: True))
-    facts = RunData.load(run).meta
-    assert len(facts["ablation"]["rows"]) == 3
-    assert "ablation_part" not in facts
+    assert len(ablation_rows(run)) == 3
+    assert RunData.load(run).facts.ablation_part is None

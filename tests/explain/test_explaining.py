@@ -31,6 +31,7 @@ from evotune.explain.explanation_html import html_page_of
 from evotune.runs.ablation import AblationRow, Change
 from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
+from evotune.store.facts import Ablation
 from evotune.store.opening import newest_version
 from evotune.trial import Configuration, Outcome, OutcomeKind, Value
 
@@ -156,8 +157,12 @@ def row(
     }
 
 
-def ablation(rows: list[dict[str, object]]) -> dict[str, object]:
+def ablation_fact(rows: list[dict[str, object]]) -> dict[str, object]:
     return {"trial": 0, "configuration": BEST, "date": "2030-01-01", "rows": rows}
+
+
+def ablation(rows: list[dict[str, object]]) -> Ablation:
+    return msgspec.convert(ablation_fact(rows), Ablation)
 
 
 def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) -> None:
@@ -179,7 +184,7 @@ def test_a_measured_pair_counts_before_the_model_and_says_why(tmp_path: Path) ->
         launch(pipes={"shared": 0.9}, conflicts=0.5),
         **{other[0]: other[1]},  # type: ignore[arg-type]
     )
-    run = planted_run(tmp_path / "runs", held, gathered(launch()), ablation=ablation(rows))
+    run = planted_run(tmp_path / "runs", held, gathered(launch()), ablation=ablation_fact(rows))
     found = explain_data(read_run(run))
     measured = next(p for p in found.over_space.pairs if p.basis == "paired")
     assert measured.together == pytest.approx(1 / ratios[one[0]])
@@ -283,14 +288,14 @@ def test_a_pairs_figures_are_not_those_of_a_single_change(tmp_path: Path) -> Non
         row("PAD", False, 0.5, {}, spill_bytes=0),
         row("PAD", False, 0.4, {"STAGES": 2}, spill_bytes=400),
     ]
-    run = planted_run(tmp_path / "runs", ablation=ablation(rows))
+    run = planted_run(tmp_path / "runs", ablation=ablation_fact(rows))
     found = effect(explain_data(read_run(run)), "PAD", False)
     assert (found.basis, found.because) == ("paired", "")
 
 
 def test_a_worth_is_told_with_all_that_changed(tmp_path: Path) -> None:
     rows = [row("", None, 1.0, {}), {**row("BLOCK", 32, 0.5, {"STAGES": 2}), "why": "default"}]
-    run = planted_run(tmp_path / "runs", ablation=ablation(rows))
+    run = planted_run(tmp_path / "runs", ablation=ablation_fact(rows))
     found = explain_data(read_run(run))
     assert "BLOCK=64, 2.00x over 32 with STAGES=2" in found.headline
     assert "BLOCK=64 over 32 with STAGES=2" in html_page_of(found)
@@ -486,7 +491,7 @@ def test_suggestions_that_are_configurations_are_tried(
 
     monkeypatch.setattr(explaining, "measured_rows", rows)
     explaining.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
-    kept = read_run(run).meta["tries"]
+    kept = read_run(run).facts.tries
     technique, tried = with_tries(suggestions, subject.configuration, kept)
     assert technique is suggestions[0]
     assert (tried.estimate, tried.measured, tried.measured_low) == (1.2, 1.07, 1.05)
@@ -494,7 +499,7 @@ def test_suggestions_that_are_configurations_are_tried(
     assert "estimate 1.20x; measured 1.070x [1.050, 1.090]" in text
     assert with_tries(suggestions, Configuration(other), kept) == suggestions  # of another champion
     explaining.try_suggestions(run, None, subject, suggestions, print)  # type: ignore[arg-type]
-    assert read_run(run).meta["tries"] == kept  # the newest result alone
+    assert read_run(run).facts.tries == kept  # the newest result alone
 
 
 def test_the_end_of_a_domain_is_extended_where_the_last_step_paid(tmp_path: Path) -> None:
@@ -526,7 +531,7 @@ def test_a_run_without_its_device_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_an_ablation_that_has_not_ended_counts_and_says_what_is_left(tmp_path: Path) -> None:
     rows = [row("", None, 1.0, {}), row("STAGES", 2, 0.5, {})]
-    begun = {**ablation(rows), "fitnesses": [0.0], "binary": "", "left": 7}
+    begun = {**ablation_fact(rows), "fitnesses": [0.0], "binary": "", "left": 7}
     found = explain_data(read_run(planted_run(tmp_path / "runs", ablation_part=begun)))
     measured = next(e for e in found.effects if e.basis == "paired")
     assert (measured.parameter, measured.worth) == ("STAGES", pytest.approx(2.0))
@@ -721,7 +726,7 @@ def test_trials_of_another_model_of_device_are_not_compared(tmp_path: Path) -> N
     configurations = {number: values for number, (_, values) in enumerate(made)}
     outcomes = [each for each, _ in made]
     # Measured on the run's first device.
-    measured = ablation([row("", None, 1.0, {}), row("STAGES", 2, 0.3, {})])
+    measured = ablation_fact([row("", None, 1.0, {}), row("STAGES", 2, 0.3, {})])
     meta = {"ablation": {**measured, "configuration": {"STAGES": 8}}}
     run = make_run(tmp_path / "runs", outcomes, configurations=configurations, meta=meta)
     found = explain_data(read_run(run))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evotune.cli.readers import _status_parts
@@ -10,7 +11,7 @@ from evotune.report.data import RunData
 from evotune.report.front import devices_table
 from evotune.report.html._payload import run_payload
 from evotune.report.summary import summarize
-from evotune.trial import Json
+from evotune.trial import Calibration, Json
 
 from .runs import make_run, ok, text_of
 
@@ -27,21 +28,25 @@ def device(name: str, baseline_us: float, speedup: float | None, model: str = "H
     }
 
 
+def calibrations(devices: list[Json]) -> list[Calibration]:
+    return msgspec.convert(devices, list[Calibration])
+
+
 DEVICES = [device("GPU-1", 100.0, 1.5), device("GPU-2", 80.0, 1.47), device("L4", 400.0, 2, "L4")]
 
 
 def test_each_device_has_its_factor_and_its_distance() -> None:
-    table = devices_table(DEVICES)
+    table = devices_table(calibrations(DEVICES))
     assert table is not None
     assert table.rows == (
         ("GPU-1", "H200", "1.000x", "1.500x [1.490, 1.510]", "100.0%"),
         ("GPU-2", "H200", "1.250x", "1.470x [1.460, 1.480]", "98.0%"),
         ("L4", "L4", "0.250x", "2.000x [1.990, 2.010]", "100.0%"),
     )
-    without = devices_table([device("one", 100.0, None), device("other", 100.0, 1.5)])
+    without = devices_table(calibrations([device("one", 100.0, None), device("other", 100.0, 1.5)]))
     assert without is not None
     assert without.rows[0][2:] == ("1.000x", "launch_error", "-")
-    assert devices_table(DEVICES[:1]) is None
+    assert devices_table(calibrations(DEVICES[:1])) is None
 
 
 def test_status_and_reports_show_the_devices_of_a_run_that_had_several(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from evotune.report.screen import leaderboard_lines
 from evotune.report.summary import summarize
 from evotune.report.whole import ranks
 from evotune.runs.folder import RunFolder
+from evotune.store.facts import Facts
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .runs import configuration, failed, make_run, ok, recorded
@@ -122,7 +123,7 @@ def test_a_run_without_a_valid_trial_has_no_rows(tmp_path: Path, outcomes: list[
 
 def _data(outcomes: list[Outcome], confirmations: dict[int, Outcome]) -> RunData:
     trials = tuple(Trial(n, Configuration({"A": n}), o) for n, o in enumerate(outcomes))
-    return RunData("run", "runs/run", {}, {}, trials, {}, confirmations, Totals({}))
+    return RunData("run", "runs/run", Facts(), {}, trials, {}, confirmations, Totals({}))
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))

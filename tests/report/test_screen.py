@@ -14,6 +14,7 @@ from evotune.report.data import RunData, Totals, in_order
 from evotune.report.deciding_outcomes import Figures
 from evotune.report.layout import plain
 from evotune.report.screen import leaderboard_lines
+from evotune.store.facts import facts_of
 from evotune.trial import Check, Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .runs import META, failed, make_run, ok, recorded
@@ -33,7 +34,7 @@ def board(
         Trial(n, Configuration((configurations or {}).get(n, {"BLOCK_M": 16, "UNROLL": n})), o)
         for n, o in enumerate(outcomes)
     )
-    facts = {**META, "kind": kind, **(meta or {})}
+    facts = facts_of({**META, "kind": kind, **(meta or {})})
     totals = Totals(in_order(Counter(outcome.kind for outcome in outcomes)))
     return RunData(
         "20300102-ab12", "runs/20300102-ab12", facts, {}, trials, {}, confirmations or {}, totals

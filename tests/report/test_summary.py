@@ -11,6 +11,7 @@ from evotune.report.data import RunData
 from evotune.report.html._payload import run_payload
 from evotune.report.records import to_json
 from evotune.report.summary import StageTime, more_budget, no_win, summarize
+from evotune.run_options import RunOptions
 from evotune.trial import Json, Outcome, OutcomeKind
 from evotune.util.words import markdown_text
 
@@ -142,7 +143,7 @@ def test_states_are_put_into_words(state: str, text: str) -> None:
     ],
 )
 def test_twice_the_budget_is_a_number_that_resume_takes(reason: str, now: float, more: str) -> None:
-    assert more_budget(reason, {reason: now}) == [f"--{reason}", more]
+    assert more_budget(reason, RunOptions().replaced({reason: now})) == [f"--{reason}", more]
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def test_two_devices_share_a_search_without_doing_anything_twice(
         )
     finally:
         executor.close()
-    assert [device["id"] for device in devices] == ["cpu-0", "cpu-1"]
-    assert all(device["speedup"] > 0 and device["baseline_us"] for device in devices)
+    assert [device.id for device in devices] == ["cpu-0", "cpu-1"]
+    assert all(device.speedup and device.baseline_us for device in devices)
     assert agreement(devices).startswith(f"2 x {setup.profile.name}: ")
     measured = [t.outcome for t in trials if t.outcome.ok and t.outcome.duplicate_of is None]
     assert {outcome.resources["device"]["id"] for outcome in measured} == {"cpu-0", "cpu-1"}

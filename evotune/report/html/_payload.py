@@ -31,6 +31,7 @@ from evotune.report.records import trial_record
 from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
 from evotune.report.wording import alike_reasons, change_text
+from evotune.store.facts import AblatedChange
 from evotune.timing.processes import agreement
 from evotune.trial import Json, Measurement, Outcome, Trial, Value, throttled_by
 from evotune.util.commands import run_command
@@ -64,7 +65,7 @@ def run_payload(data: RunData, explained: Explained | None = None) -> dict[str, 
         "answers": [answer.to_json() for answer in answers(data, summary, leader, explained)],
         "explanation": None if explained is None else printable_json(explained.section),
         "facts": _facts(data, summary),
-        "command": shlex.join(printable(str(word)) for word in data.meta.get("command") or ()),
+        "command": shlex.join(printable(str(word)) for word in data.facts.command),
         "environment": printable_json(data.environment),
         "parameters": _parameters(data.trials),
         "trials": _columns(data, board, evidence),
@@ -130,21 +131,20 @@ def _headline(data: RunData, summary: RunSummary, leader: Row | None) -> Json:
 
 
 def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
-    problem: Mapping[str, Json] = data.meta.get("problem") or {}
     packages: Mapping[str, Json] = data.environment.get("packages") or {}
     pace = summary.trials_per_minute
     facts = {
         "state": wording.state_text(summary.state),
         "device": summary.device_text,
         "beside": wording.beside_text(summary.beside),
-        "problem": " ".join(str(problem[name]) for name in ("name", "dtype") if name in problem),
+        "problem": data.facts.problem.text,
         "cases": ", ".join(data.cases),
         "held out": ", ".join(data.held_out_cases),
         "search": f"{summary.strategy}, seed {summary.seed}",
         "trials": f"{summary.done} of {summary.trials or '?'}",
         "elapsed": wording.duration_text(summary.elapsed_s),
         "pace": "" if pace is None else f"{pace:.1f} trials per minute",
-        "created": str(data.meta.get("created", "")),
+        "created": data.facts.created,
         "versions": ", ".join(
             f"{name} {version}"
             for name, version in {
@@ -311,13 +311,13 @@ def _case(m: Measurement) -> dict[str, Json]:
 def _baselines(data: RunData) -> list[list[Json]]:
     return [
         [
-            printable(str(timing.get("case", ""))),
-            printable(str(timing.get("name", ""))),
-            short(timing.get("time_us")),
-            bool(timing.get("passed")),
-            data.chosen_baselines.get(timing.get("case", "")) == timing.get("name"),
+            printable(str(timing.case)),
+            printable(str(timing.name)),
+            short(timing.time_us),
+            bool(timing.passed),
+            data.facts.baselines.chosen.get(timing.case) == timing.name,
         ]
-        for timing in data.baseline_timings
+        for timing in data.facts.baselines.timings
     ]
 
 
@@ -339,12 +339,12 @@ def _domain(leader: Row | None) -> Json:
 
 def _devices(data: RunData) -> Json:
     """None in a run on one device."""
-    table = devices_table(data.calibrations)
+    table = devices_table(data.facts.devices)
     if table is None:
         return None
     return printable_json(
         {
-            "note": f"{DEVICES_MEANING} {agreement(data.calibrations)}.",
+            "note": f"{DEVICES_MEANING} {agreement(data.facts.devices)}.",
             "columns": table.columns,
             "rows": table.rows,
             "numeric": table.numeric,
@@ -402,7 +402,7 @@ def _device_state(data: RunData) -> dict[str, Json]:
 def against_default(data: RunData, leader: Row | None) -> Json:
     """The parameters in which the leader differs from the space's starting point, and how both
     did in the search; None when there is no leader or no known starting point."""
-    default = data.default
+    default = data.facts.default
     if leader is None or default is None:
         return None
     tried = next((t for t in data.trials if _same(t.configuration, default)), None)
@@ -425,34 +425,34 @@ def against_default(data: RunData, leader: Row | None) -> Json:
 def ablation(data: RunData, leader: int | None) -> Json:
     """The stored ablation of the leader, else the newest one, texts made printable; None before
     `evotune ablate`."""
-    if not data.ablations:
+    if not data.facts.ablations:
         return None
-    of_leader = (each for each in data.ablations if each.get("trial") == leader)
-    stored = next(of_leader, data.ablations[0])
+    of_leader = (each for each in data.facts.ablations if each.trial == leader)
+    stored = next(of_leader, data.facts.ablations[0])
     return {
-        "trial": stored.get("trial"),
-        "date": printable(str(stored.get("date", ""))),
+        "trial": stored.trial,
+        "date": printable(str(stored.date)),
         "rows": [
             {
                 "change": printable(change_text(row)),
-                "parameter": printable(str(row.get("parameter", ""))),
-                "why": "same code" if _same_code(row) else printable(str(row.get("why", ""))),
-                "outcome": printable(str(row.get("outcome", ""))),
-                "reason": printable(str(row.get("reason", ""))),
-                **{name: row.get(name) for name in ("ratio", "ratio_low", "ratio_high")},
+                "parameter": printable(str(row.parameter)),
+                "why": "same code" if _same_code(row) else printable(str(row.why)),
+                "outcome": printable(str(row.outcome)),
+                "reason": printable(str(row.reason)),
+                **{name: getattr(row, name) for name in ("ratio", "ratio_low", "ratio_high")},
             }
-            for row in sorted(stored["rows"], key=_worst_first)
+            for row in sorted(stored.rows, key=_worst_first)
         ],
     }
 
 
-def _same_code(row: Mapping[str, Json]) -> bool:
-    return bool(row.get("same_code")) and bool(row["parameter"])
+def _same_code(row: AblatedChange) -> bool:
+    return row.same_code and bool(row.parameter)
 
 
-def _worst_first(row: Mapping[str, Json]) -> tuple[bool, bool, float]:
+def _worst_first(row: AblatedChange) -> tuple[bool, bool, float]:
     """The champion against itself leads; failures come last."""
-    return (bool(row["parameter"]), row["ratio"] is None, row["ratio"] or 0.0)
+    return (bool(row.parameter), row.ratio is None, row.ratio or 0.0)
 
 
 def _result(data: RunData, number: int, outcome: Outcome) -> Json:
