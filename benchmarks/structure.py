@@ -2,9 +2,11 @@
 
     python benchmarks/structure.py [--list]
 
-It counts the modules, their lines, the import circles (late imports included), and the uses of
-`Any` and `Json` in the messages between processes. Then it runs trials of a small space on the CPU,
-and notes in every process which modules have a function that was called:
+It counts the modules, their lines, the import circles (imports inside functions and for type
+checkers included), the imports of the command line into other parts than the API, and the fields
+with `Any` in what crosses a process or enters a run's store: in messages, facts, and all structs
+inside them. Then it runs trials of a small space on the CPU, and notes in every process which
+modules have a function that was called:
 
 - by a trial: while eight trials in the middle of the search were asked, compiled, measured, told;
 - by all of it: with the run's start, the opening of the device, the baselines and a leaderboard.
@@ -15,8 +17,9 @@ Code that runs while a module is imported does not count. `--list` names the mod
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
+import dataclasses
+import functools
 import graphlib
 import io
 import json
@@ -25,20 +28,34 @@ import runpy
 import sys
 import tempfile
 import threading
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import grimp
+import msgspec
 
 import evotune
+from evotune.backends.base import evidence
 from evotune.cli.main import main as command_line
 from evotune.runs.observer import Progress, SilentObserver
 from evotune.runs.starting import RunRequest, start_run
-from evotune.trial import Trial
-from evotune.workers import child
+from evotune.store import facts
+from evotune.trial import Outcome, Trial
+from evotune.workers import child, messages
 
 PACKAGE = Path(evotune.__file__).parent
-MESSAGES = "workers/messages.py"
+BEHIND_THE_API = (
+    "portfolios",
+    "runs",
+    "search",
+    "workers",
+    "store",
+    "verify",
+    "timing",
+    "backends",
+)
 SPACE = "softmax-cpu"
 TRIALS, LOOKAHEAD = 20, 4
 FIRST, LAST = 8, 16  # the counted trials are told between these two
@@ -127,9 +144,25 @@ def noting_child(module: str, arguments: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+@functools.cache
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("evotune", exclude_type_checking_imports=False, cache_dir=None)
+
+
+def doors() -> list[str]:
+    """The modules behind the API that the command line imports."""
+    return sorted(
+        f"{user} imports {module}"
+        for module in imports().modules
+        if module.split(".")[1:2] and module.split(".")[1] in BEHIND_THE_API
+        for user in imports().find_modules_that_directly_import(module)
+        if user.startswith("evotune.cli.")
+    )
+
+
 def circles() -> int:
-    """The sets of modules that import one another, imports inside functions included."""
-    graph = grimp.build_graph("evotune", exclude_type_checking_imports=True, cache_dir=None)
+    """The sets of modules that import one another."""
+    graph = imports()
     needs = {
         module: {
             needed
@@ -151,14 +184,35 @@ def circles() -> int:
 
 
 def untyped_fields() -> list[str]:
-    """The fields of messages between processes whose type is `Any`, or holds it."""
+    """The fields whose type is `Any`, or holds it."""
+    roots = [*vars(messages).values(), facts.Facts, Trial, Outcome]
+    queue = [each for each in roots if is_record(each)]
+    done: set[type] = set()
     found = []
-    for node in ast.walk(ast.parse((PACKAGE / MESSAGES).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.AnnAssign):
-            names = {name.id for name in ast.walk(node.annotation) if isinstance(name, ast.Name)}
-            if names & {"Any", "Json"}:
-                found.append(ast.unparse(node))
-    return found
+    while queue:
+        record = queue.pop()
+        if record in done:
+            continue
+        done.add(record)
+        for name, wanted in typing.get_type_hints(record, localns=vars(evidence)).items():
+            parts = list(parts_of(wanted))
+            queue += [part for part in parts if is_record(part)]
+            if typing.Any in parts:
+                found.append(f"{record.__qualname__}.{name}")
+    return sorted(found)
+
+
+def is_record(value: object) -> bool:
+    return isinstance(value, type) and (
+        issubclass(value, msgspec.Struct) or dataclasses.is_dataclass(value)
+    )
+
+
+def parts_of(wanted: object) -> Iterator[object]:
+    """The type and all types inside it."""
+    yield wanted
+    for part in typing.get_args(wanted):
+        yield from parts_of(part)
 
 
 def main() -> None:
@@ -171,7 +225,8 @@ def main() -> None:
     print(f"lines                            {sum(lines):6,}")
     print(f"modules under 60 lines           {sum(count < 60 for count in lines):6,}")
     print(f"import circles                   {circles():6,}")
-    print(f"fields of messages with Any      {len(untyped_fields()):6,}")
+    print(f"doors past the API               {len(doors()):6,}")
+    print(f"fields with Any                  {len(untyped_fields()):6,}")
     with tempfile.TemporaryDirectory() as folder:
         trial, everything = passed(Path(folder))
     print(f"modules that a trial passes      {len(trial):6,}")

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from evotune.cli.progress import LiveProgress  # noqa: E402
 from evotune.cli.standing import Standing  # noqa: E402
 from evotune.explain.explaining import ExplainRequest, explain_run  # noqa: E402
-from evotune.explain.explanation_html import explained_html  # noqa: E402
+from evotune.explain.report_parts import explained_html  # noqa: E402
 from evotune.report.data import RunData  # noqa: E402
 from evotune.runs.folder import RunFolder  # noqa: E402
 from evotune.runs.observer import Progress  # noqa: E402

@@ -15,8 +15,9 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
-from evotune.portfolios.building import PortfolioRequest, build_portfolio
+from evotune.portfolios.building import build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
+from evotune.portfolios.request import PortfolioRequest
 from evotune.runs.observer import Observer, SilentObserver
 from evotune.util.words import counted
 

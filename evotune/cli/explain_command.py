@@ -94,7 +94,7 @@ def explain(
 
         write_output(to_json(found.to_json()), output)
     elif style == "html":
-        from evotune.explain.explanation_html import html_page_of
+        from evotune.explain.explanation import html_page_of
 
         write_output(html_page_of(found), output)
     else:

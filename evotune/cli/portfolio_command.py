@@ -24,8 +24,8 @@ from evotune.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.portfolios.building import PortfolioRequest
     from evotune.portfolios.portfolio_file import Portfolio
+    from evotune.portfolios.request import PortfolioRequest
 
 _KERNELS = 8
 _HELD_OUT = 0.2
@@ -107,7 +107,8 @@ def portfolio(
     `evotune export RUNS` makes a package of the portfolio.
     """
     from evotune.cli.progress import show_progress
-    from evotune.portfolios.building import build_portfolio, stored_request
+    from evotune.portfolios.building import build_portfolio
+    from evotune.portfolios.request import stored_request
 
     command = ("evotune", *sys.argv[1:])
     if resume is not None:
@@ -154,7 +155,7 @@ def _request(
     device: str,
     command: tuple[str, ...],
 ) -> PortfolioRequest:
-    from evotune.portfolios.building import PortfolioRequest
+    from evotune.portfolios.request import PortfolioRequest
     from evotune.space.reading.case_file import read_cases
 
     if space is None or cases is None or runs_dir is None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evotune.explain._measured_pairs import TrialTable
-from evotune.explain.explanation import Cliff, Hopeless
+from evotune.explain.findings import Cliff, Hopeless
 from evotune.report.wording import alike_reasons, configuration_text, value_text
 from evotune.space.bound import BoundSpace
 from evotune.space.parameters import Parameter

@@ -14,7 +14,7 @@ from evotune.report import wording
 from evotune.report.html.pictures import NARROW, WIDE, Drawing, Picture, fitting, text_width, widest
 
 if TYPE_CHECKING:
-    from evotune.explain.explanation import Effect, Explanation, MachineCode, Roofline, Unit
+    from evotune.explain.findings import Effect, Findings, MachineCode, Roofline, Unit
 
 
 _EFFECTS: Final = 12
@@ -42,12 +42,12 @@ _IN_CODE: Final = {
 }
 
 
-def explanation_pictures(found: Explanation) -> list[Picture]:
+def explanation_pictures(found: Findings) -> list[Picture]:
     """Those for which there is something to show, in the order of reading."""
     return [*_machine(found), *_choices(found)]
 
 
-def no_waits_text(found: Explanation) -> str:
+def no_waits_text(found: Findings) -> str:
     """Why there are no bars of waits, and what stands in their place; "" if there are some."""
     if waits_of(found.counters):
         return ""
@@ -59,7 +59,7 @@ def no_waits_text(found: Explanation) -> str:
     return f"Waits and their reasons are not known{told}.{instead}"
 
 
-def _machine(found: Explanation) -> Iterator[Picture]:
+def _machine(found: Findings) -> Iterator[Picture]:
     roofline, limiter = found.roofline, found.limiter.name
     if roofline is not None:
         drawn = roofline_picture(roofline, f"trial {found.trial}", limiter)
@@ -74,7 +74,7 @@ def _machine(found: Explanation) -> Iterator[Picture]:
         yield _code(found.machine_code)
 
 
-def _choices(found: Explanation) -> Iterator[Picture]:
+def _choices(found: Findings) -> Iterator[Picture]:
     effects = effects_picture(shown_effects(found.effects)[:_EFFECTS])
     if effects is not None:
         yield effects
@@ -82,7 +82,7 @@ def _choices(found: Explanation) -> Iterator[Picture]:
         yield _parameters(found)
 
 
-def _units(found: Explanation) -> Picture:
+def _units(found: Findings) -> Picture:
     assert found.roofline is not None
     units = found.roofline.units
     holding = found.limiter.name.split(" + ")
@@ -160,7 +160,7 @@ def _code(code: MachineCode) -> Picture:
     )
 
 
-def _parameters(found: Explanation) -> Picture:
+def _parameters(found: Findings) -> Picture:
     over = found.over_space
     shown = [i for i in over.importance if max(i.best, i.model or 0.0) >= _LEAST_SHARE]
     shown = shown[:_PARAMETERS] or list(over.importance[:1])

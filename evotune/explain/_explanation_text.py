@@ -13,10 +13,10 @@ from evotune.trial import Json
 from evotune.util.words import counted, printable
 
 if TYPE_CHECKING:
-    from evotune.explain.explanation import (
+    from evotune.explain.findings import (
         Against,
         Effect,
-        Explanation,
+        Findings,
         Limiter,
         OverSpace,
         Pair,
@@ -36,7 +36,7 @@ _WAITS: Final = 3
 NO_DIFFERENCE: Final = "no difference in the machine is known"
 
 
-def text_of(found: Explanation) -> str:
+def text_of(found: Findings) -> str:
     """All blocks that have content; a block ends with an empty line."""
     blocks = [
         list(_wrapped(", ".join(filter(None, (found.space, f"run {found.run}", found.device))))),
@@ -71,7 +71,7 @@ def _limiter(limiter: Limiter) -> Iterator[str]:
     yield from _wrapped(f"rule: {limiter.rule}", "    ", "  ")
 
 
-def _roofline(found: Explanation) -> Iterator[str]:
+def _roofline(found: Findings) -> Iterator[str]:
     roofline = found.roofline
     if roofline is None or not roofline.units:
         return
@@ -86,7 +86,7 @@ def _roofline(found: Explanation) -> Iterator[str]:
         yield f"  {unit.name:<14} {bar} {unit.share:>4.0%}  {unit.kind}"
 
 
-def _machine(found: Explanation) -> Iterator[str]:
+def _machine(found: Findings) -> Iterator[str]:
     """The machine code of the longest launch, its place on a multiprocessor, and its waits."""
     code = found.machine_code
     if code is None:

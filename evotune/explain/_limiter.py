@@ -27,7 +27,7 @@ from typing import Final
 from evotune.backends.base.evidence import Evidence, GatheredEvidence, LaunchEvidence
 from evotune.explain._roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
 from evotune.explain._sentences import STALLS
-from evotune.explain.explanation import Fact, Limiter, Roofline, Unit
+from evotune.explain.findings import Fact, Limiter, Roofline, Unit
 from evotune.trial import Value
 
 SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"

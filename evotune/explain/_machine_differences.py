@@ -18,7 +18,7 @@ from evotune.backends.base.evidence import Counters, GatheredEvidence, LaunchEvi
 from evotune.explain._limiter import PTX, Case, stalls_of
 from evotune.explain._roofline import launch_counters
 from evotune.explain._sentences import STALLS
-from evotune.explain.explanation import Against, Kind, Line
+from evotune.explain.findings import Against, Kind, Line
 from evotune.report.wording import difference
 from evotune.trial import Json, NamedFigures, Value
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.explain.explanation import Effect, Pair
+from evotune.explain.findings import Effect, Pair
 from evotune.report.wording import value_text
 from evotune.runs.ablation import AblationRow, Change
 from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter

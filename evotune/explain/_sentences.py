@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from evotune.report import wording
 
 if TYPE_CHECKING:
-    from evotune.explain.explanation import Effect, Explanation, Limiter
+    from evotune.explain.findings import Effect, Findings, Limiter
 
 from collections.abc import Mapping
 
@@ -78,7 +78,7 @@ def other_text(effect: Effect) -> str:
     return wording.value_text(effect.source) + also
 
 
-def winner_sentences(found: Explanation) -> Iterator[str]:
+def winner_sentences(found: Findings) -> Iterator[str]:
     """Why the explained candidate is as fast as it is, for someone who knows its time: the
     limiter with its first evidence, and the choices that are surely worth something."""
     held = held_text(found.limiter)
@@ -94,7 +94,7 @@ def winner_sentences(found: Explanation) -> Iterator[str]:
         yield f"Its most valuable {which}: {'; '.join(map(gain_text, gains))}."
 
 
-def is_complete(found: Explanation) -> bool:
+def is_complete(found: Findings) -> bool:
     """Whether `explain` has looked at the machine, and measured single choices in turn."""
     paired = any(effect.basis == "paired" for effect in found.effects)
     return paired and found.machine_code is not None

@@ -17,7 +17,7 @@ from evotune.explain._limiter import CONFLICTS, GRID, LATENCY, SPILLS, Case, sta
 from evotune.explain._measured_pairs import TrialTable
 from evotune.explain._roofline import DRAM, FMA, ISSUE, L2, LAUNCH, MUFU, SHARED, TENSOR
 from evotune.explain._sentences import STALLS
-from evotune.explain.explanation import Effect, Limiter, Suggestion
+from evotune.explain.findings import Effect, Limiter, Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.wording import configuration_text, value_text
 from evotune.search.trial_model import Difference

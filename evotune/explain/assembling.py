@@ -41,15 +41,8 @@ from evotune.explain._subjects import (
     trial_like,
 )
 from evotune.explain._suggestions import Sources, suggestions_of, with_tries
-from evotune.explain.explanation import (
-    Cliff,
-    Effect,
-    Explanation,
-    Limiter,
-    MachineCode,
-    OverSpace,
-    Roofline,
-)
+from evotune.explain.explanation import Explanation
+from evotune.explain.findings import Cliff, Effect, Limiter, MachineCode, OverSpace, Roofline
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData

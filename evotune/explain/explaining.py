@@ -37,7 +37,8 @@ from evotune.explain._subjects import (
 )
 from evotune.explain._suggestions import with_tries
 from evotune.explain.assembling import SpaceView, explain_data
-from evotune.explain.explanation import Effect, Explanation, Pair, Suggestion
+from evotune.explain.explanation import Explanation
+from evotune.explain.findings import Effect, Pair, Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData

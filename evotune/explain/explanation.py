@@ -1,305 +1,129 @@
-"""`Explanation`: all that `evotune explain` says, as data. Text, HTML and JSON are made of it.
+"""`Explanation`: prints itself as text, and shows itself as HTML in a notebook or as a page.
 
-Every statement rests on evidence, which has a kind:
-
-    measured   counters of the device, paired or unpaired times, compilers' figures
-    static     counts in the machine code, figures of the launch
-    model      predicted from ceilings and the problem's work, or by the search's Gaussian process
-
-A part that is missing is named in `missing`, with the reason.
+Text enters by `html.escape` alone. Pictures are SVG; there is no script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, TypeAlias
+import html
+from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
+from evotune.explain._explanation_pictures import choice_text, explanation_pictures, no_waits_text
+from evotune.explain._explanation_text import (
+    NO_DIFFERENCE,
+    against_line,
+    changed_line,
+    estimate_line,
+    pair_line,
+    shown_effects,
+    text_of,
+)
+from evotune.explain.findings import Findings
+from evotune.report.html.pictures import figure_html, picture_style
+from evotune.util.words import printable
 
-from evotune.trial import Json, Value
-
-Kind: TypeAlias = Literal["measured", "static", "model"]
-
-
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of evidence in words, with its numbers by name."""
-
-    text: str
-    kind: Kind
-    numbers: Mapping[str, float] = {}
-
-
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One ceiling of the roofline.
-
-    - `name`: tensor cores, MUFU, issue slots, shared memory, L2, DRAM, FMA, launch.
-    - `rate`: the ceiling, in `unit`; None where only a counter knows the share.
-    - `work`: the problem's demand, in the same unit without "/s"; None where nobody knows it.
-    - `share`: the part of the time for which the unit is busy, 0 to 1.
-    """
-
-    name: str
-    unit: str
-    rate: float | None
-    work: float | None
-    share: float
-    kind: Kind
-
-
-class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel below the device's ceilings on one case.
-
-    - `intensity`: operations / bytes moved.
-    - `ceilings`: measured or model.
-    - `exceeded`: in words, the ceilings that the kernel itself exceeds: none of them holds it.
-    """
-
-    case: str
-    time_us: float
-    operations: int
-    bytes_moved: int
-    exponentials: int
-    intensity: float
-    ceilings: str
-    units: tuple[Unit, ...]
-    exceeded: tuple[str, ...] = ()
+_STYLE = """
+.evotune-why { font: 14px/1.5 system-ui, sans-serif; max-width: 72rem; }
+.evotune-why .scroll { overflow-x: auto; }
+.evotune-why table { border-collapse: collapse; margin: .3rem 0 1rem; }
+.evotune-why td { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
+.evotune-why h3 { font-size: 15px; margin: 1rem 0 .2rem; }
+.evotune-why ul { margin: .2rem 0; padding-left: 1.3rem; }
+.evotune-why .quiet { opacity: .7; }
+"""
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --card: #fff; --ink: #1c2024; --quiet: #626a73; --line: #dfe2e5;
+  --accent: #2f62d0; --good: #1a7f4b; --cloud: #9aa3ad; }
+@media (prefers-color-scheme: dark) { :root { --card: #1a1d21; --ink: #e6e8ea; --quiet: #9aa3ad;
+  --line: #31363c; --accent: #7ea6ff; --good: #55c58c; --cloud: #6c7681; } }
+body { background: var(--card); color: var(--ink); margin: 0; padding: 20px;
+  overflow-wrap: break-word; }
+"""
 
 
-class MachineCode(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts in the machine code of the longest launch, known without running it.
-
-    - `source`: the program or the text that was read: `nvdisasm 12.8`, `objdump 2.40`, `ptx`.
-    - `instructions`: class -> count, in the innermost loops if `in_loops`, else in the whole code.
-    - `warps`, `max_warps`: resident on a multiprocessor, and bound by `bound_by`; None on a CPU.
-    """
-
-    kernel: str
-    source: str
-    instructions: Mapping[str, int]
-    in_loops: bool
-    registers: int
-    spilled_bytes: int
-    warps: int | None = None
-    max_warps: int | None = None
-    bound_by: str = ""
-
-
-class Limiter(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the device, or the trait of the kernel, that sets its time.
-
-    - `name`: "" when the evidence supports no statement.
-    - `share`: the part of the time that the limiter takes or is busy, 0 to 1; None if not known.
-    - `rule`: the rule that chose it.
-    """
-
-    name: str
-    share: float | None
-    rule: str
-    evidence: tuple[Fact, ...]
-
-
-class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The worth of one value of the explained configuration.
-
-    - `to`: its value; `source` (JSON: `from`): the other value.
-    - `worth`: time with the other value / time with this one, with a 95% interval. Above 1 this
-      value is faster. None when the other value failed.
-    - `basis`: paired (measured in turn), trials (speedups of the run's trials), model.
-    - `because`: the difference in the machine that goes with it, "" when none is known.
-    """
-
-    parameter: str
-    source: Value = msgspec.field(name="from")
-    to: Value
-    worth: float | None
-    low: float | None
-    high: float | None
-    basis: Literal["paired", "trials", "model"]
-    outcome: str = "ok"
-    reason: str = ""
-    also: Mapping[str, Value] = {}
-    same_code: bool = False
-    because: str = ""
-
-
-class Importance(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter's share of the variation, over all shares 1: by the run's best trials
-    (`best`, PED-ANOVA) and in the model (`model`, None without one)."""
-
-    parameter: str
-    best: float
-    model: float | None
-
-
-class Marginal(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean speed of a value over the space, against the mean over all values of its parameter,
-    by the model; `trials` valid trials had it."""
-
-    parameter: str
-    value: Value
-    worth: float
-    low: float
-    high: float
-    trials: int
-
-
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two choices whose worth depends on each other.
-
-    `alone`: the worth of `parameter` going from `source` to `to` while `other` has `other_value`;
-    `together`: its worth while `other` has its value in the explained configuration.
-    `factor`: together / alone, with its 95% interval. `basis`: the mean over the best
-    configurations by the model, or measured around the explained one. `because`: what holds the
-    kernel while `other` has the other value, "" if not known.
-    """
-
-    parameter: str
-    source: Value = msgspec.field(name="from")
-    to: Value
-    other: str
-    other_value: Value
-    other_to: Value
-    alone: float
-    together: float
-    factor: float
-    low: float
-    high: float
-    text: str
-    basis: Literal["paired", "model"] = "model"
-    because: str = ""
-
-
-class Hopeless(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that never gave a valid trial, and why."""
-
-    parameter: str
-    value: Value
-    trials: int
-    text: str
-
-
-class Cliff(msgspec.Struct, frozen=True, kw_only=True):
-    """A step in time along an ordered parameter that goes with a step in a figure of the compiler.
-
-    - `slowdown`: time after the step / time before it.
-    - `figure`: spill_bytes, registers, shared_bytes_total or blocks_resident.
-    """
-
-    parameter: str
-    before: Value
-    after: Value
-    slowdown: float
-    figure: str
-    figure_before: float
-    figure_after: float
-    trials: tuple[int, int]
-    text: str
-
-
-class OverSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """Effects over the whole space, from the run's trials alone."""
-
-    trials: int
-    valid: int
-    importance: tuple[Importance, ...] = ()
-    marginals: tuple[Marginal, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    hopeless: tuple[Hopeless, ...] = ()
-    cliffs: tuple[Cliff, ...] = ()
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference in the machine. `first` is the explained candidate's figure, `second` the
-    other's; None where it is not known. `text` says both with their unit."""
-
-    figure: str
-    first: float | None
-    second: float | None
-    text: str
-    kind: Kind
-
-
-class Against(msgspec.Struct, frozen=True, kw_only=True):
-    """The explained candidate against another one.
-
-    - `worth`: the other's time / this one's, None if not known; `low`, `high`: its 95% interval,
-      None where the two times are not of one run.
-    - `changed`: parameter -> (this value, the other's).
-    - `lines`: most telling first.
-    """
-
-    name: str
-    worth: float | None
-    low: float | None = None
-    high: float | None = None
-    changed: Mapping[str, tuple[Value | None, Value | None]]
-    headline: str
-    lines: tuple[Line, ...]
-
-
-class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to try.
-
-    - `kind`: `configuration` (in the space: `--try` measures it), `space` (a value outside of it),
-      `constraint` (one that binds), `technique` (a change of the kernel).
-    - `rule`: how the limiter leads to it.
-    - `estimate`: expected time now / time then, with a 95% interval where there is one.
-    - `measured`: the same, measured by `--try`; None when it was not tried.
-    """
-
-    kind: Literal["configuration", "space", "constraint", "technique"]
-    text: str
-    rule: str
-    estimate: float
-    low: float | None = None
-    high: float | None = None
-    configuration: Mapping[str, Value] | None = None
-    measured: float | None = None
-    measured_low: float | None = None
-    measured_high: float | None = None
-    outcome: str = ""
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a candidate is as fast as it is.
-
-    - `trial`: its number; `configuration`: its values.
-    - `time_us`, `speedup`: on the case that is explained; None where there is none.
-    - `counters`: the counters of its longest launch, or `{"unavailable": reason}`.
-    - `machine_code`: counts in the code of its longest launch; None where it was not read.
-    - `missing`: each part that was not measured, and why.
-    """
-
-    run: str
-    space: str
-    trial: int
-    configuration: Mapping[str, Value]
-    device: str
-    time_us: float | None
-    speedup: float | None
-    headline: str
-    limiter: Limiter
-    roofline: Roofline | None
-    counters: Mapping[str, Json]
-    machine_code: MachineCode | None
-    effects: tuple[Effect, ...]
-    over_space: OverSpace
-    against: Against | None
-    next: tuple[Suggestion, ...]
-    missing: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Json]:
-        """The explanation as JSON-able data; numbers that JSON cannot hold are left to the
-        writer."""
-        found: dict[str, Json] = msgspec.to_builtins(self)
-        return found
+class Explanation(Findings, frozen=True, kw_only=True):
+    """Why a candidate is as fast as it is. `str()` gives the text of `evotune explain`."""
 
     def __str__(self) -> str:
-        from evotune.explain._explanation_text import text_of
-
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        from evotune.explain.explanation_html import html_of
-
         return html_of(self)
+
+
+def html_page_of(found: Findings) -> str:
+    """A page of its own that needs nothing else."""
+    title = html.escape(printable(f"{found.space}: trial {found.trial} explained"))
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body>\n{html_of(found)}\n"
+        "</body></html>\n"
+    )
+
+
+def html_of(found: Findings) -> str:
+    """A fragment with its own style."""
+    style = f"<style>{_STYLE}{picture_style()}</style>"
+    return f'<div class="evotune-why">{style}{"".join(_parts(found))}</div>'
+
+
+def _parts(found: Findings) -> Iterator[str]:
+    yield f"<p><b>{_text(found.headline)}</b></p>"
+    limiter = found.limiter
+    yield _heading(f"Held by: {limiter.name or 'not known'}")
+    facts = "".join(f"<li>{_text(f.text)} {_quiet(f.kind)}</li>" for f in limiter.evidence)
+    yield f"<ul>{facts}</ul><p class='quiet'>Rule: {_text(limiter.rule)}</p>"
+    figures = "".join(figure_html(picture) for picture in explanation_pictures(found))
+    yield f'<div class="evotune-pictures">{figures}</div>'
+    if no_waits_text(found):
+        yield f"<p class='quiet'>{_text(no_waits_text(found))}</p>"
+    reasons = [effect for effect in shown_effects(found.effects) if effect.because]
+    if reasons:
+        yield _heading("Differences in the machine that go with a choice")
+        yield _table((_text(choice_text(e)), _text(e.because)) for e in reasons)
+    over = found.over_space
+    texts = [
+        *(pair_line(pair) for pair in over.pairs),
+        *(cliff.text for cliff in over.cliffs),
+        *(value.text for value in over.hopeless[:8]),
+    ]
+    if texts:
+        yield _heading("Over the space")
+        yield _items(texts)
+    if found.against is not None:
+        yield _heading(against_line(found.against))
+        if found.against.changed:
+            yield f"<p>{_text(changed_line(found.against))}</p>"
+        texts = [f"{line.text} ({line.kind})" for line in found.against.lines]
+        yield _items(texts or [NO_DIFFERENCE])
+    if found.next:
+        yield _heading("Next")
+        yield _items(f"{s.kind}: {s.text}. {s.rule}; {estimate_line(s)}" for s in found.next)
+    if found.missing:
+        yield _heading("Missing")
+        yield _items(found.missing)
+
+
+def _heading(text: str) -> str:
+    return f"<h3>{_text(text)}</h3>"
+
+
+def _items(texts: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>"
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    """The cells are HTML."""
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table>{lines}</table></div>'
+
+
+def _quiet(text: str) -> str:
+    return f'<span class="quiet">{_text(text)}</span>'
+
+
+def _text(text: str) -> str:
+    return html.escape(printable(text))

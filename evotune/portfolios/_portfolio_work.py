@@ -43,7 +43,7 @@ from evotune.util.words import counted
 from evotune.workers.in_flight import speaks_for_its_code
 
 if TYPE_CHECKING:
-    from evotune.portfolios.building import PortfolioRequest
+    from evotune.portfolios.request import PortfolioRequest
 
 import itertools
 import random

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -23,64 +21,15 @@ from evotune.portfolios._cell_measuring import OpenExecutor, opened_executor
 from evotune.portfolios._portfolio_work import ELAPSED, PortfolioWork
 from evotune.portfolios.matrix_store import Matrix, locked_matrix
 from evotune.portfolios.portfolio_file import Portfolio, markdown, write_portfolio
+from evotune.portfolios.request import PortfolioRequest
 from evotune.runs.given_cases import kept_cases, skipped_in_words
 from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.runs.spaces import find_space, shipped_name
-from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
 from evotune.trial import Json
 
 MOST_CASES = 1000
 """A portfolio takes so many cases of a longer list: those of the greatest weight."""
-
-
-@dataclass(frozen=True, slots=True)
-class PortfolioRequest:
-    """A user's wish.
-
-    - `most_kernels`: at most so many kernels are kept.
-    - `held_out`: the share of the cases that judges the rule, and that no search sees.
-    - `trials`: of all searches together; None: each has the space's own budget.
-    - `minutes`: of the whole portfolio, over all times it was worked on.
-    """
-
-    space: str
-    cases: Sequence[CaseEntry]
-    runs_dir: Path
-    most_kernels: int
-    held_out: float = 0.2
-    trials: int | None = None
-    minutes: float | None = None
-    seed: int = 0
-    device: str = "auto"
-    command: tuple[str, ...] = ()
-
-
-def stored_request(
-    runs_dir: Path,
-    *,
-    most_kernels: int | None = None,
-    trials: int | None = None,
-    minutes: float | None = None,
-    command: tuple[str, ...] = (),
-) -> PortfolioRequest:
-    """The request of the portfolio in a folder, with new totals where they are given. UsageError
-    where there is none."""
-    with locked_matrix(runs_dir, None) as matrix, matrix.store.trusting_facts():
-        asked = matrix.store.meta("request")
-        cases = msgspec.convert(matrix.store.meta("cases"), list[GivenCase])
-        return PortfolioRequest(
-            space=str(asked["space"]),
-            cases=[CaseEntry({}, c.shape, c.variant, None, c.count) for c in cases],
-            runs_dir=runs_dir,
-            most_kernels=int(asked["most_kernels"] if most_kernels is None else most_kernels),
-            held_out=float(asked["held_out"]),
-            trials=asked["trials"] if trials is None else trials,
-            minutes=asked["minutes"] if minutes is None else minutes,
-            seed=int(asked["seed"]),
-            device=str(asked["device"]),
-            command=command,
-        )
 
 
 def build_portfolio(

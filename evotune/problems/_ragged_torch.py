@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,6 @@ from evotune.problems.libraries.library_catalog import LIBRARIES
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of
 
-if TYPE_CHECKING:
-    from evotune.problems.ragged_attention import RaggedAttention
-
 _GARBAGE = 100.0
 """Size of what lies in slots without a key, where that is not NaN."""
 _NO_PAGES = (-1, -(1 << 31), (1 << 31) - 1, 1 << 20)
@@ -27,13 +24,15 @@ _NO_PAGES = (-1, -(1 << 31), (1 << 31) - 1, 1 << 20)
 _SHARED = 3  # one sequence in three begins with another sequence's first page
 
 
-def make_inputs(problem: RaggedAttention, case: Case, kind: str, seed: int, device: str) -> Tensors:
+def make_inputs(
+    case: Case, timed_lengths: Sequence[tuple[int, int]], kind: str, seed: int, device: str
+) -> Tensors:
     """One seeded input set. On normal inputs the lengths are those of the timed ones, in any order;
     on others they are awkward ones. Values of each sequence are those of dense attention. Slots of
     pages without a key are NaN on all but normal inputs."""
     rng = random.Random(seed)
     s: Any = case.symbols
-    lengths = problem.timed_lengths(case)
+    lengths = [*timed_lengths]
     if kind != "normal":
         lengths = _awkward(case, lengths, rng)
     rng.shuffle(lengths)
@@ -41,7 +40,7 @@ def make_inputs(problem: RaggedAttention, case: Case, kind: str, seed: int, devi
         _values(case, each, kind, seed + 1009 * number, device)
         for number, each in enumerate(lengths)
     ]
-    dtype = torch_dtype(problem.dtype)
+    dtype = torch_dtype(s["dtype"])
     if "page_size" not in s:
         found = {
             name: torch.cat([each[name] for each in dense if each]) for name in ("q", "k", "v")

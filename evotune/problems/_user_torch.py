@@ -7,7 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch._decomp import decomposition_table
@@ -21,14 +21,10 @@ from evotune.problems._user_inputs import (
     spread_values,
     unmasked,
 )
-from evotune.problems._written import INDICES
+from evotune.problems._written import INDICES, WrittenProblem
 from evotune.problems.element_types import FLOAT8, element_type, torch_dtype
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.rounding import rounding_of
-
-if TYPE_CHECKING:
-    from evotune.problems.user import UserProblem
-
 
 Change: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 _DEVIATIONS = 12.0
@@ -38,7 +34,7 @@ _AGREEING = 1e-3
 """How far float32 may be off, as a share of the largest value of a row, with far values."""
 
 
-def make_inputs(problem: UserProblem, case: Case, kind: str, seed: int, device: str) -> Tensors:
+def make_inputs(problem: WrittenProblem, case: Case, kind: str, seed: int, device: str) -> Tensors:
     """Seeded inputs. Where `compute` gives NaN, infinity or values too large for an output's type,
     the inputs are made smaller several times, and in the end normal.
 
@@ -63,7 +59,9 @@ def make_inputs(problem: UserProblem, case: Case, kind: str, seed: int, device: 
     return _made(problem, case, "normal", generator)
 
 
-def _is_sound(problem: UserProblem, case: Case, inputs: Tensors, others: Sequence[Tensors]) -> bool:
+def _is_sound(
+    problem: WrittenProblem, case: Case, inputs: Tensors, others: Sequence[Tensors]
+) -> bool:
     """Whether `compute` gives the same for `others`, fits the outputs' types, and agrees with what
     it gives in float32."""
     reference = problem.reference(case, inputs)
@@ -97,7 +95,7 @@ def _agree(found: torch.Tensor, wanted: torch.Tensor, share: float) -> bool:
     return bool(((found.double() - wanted).abs() <= allowed).all())
 
 
-def _fits(problem: UserProblem, case: Case, reference: Tensors) -> bool:
+def _fits(problem: WrittenProblem, case: Case, reference: Tensors) -> bool:
     for spec in problem.tensors(case):
         if spec.is_output:
             low, high = _limits(spec.dtype)
@@ -122,7 +120,7 @@ def _limits(dtype: str) -> tuple[float, float]:
 
 
 def _made(
-    problem: UserProblem,
+    problem: WrittenProblem,
     case: Case,
     kind: str,
     generator: torch.Generator,
@@ -162,7 +160,7 @@ def _made(
 
 
 def altered_indices(
-    problem: UserProblem,
+    problem: WrittenProblem,
     case: Case,
     inputs: Tensors,
     name: str,
@@ -199,18 +197,18 @@ def widened(dtype: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reference(problem: UserProblem, case: Case, inputs: Tensors) -> Tensors:
+def reference(problem: WrittenProblem, case: Case, inputs: Tensors) -> Tensors:
     return checked(problem, case, "compute", _in_float64(problem, case, inputs))
 
 
-def computed(problem: UserProblem, case: Case, inputs: Tensors, like: Tensors) -> Tensors:
+def computed(problem: WrittenProblem, case: Case, inputs: Tensors, like: Tensors) -> Tensors:
     """What `compute` gives for some rows of the inputs; ProblemMistake unless it is of the shapes
     of `like`."""
     found = _in_float64(problem, case, inputs)
     return problem.written.outputs("compute", found, _shapes(like), {})
 
 
-def _in_float64(problem: UserProblem, case: Case, inputs: Tensors) -> Any:
+def _in_float64(problem: WrittenProblem, case: Case, inputs: Tensors) -> Any:
     copies = {
         name: value.double() if value.is_floating_point() else value
         for name, value in inputs.items()
@@ -218,7 +216,7 @@ def _in_float64(problem: UserProblem, case: Case, inputs: Tensors) -> Any:
     return problem.written.call("compute", **copies, **problem.constants_of(case))
 
 
-def checked(problem: UserProblem, case: Case, method: str, found: Any) -> Tensors:
+def checked(problem: WrittenProblem, case: Case, method: str, found: Any) -> Tensors:
     """The method's answer as a reference in float64. Outputs that are integers may come as any
     numbers; those of 64 bits, which float64 does not hold, stay as they are."""
     floats = {
@@ -234,7 +232,7 @@ def checked(problem: UserProblem, case: Case, method: str, found: Any) -> Tensor
 
 
 def yardstick(
-    problem: UserProblem, case: Case, inputs: Tensors, like: Tensors | None = None
+    problem: WrittenProblem, case: Case, inputs: Tensors, like: Tensors | None = None
 ) -> Tensors:
     """What `yardstick_of` gives. `like`: tensors of the outputs' shapes, where `inputs` are some
     rows alone."""
@@ -247,7 +245,7 @@ def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
-def tolerances(problem: UserProblem, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
+def tolerances(problem: WrittenProblem, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     """Rounding to the output's dtype plus the rounding errors of `compute` in float32. In a row
     where `yardstick_of` is off by more than that, plus twice the largest excess. Integers must be
     exact."""

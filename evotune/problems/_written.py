@@ -269,8 +269,10 @@ GivenShapes: TypeAlias = Mapping[str, tuple[int, ...]]
 _STEPS = (1, 2, 3)
 
 
-class _Problem(Protocol):
-    """A user's problem, as far as its sizes go."""
+class WrittenProblem(Protocol):
+    """A user's problem, as its inputs, its reference and its sizes need it."""
+
+    dtype: str
 
     @property
     def sizes(self) -> Sequence[str]: ...
@@ -283,9 +285,22 @@ class _Problem(Protocol):
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case: ...
 
+    def tensors(self, case: Case) -> Sequence[TensorSpec]: ...
+
+    def reference(self, case: Case, inputs: Tensors) -> Tensors: ...
+
+    def output_shapes(self, case: Case) -> dict[str, tuple[int, ...]]: ...
+
+    def sizes_of(self, case: Case) -> dict[str, int]: ...
+
+    def constants_of(self, case: Case) -> dict[str, Any]: ...
+
 
 def solved_case(
-    problem: _Problem, shapes: GivenShapes, options: Mapping[str, Value], tuned: Sequence[Case]
+    problem: WrittenProblem,
+    shapes: GivenShapes,
+    options: Mapping[str, Value],
+    tuned: Sequence[Case],
 ) -> Case:
     """The case whose inputs have these shapes. `options` give some of its sizes and constants.
     Sizes that neither shapes nor options give are as in the cases `tuned`. ValueError, one line,
@@ -314,7 +329,9 @@ def solved_case(
     raise ValueError(f"no {names} fit the inputs' shapes: {found}")
 
 
-def _shapes(problem: _Problem, flags: Mapping[str, bool], sizes: Mapping[str, int]) -> GivenShapes:
+def _shapes(
+    problem: WrittenProblem, flags: Mapping[str, bool], sizes: Mapping[str, int]
+) -> GivenShapes:
     return problem.written.shapes("inputs", {**sizes, **flags})
 
 

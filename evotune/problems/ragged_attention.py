@@ -232,7 +232,8 @@ class RaggedAttention(ABC):
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
         from evotune.problems import _ragged_torch
 
-        return _ragged_torch.make_inputs(self, case, kind, seed, device)
+        lengths = self.timed_lengths(case)
+        return _ragged_torch.make_inputs(case, lengths, kind, seed, device)
 
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random

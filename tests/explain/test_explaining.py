@@ -26,8 +26,8 @@ from evotune.explain._subjects import chosen_subject, machine_on, read_run, side
 from evotune.explain._suggestions import with_tries
 from evotune.explain.assembling import explain_data
 from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
-from evotune.explain.explanation import Effect, Explanation, Pair, Suggestion
-from evotune.explain.explanation_html import html_page_of
+from evotune.explain.explanation import Explanation, html_page_of
+from evotune.explain.findings import Effect, Pair, Suggestion
 from evotune.runs.ablation import AblationRow, Change
 from evotune.runs.folder import RunFolder
 from evotune.store import RunStore

@@ -12,7 +12,7 @@ from evotune.backends.cpu import CpuBackend
 from evotune.explain._limiter import Case, limiter_of
 from evotune.explain._roofline import roofline_of
 from evotune.explain._sentences import held_text
-from evotune.explain.explanation import Limiter, Roofline
+from evotune.explain.findings import Limiter, Roofline
 from evotune.problems import create_problem
 from evotune.runs.evidence_gathering import CountsExponentials
 

@@ -21,8 +21,8 @@ from evotune.explain._explanation_pictures import (
 from evotune.explain._sentences import held_text, winner_sentences
 from evotune.explain._subjects import read_run
 from evotune.explain.assembling import explain_data
-from evotune.explain.explanation import Effect, Explanation, Fact, Limiter, Roofline, Unit
-from evotune.explain.explanation_html import html_of
+from evotune.explain.explanation import Explanation, html_of
+from evotune.explain.findings import Effect, Fact, Limiter, Roofline, Unit
 from evotune.report.html.pictures import (
     Drawing,
     Picture,

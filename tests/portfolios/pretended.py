@@ -15,8 +15,9 @@ import pytest
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.portfolios import _case_searches, _drawn_cases
-from evotune.portfolios.building import PortfolioRequest, build_portfolio
+from evotune.portfolios.building import build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
+from evotune.portfolios.request import PortfolioRequest
 from evotune.problems.problem import Case
 from evotune.runs import _planning
 from evotune.runs.confirmed_champions import Champion

@@ -15,9 +15,10 @@ import pytest
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
 from evotune.portfolios import _case_searches, _portfolio_work, building
-from evotune.portfolios.building import build_portfolio, stored_request
+from evotune.portfolios.building import build_portfolio
 from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix
 from evotune.portfolios.portfolio_file import markdown, read_portfolio
+from evotune.portfolios.request import stored_request
 from evotune.problems.problem import Case
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder, list_runs

@@ -20,9 +20,9 @@ from evotune.errors import EvotuneError
 from evotune.portfolios import _portfolio_work
 from evotune.portfolios._drawn_cases import DrawnCases, predicted_lows
 from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios.building import stored_request
 from evotune.portfolios.matrix_store import Point, Score, locked_matrix, point_of
 from evotune.portfolios.portfolio_file import Portfolio, markdown
+from evotune.portfolios.request import stored_request
 from evotune.portfolios.rule import regions_of
 from evotune.problems import Tensor, UserProblem
 from evotune.problems.problem import Case, Problem

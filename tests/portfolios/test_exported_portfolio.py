@@ -17,8 +17,8 @@ from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.portfolios import _portfolio_work
-from evotune.portfolios.building import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
+from evotune.portfolios.request import PortfolioRequest
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.runs.starting import RunRequest

@@ -12,9 +12,9 @@ from evotune.backends.cpu import CpuBackend
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.portfolios import _portfolio_work
-from evotune.portfolios.building import PortfolioRequest
 from evotune.portfolios.matrix_store import SIZES, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio
+from evotune.portfolios.request import PortfolioRequest
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.runs import _planning
