@@ -43,7 +43,7 @@ except KeyboardInterrupt:
 def main() -> None:
     """Runs the command line and exits the process with its code."""
     _open_closed_streams()
-    from evotune.cli import packages
+    from evotune import packages
     from evotune.cli.no_memory import is_no_memory, say_no_memory
 
     if sys.argv[1:2] == ["doctor"] and (missing := packages.missing()):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from evotune.api._given_space import (
     AnyCases,
@@ -15,14 +16,20 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
+from evotune.api.observing import Observer, SilentObserver
+from evotune.portfolios import portfolio_file
 from evotune.portfolios.building import build_portfolio
 from evotune.portfolios.portfolio_file import Portfolio
-from evotune.portfolios.request import PortfolioRequest
-from evotune.runs.observer import Observer, SilentObserver
+from evotune.portfolios.request import PortfolioRequest, stored_request
+from evotune.report.front import TextTable
 from evotune.util.words import counted
 
 if TYPE_CHECKING:
     from evotune.api.run import Run
+
+
+_RULE_NUMERIC = (True, False, True, True, True)
+_FIGURE_NUMERIC = (False, True, True, True, True, True)
 
 
 class CasePortfolio:
@@ -48,9 +55,25 @@ class CasePortfolio:
         return [open_run(self.folder / kernel.run) for kernel in self.found.kernels]
 
     def markdown(self) -> str:
-        from evotune.portfolios.portfolio_file import markdown
+        return portfolio_file.markdown(self.found)
 
-        return markdown(self.found)
+    def to_json(self) -> str:
+        """The text of `portfolio.json`."""
+        return portfolio_file.to_json(self.found).decode()
+
+    def tables(self) -> Iterator[TextTable]:
+        """The rule, the figures and the kernels."""
+        found = self.found
+        for columns, numeric, rows in (
+            (portfolio_file.RULE_COLUMNS, _RULE_NUMERIC, portfolio_file.rule_rows(found)),
+            (portfolio_file.FIGURE_COLUMNS, _FIGURE_NUMERIC, portfolio_file.figure_rows(found)),
+            (portfolio_file.KERNEL_COLUMNS, (True, True), portfolio_file.kernel_rows(found)),
+        ):
+            yield TextTable(columns, numeric, tuple(rows))
+
+    def remarks(self) -> Iterator[str]:
+        """What a reader of the tables should know."""
+        return portfolio_file.remarks(self.found)
 
     def export(self, folder: str | Path, *, name: str | None = None, trust: bool = False) -> Path:
         """Writes the kernels and their rule as a Python package; see `Run.export`. Returns the
@@ -96,24 +119,79 @@ def portfolio(
     in the arguments, EvotuneError where no search has a confirmed champion.
     """
     with trusting(trust), space_file(space, space_keywords) as file:
-        request = PortfolioRequest(
-            space=file,
-            cases=case_entries(cases),
-            runs_dir=Path(runs_dir),
-            most_kernels=kernels,
-            held_out=held_out_share,
+
+        def told(text: str) -> None:
+            if say is not None:
+                say(text)
+
+        return new_portfolio(
+            file,
+            cases,
+            _silent,
+            told,
+            runs_dir=runs_dir,
+            kernels=kernels,
+            held_out_share=held_out_share,
             trials=trials,
             minutes=minutes,
             seed=seed,
             device=device,
         )
 
-        def told(text: str) -> None:
-            if say is not None:
-                say(text)
 
-        found = build_portfolio(request, observing=_silent, say=told)
-    return CasePortfolio(Path(runs_dir), found)
+Observing: TypeAlias = Callable[[], AbstractContextManager[Observer]]
+"""Makes the observer of each search."""
+
+
+def new_portfolio(
+    space: str,
+    cases: AnyCases,
+    observing: Observing,
+    say: Callable[[str], None],
+    *,
+    runs_dir: str | Path,
+    kernels: int = 8,
+    held_out_share: float = 0.2,
+    trials: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    command: tuple[str, ...] = (),
+) -> CasePortfolio:
+    """`portfolio` for a space's file and a caller that watches the searches."""
+    request = PortfolioRequest(
+        space=space,
+        cases=case_entries(cases),
+        runs_dir=Path(runs_dir),
+        most_kernels=kernels,
+        held_out=held_out_share,
+        trials=trials,
+        minutes=minutes,
+        seed=seed,
+        device=device,
+        command=command,
+    )
+    found = build_portfolio(request, observing=observing, say=say)
+    return CasePortfolio(request.runs_dir, found)
+
+
+def resumed_portfolio(
+    runs_dir: str | Path,
+    observing: Observing,
+    say: Callable[[str], None],
+    *,
+    kernels: int | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    command: tuple[str, ...] = (),
+) -> CasePortfolio:
+    """Goes on with the portfolio in a folder, with new totals where they are given. UsageError
+    where there is none."""
+    request = stored_request(
+        Path(runs_dir), most_kernels=kernels, trials=trials, minutes=minutes, command=command
+    )
+    found = build_portfolio(request, observing=observing, say=say)
+    return CasePortfolio(request.runs_dir, found)
 
 
 @contextlib.contextmanager

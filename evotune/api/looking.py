@@ -9,6 +9,8 @@ from evotune.api._given_space import AnySpace, SpaceKeywords, space_file, trusti
 from evotune.runs.compiling import CompileRow, CompileSummary, compile_space
 from evotune.runs.inspect import CheckReport, check_space
 
+__all__ = ["SAMPLE", "CheckReport", "CompileRow", "CompileSummary", "check", "compile"]
+
 SAMPLE = 16
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from evotune.search.own import StrategyMaker
 
 
+__all__ = ["Evaluation", "Replay", "budget", "find_recording", "replay", "replaying"]
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The result of a replay, with the repeats in order. `score`: 0 is random search, 1 finds the
@@ -32,6 +35,11 @@ class Replay:
     evaluations: int
     repeats: list[Repeat]
     score: Score | None
+
+    @property
+    def scale(self) -> PerformanceScale:
+        """The budget and the optimum that the score refers to."""
+        return PerformanceScale(self.recording.times_ms.values())
 
 
 def replay(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.api.observing import Observer, watching
 from evotune.errors import UsageError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
-from evotune.runs.folder import RunFolder, find_run
-from evotune.runs.observer import Observer, Progress, RunInfo, SilentObserver
+from evotune.runs.folder import RunFolder, find_run, list_runs
 from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
 from evotune.util.commands import RUNS_DIR
@@ -25,87 +25,45 @@ if TYPE_CHECKING:
 
     from evotune.api._tuned_kernel import CallableKernel
     from evotune.explain.explanation import Explanation
+    from evotune.export.exporting import Exported
     from evotune.runs.ablation import AblationRow
     from evotune.runs.reopening import Verified
+    from evotune.runs.starting import RunResult
     from evotune.search.own import StrategyMaker
 
 
-# An observer of a run that calls a user's functions.
-_STEP_EVERY_S = 10.0
+__all__ = [
+    "REPORT_STYLES",
+    "AblationRow",
+    "Candidate",
+    "Exported",
+    "Run",
+    "RunFolder",
+    "RunResult",
+    "Verified",
+    "all_runs",
+    "exported",
+    "open_run",
+    "report_pieces",
+]
+
+REPORT_STYLES = ("html", "md", "csv", "json", "jsonl", "parquet", "t4")
 
 
-class Calls(SilentObserver):
-    """Calls `on_trial` with each trial that was not stored before this part of the run, and
-    `on_note` with a line for each stage and every ten seconds of a confirmation."""
-
-    def __init__(
-        self,
-        on_trial: Callable[[Trial], object] | None,
-        on_note: Callable[[str], object] | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._on_trial = on_trial
-        self._on_note = on_note
-        self._clock = clock
-        self._noted_s = clock()
-        self._known = 0
-
-    def started(self, info: RunInfo) -> None:
-        self._known = info.already_done
-
-    def phase(self, text: str) -> None:
-        self._noted_s = self._clock()
-        if self._on_note is not None:
-            self._on_note(text)
-
-    def step(self, text: str) -> None:
-        if self._clock() - self._noted_s >= _STEP_EVERY_S:
-            self.phase(text)
-
-    def told(self, trial: Trial, progress: Progress) -> None:
-        if self._on_trial is not None and progress.told > self._known:
-            self._on_trial(trial)
-
-
-def watching(
-    on_trial: Callable[[Trial], object] | None, on_note: Callable[[str], object] | None
-) -> Observer:
-    """An observer that calls them; a silent one when both are None."""
-    silent = on_trial is None and on_note is None
-    return SilentObserver() if silent else Calls(on_trial, on_note)
-
-
-# --- `Run.report`: a run written to a file --------------------------------------------------------
-
-STYLES = ("html", "md", "csv", "json", "jsonl", "parquet", "t4")
-
-
-def write_report(run: RunFolder, path: Path, style: str | None = None) -> Path:
-    """Writes a run's report to `path`, in `style` or the style of the suffix. Returns the path.
-
-    UsageError for an unknown style or suffix, or a file that cannot be written. A report that
-    could not be finished leaves the path as it was."""
-    style = path.suffix.removeprefix(".").lower() if style is None else style
-    if style not in STYLES:
-        raise UsageError(f"{path}: expected a report's suffix, one of {', '.join(STYLES)}")
-    try:
-        with whole_file(path) as file:
-            for piece in _pieces(run, style):
-                file.write(piece)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
-
-
-def _pieces(run: RunFolder, style: str) -> Iterator[bytes]:
+def report_pieces(runs: Sequence[Run], style: str) -> Iterator[bytes]:
+    """The report of the runs, piece by piece. UsageError for several runs in a style that takes
+    one; html takes several."""
+    if len(runs) > 1 and style != "html":
+        raise UsageError(f"--format {style} takes one run; only html takes several")
     if style == "html":
         from evotune.explain.report_parts import explained_html
         from evotune.report.html import MOST_TRIALS
 
-        with RunData.thinned(run, MOST_TRIALS) as data:
-            yield explained_html([data]).encode()
+        with contextlib.ExitStack() as opened:
+            thinned = (RunData.thinned(run.folder, MOST_TRIALS) for run in runs)
+            yield explained_html([opened.enter_context(data) for data in thinned]).encode()
         return
-    with RunData.opened(run) as data:
+    with RunData.opened(runs[0].folder) as data:
         if style == "parquet":
             from evotune.report.frame import run_columns, to_parquet
 
@@ -261,9 +219,20 @@ class Run:
 
         `style` is html (a page that opens offline), md, csv, json, jsonl, parquet or t4; None means
         the file's suffix. UsageError for another style or suffix, or a file that cannot be written.
+        A report that could not be finished leaves the file as it was.
         """
-
-        return write_report(self.folder, Path(path), style)
+        path = Path(path)
+        style = path.suffix.removeprefix(".").lower() if style is None else style
+        if style not in REPORT_STYLES:
+            styles = ", ".join(REPORT_STYLES)
+            raise UsageError(f"{path}: expected a report's suffix, one of {styles}")
+        try:
+            with whole_file(path) as file:
+                for piece in report_pieces([self], style):
+                    file.write(piece)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        return path
 
     def resume(
         self,
@@ -290,23 +259,57 @@ class Run:
         on it, UsageError for fewer trials than the run has.
         """
         from evotune.api._given_space import trusting
-        from evotune.runs.cluster_run import cluster_request
-        from evotune.runs.setup import GpuRequest
-        from evotune.runs.starting import resume_run
 
         with trusting(trust):
-            resume_run(
-                self.folder,
+            self.resumed(
                 watching(on_trial, on_note),
                 trials=trials,
                 minutes=minutes,
                 champions=champions,
                 strategy=strategy,
+                gpus=gpus,
+                cluster=cluster,
                 allow_mixed=allow_mixed,
-                gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
-                cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
             )
         return self
+
+    def resumed(
+        self,
+        observer: Observer,
+        *,
+        trials: int | None = None,
+        minutes: float | None = None,
+        champions: int | None = None,
+        strategy: StrategyMaker | None = None,
+        gpus: int | str | None = None,
+        cluster: str | None = None,
+        allow_mixed: bool = False,
+    ) -> RunResult:
+        """Continues the run for a caller that watches it; see `resume`."""
+        from evotune.runs.cluster_run import cluster_request
+        from evotune.runs.setup import GpuRequest
+        from evotune.runs.starting import resume_run
+
+        return resume_run(
+            self.folder,
+            observer,
+            trials=trials,
+            minutes=minutes,
+            champions=champions,
+            strategy=strategy,
+            allow_mixed=allow_mixed,
+            gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+            cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
+        )
+
+    def remeasured(
+        self, configuration: Configuration, other: Run, its_configuration: Configuration
+    ) -> Outcome:
+        """The outcome of timing `its_configuration` of the `other` run in turn with one of this
+        run."""
+        from evotune.runs.reopening import remeasure
+
+        return remeasure((self.folder, configuration), (other.folder, its_configuration))
 
     def verify(
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
@@ -432,3 +435,24 @@ def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run
     UsageError where there is no such run.
     """
     return Run(find_run(str(run), Path(runs_dir)))
+
+
+def all_runs(runs_dir: str | Path = RUNS_DIR) -> list[Run]:
+    """The runs of a folder, the oldest first."""
+    return [Run(folder) for folder in list_runs(Path(runs_dir))]
+
+
+def exported(
+    runs: Sequence[str | Path], folder: Path, name: str | None, runs_dir: str | Path = RUNS_DIR
+) -> Exported:
+    """Writes the champions of `runs`, or a portfolio, as a Python package; see `Run.export`.
+    UsageError for a portfolio with something else beside it."""
+    from evotune.export.exporting import export_portfolio, export_runs
+    from evotune.portfolios.portfolio_file import portfolio_folder
+
+    portfolios = [found for run in runs if (found := portfolio_folder(Path(run))) is not None]
+    if not portfolios:
+        return export_runs([open_run(run, runs_dir).folder for run in runs], folder, name)
+    if len(runs) > 1:
+        raise UsageError(f"{portfolios[0]} is a portfolio: export it alone")
+    return export_portfolio(portfolios[0], folder, name)

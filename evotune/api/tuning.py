@@ -1,9 +1,9 @@
-"""`tune`: makes a new run."""
+"""`tune`: makes a new run. `new_run` is the same for a caller that watches it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -15,10 +15,11 @@ from evotune.api._given_space import (
     space_file,
     trusting,
 )
-from evotune.api.run import Run, open_run, watching
+from evotune.api.observing import Observer, watching
+from evotune.api.run import Run, open_run
 from evotune.runs.cluster_run import cluster_request
 from evotune.runs.setup import GpuRequest
-from evotune.runs.starting import RunRequest, start_run
+from evotune.runs.starting import RunRequest, RunResult, start_run
 from evotune.trial import Trial
 from evotune.util.commands import RUNS_DIR
 
@@ -94,19 +95,14 @@ def tune(
     >>> run.state, len(run.trials)
     ('finished:trials', 1)
     """
-    earlier = None
-    if warm_start is not None:
-        known = warm_start if isinstance(warm_start, Run) else open_run(warm_start, runs_dir)
-        earlier = known.folder
     with (
         trusting(trust),
         space_file(space, space_keywords) as file,
     ):
-        request = RunRequest(
-            space=file,
-            device=device,
-            runs_dir=Path(runs_dir),
-            options={
+        found = new_run(
+            file,
+            watching(on_trial, on_note),
+            {
                 "trials": trials,
                 "minutes": minutes,
                 "compiles": compiles,
@@ -117,13 +113,55 @@ def tune(
                 "racing": racing,
                 "lookahead": lookahead,
             },
+            device=device,
+            runs_dir=runs_dir,
             strategy=strategy,
-            warm_start=earlier,
-            gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
-            cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
-            cases=case_entries(cases),
+            warm_start=warm_start,
+            cases=cases,
+            gpus=gpus,
+            cluster=cluster,
+            allow_mixed=allow_mixed,
         )
-        run = Run(start_run(request, watching(on_trial, on_note)).run)
+    run = Run(found.run)
     if said := run.skipped_cases:
         warnings.warn(said, stacklevel=2)
     return run
+
+
+def new_run(
+    space: str | None,
+    observer: Observer,
+    options: Mapping[str, float | None],
+    *,
+    device: str = "auto",
+    runs_dir: str | Path = RUNS_DIR,
+    strategy: str | StrategyMaker | None = None,
+    warm_start: Run | str | Path | None = None,
+    cases: AnyCases | None = None,
+    gpus: int | str | None = None,
+    cluster: str | None = None,
+    allow_mixed: bool = False,
+    command: tuple[str, ...] = (),
+) -> RunResult:
+    """A new run on a space's file, to its end. `space` None: the flagship for the device.
+
+    `options` are limits and settings by name; None means the space's own. `command` is the command
+    line, for the record. The other arguments and the errors are those of `tune`.
+    """
+    earlier = None
+    if warm_start is not None:
+        known = warm_start if isinstance(warm_start, Run) else open_run(warm_start, runs_dir)
+        earlier = known.folder
+    request = RunRequest(
+        space=space,
+        device=device,
+        runs_dir=Path(runs_dir),
+        options=options,
+        strategy=strategy,
+        warm_start=earlier,
+        gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
+        cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
+        cases=case_entries(cases),
+        command=command,
+    )
+    return start_run(request, observer)

@@ -17,12 +17,11 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
-from evotune.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.runs.ablation import AblationRow
+    from evotune.api.run import AblationRow
 
 
 @click.command(cls=Command, example="evotune ablate latest")
@@ -52,25 +51,14 @@ def ablate(
     number, to its smallest one, checks the changed candidate and times it in turn with the
     champion. The rows are stored in the run: the HTML report shows them.
     """
-    from evotune.report.data import RunData
-    from evotune.report.leaderboard import rank
-    from evotune.runs.ablation import ablate_run
-    from evotune.runs.folder import find_run
+    from evotune.api.run import open_run
 
-    folder = find_run(run, runs_dir)
-    rows = rank(RunData.load(folder, 1 if trial is None else None)).rows
-    chosen = next((row for row in rows if trial in (None, row.number)), None)
-    if chosen is None:
-        what = (
-            "no valid candidate"
-            if trial is None
-            else f"no valid trial {trial} with code of its own"
-        )
-        raise UsageError(f"run {folder.id} has {what}")
-    which = f"trial {chosen.number} of run {folder.id}"
+    opened = open_run(run, runs_dir)
+    chosen = opened.candidate(trial)
+    which = f"trial {chosen.number} of run {opened.id}"
     terminal.note(f"changing {which}, one parameter at a time")
     found = []
-    for item in ablate_run(folder, chosen.number, chosen.configuration):
+    for item in opened.ablating(chosen):
         found.append(item)
         terminal.note(" ".join(_cells(item)))
     if style == "json":

@@ -24,8 +24,8 @@ from evotune.errors import EvotuneError, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from evotune.api.run import Run
     from evotune.report.comparison import Comparison, Side
-    from evotune.runs.folder import RunFolder
     from evotune.trial import Outcome
 
 
@@ -158,40 +158,36 @@ def _why_not(a: Side, b: Side) -> str:
     return f"{a.name} and {b.name} have no timed case in common"
 
 
-def _side(text: str, runs_dir: Path) -> tuple[RunFolder, Side]:
+def _side(text: str, runs_dir: Path) -> tuple[Run, Side]:
     """The run and the configuration that RUN, RUN:NUMBER or RUN:default names.
 
     The text after the last colon counts only when it is a number or `default`: a run's path may
     hold a colon too.
     """
+    from evotune.api.run import open_run
     from evotune.report.comparison import side
     from evotune.report.data import RunData
-    from evotune.runs.folder import find_run
 
     name, colon, wanted = text.rpartition(":")
     if not colon or not (wanted == "default" or (wanted.isdecimal() and wanted.isascii())):
         name, wanted = text, ""
-    folder = find_run(name, runs_dir)
-    found = side(RunData.load(folder), wanted)
+    run = open_run(name, runs_dir)
+    found = side(RunData.load(run.folder), wanted)
     if found is None and not wanted:
-        raise EvotuneError(f"run {folder.id} has no valid candidate")
+        raise EvotuneError(f"run {run.id} has no valid candidate")
     if found is None:
         what = (
             "has no outcome of the default configuration"
             if wanted == "default"
             else f"has no trial {wanted}"
         )
-        raise UsageError(f"run {folder.id} {what}")
-    return folder, found
+        raise UsageError(f"run {run.id} {what}")
+    return run, found
 
 
-def _measured(
-    first: tuple[RunFolder, Side], second: tuple[RunFolder, Side], terminal: Terminal
-) -> Outcome:
-    from evotune.runs.reopening import remeasure
-
+def _measured(first: tuple[Run, Side], second: tuple[Run, Side], terminal: Terminal) -> Outcome:
     terminal.note(f"measuring {second[1].name} in turn with {first[1].name}")
-    outcome = remeasure((first[0], first[1].configuration), (second[0], second[1].configuration))
+    outcome = first[0].remeasured(first[1].configuration, second[0], second[1].configuration)
     if not outcome.ok:
         raise EvotuneError(f"{second[1].name} ended in {outcome.kind}: {outcome.reason}")
     return outcome

@@ -24,7 +24,7 @@ from evotune.cli.terminal import Terminal, opened_output, pass_terminal, write_o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.runs.compiling import CompileRow, CompileSummary
+    from evotune.api.looking import CompileRow, CompileSummary
     from evotune.trial import Value
 
 _SAMPLE = 16

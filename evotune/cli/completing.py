@@ -12,10 +12,10 @@ def complete_run(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """`latest` and the folder's runs, newest first; paths when none of these fits."""
-    from evotune.runs.folder import list_runs
+    from evotune.api.run import all_runs
 
     runs_dir = context.params.get("runs_dir") or RUNS_DIR
-    names = ["latest", *(run.id for run in reversed(list_runs(runs_dir)))]
+    names = ["latest", *(run.id for run in reversed(all_runs(runs_dir)))]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]
 
@@ -24,20 +24,16 @@ def complete_device(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The values of `--device`: `auto`, and the names that each backend offers."""
-    from evotune.backends import registry
+    from evotune.api.machine import device_names
 
-    known = [
-        registry.AUTO,
-        *(each for backend in registry.every() for each in backend.completions()),
-    ]
-    return [CompletionItem(name) for name in known if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in device_names() if name.startswith(incomplete)]
 
 
 def complete_strategy(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The strategies by name."""
-    from evotune.search.catalog import strategy_names
+    from evotune.api.machine import strategy_names
 
     return [CompletionItem(name) for name in strategy_names() if name.startswith(incomplete)]
 
@@ -46,7 +42,7 @@ def complete_space(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The shipped spaces by name, and files."""
-    from evotune.runs.spaces import shipped_spaces
+    from evotune.api.machine import shipped_spaces
 
     found = [CompletionItem(name) for name in shipped_spaces() if name.startswith(incomplete)]
     return [*found, CompletionItem(incomplete, type="file")]

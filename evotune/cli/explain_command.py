@@ -84,11 +84,17 @@ def explain(
     with an estimate. Measurements are stored in the run, so that it can be explained again without
     its device. A part that was not measured is named with the reason.
     """
-    from evotune.explain.explaining import ExplainRequest, explain_run
-    from evotune.runs.folder import find_run
+    from evotune.api.run import open_run
 
-    request = ExplainRequest(trial, against, measure, tries, effects, minutes)
-    found = explain_run(find_run(run, runs_dir), request, terminal.note)
+    found = open_run(run, runs_dir).explain(
+        trial,
+        against=against,
+        measure=measure,
+        effects=effects,
+        minutes=minutes,
+        tries=tries,
+        on_note=terminal.note,
+    )
     if style == "json":
         from evotune.report.records import to_json
 

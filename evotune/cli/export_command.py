@@ -15,7 +15,6 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
-from evotune.errors import UsageError
 from evotune.util.commands import install_command
 
 if TYPE_CHECKING:
@@ -64,9 +63,10 @@ def export(
     Exit code 1 when a run has no confirmed champion or when none is faster than PyTorch's
     attention, 3 when the compilers here make other machine code than the run measured.
     """
+    from evotune.api.run import exported
     from evotune.util.commands import use
 
-    found = _exported(runs, folder, name, runs_dir)
+    found = exported(runs, folder, name, runs_dir)
     if style == "json":
         from evotune.report.records import to_json
 
@@ -85,19 +85,6 @@ def export(
     terminal.note(f"install: {install_command(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
-
-
-def _exported(runs: tuple[str, ...], folder: Path, name: str | None, runs_dir: Path) -> Exported:
-    from evotune.export.exporting import export_portfolio, export_runs
-    from evotune.portfolios.portfolio_file import portfolio_folder
-    from evotune.runs.folder import find_run
-
-    portfolios = [found for run in runs if (found := portfolio_folder(Path(run))) is not None]
-    if not portfolios:
-        return export_runs([find_run(run, runs_dir) for run in runs], folder, name)
-    if len(runs) > 1:
-        raise UsageError(f"{portfolios[0]} is a portfolio: export it alone")
-    return export_portfolio(portfolios[0], folder, name)
 
 
 def _served_text(found: Exported) -> str:

@@ -28,7 +28,7 @@ from evotune.errors import RunLocked
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.runs.folder import RunFolder
+    from evotune.api.run import RunFolder
     from evotune.space.document import SpaceDocument
 
 _MIB = 1 << 20
@@ -45,8 +45,8 @@ def list_command(terminal: Terminal, *, style: str, output: str) -> int:
     The backends, problems and strategies of installed packages follow, if there are any.
     """
     from evotune import plugins
+    from evotune.api.machine import shipped_spaces
     from evotune.cli.tables import print_tables
-    from evotune.runs.spaces import shipped_spaces
     from evotune.space.document import load_space
 
     rows = []
@@ -94,9 +94,9 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     Asks before it deletes. A run that a process is working on is refused. Of a link to a run, the
     run is deleted and the link too.
     """
-    from evotune.runs.folder import RunFolder, find_run
+    from evotune.api.run import RunFolder, open_run
 
-    named = [find_run(text, runs_dir) for text in runs]
+    named = [open_run(text, runs_dir).folder for text in runs]
     links = [folder.path for folder in named if folder.path.is_symlink()]
     named = [RunFolder(folder.path.resolve()) for folder in named]
     folders = list({folder.path: folder for folder in named}.values())
@@ -137,7 +137,7 @@ def cache(terminal: Terminal, *, clear: bool, days: float) -> int:
     --clear deletes them; a kernel is compiled again when it is needed. The environment variable
     EVOTUNE_CACHE_DIR sets the folder.
     """
-    from evotune.workers.build_cache import default_cache_dir
+    from evotune.util.files import default_cache_dir
 
     folder = default_cache_dir()
     before_s = time.time() - days * _DAY_S

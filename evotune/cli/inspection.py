@@ -21,7 +21,7 @@ from evotune.space.counting.expansion import FULL, SHOWN_S
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.runs.inspect import CheckReport
+    from evotune.api.looking import CheckReport
     from evotune.space.counting.blame import ConstraintReport
 
 _SAMPLE = 16

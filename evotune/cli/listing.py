@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.api.run import Run, all_runs
 from evotune.cli.terminal import Terminal, write_output
 from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.summary import RunSummary, summarize
-from evotune.runs.folder import RunFolder, list_runs
 
 if TYPE_CHECKING:
     from evotune.trial import Json
@@ -34,21 +34,21 @@ def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> N
         print_tables(terminal, [text_table(columns, rows, (False, False, True))], output)
 
 
-def _summaries(runs_dir: Path) -> Iterator[tuple[RunFolder, RunSummary | StoreError]]:
-    for run in list_runs(runs_dir):
+def _summaries(runs_dir: Path) -> Iterator[tuple[Run, RunSummary | StoreError]]:
+    for run in all_runs(runs_dir):
         try:
-            yield run, summarize(RunData.load(run, 1))
+            yield run, summarize(RunData.load(run.folder, 1))
         except StoreError as error:
             yield run, error
 
 
-def _record(run: RunFolder, summary: RunSummary | StoreError) -> Json:
+def _record(run: Run, summary: RunSummary | StoreError) -> Json:
     if isinstance(summary, StoreError):
         return {"id": run.id, "path": str(run.path), "error": str(summary)}
     return summary.to_json()
 
 
-def _row(run: RunFolder, summary: RunSummary | StoreError) -> tuple[str, ...]:
+def _row(run: Run, summary: RunSummary | StoreError) -> tuple[str, ...]:
     if isinstance(summary, StoreError):
         return run.id, "damaged", "", ""
     state = summary.state.partition(":")[0]

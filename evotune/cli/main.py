@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from evotune.cli import packages
+from evotune import packages
 from evotune.cli.no_memory import is_no_memory, say_no_memory
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
@@ -62,7 +62,7 @@ def _folders(terminal: Terminal) -> Iterator[Path]:
     if terminal.crash_folder is not None:
         yield terminal.crash_folder
     with contextlib.suppress(ImportError):
-        from evotune.workers.build_cache import default_cache_dir
+        from evotune.util.files import default_cache_dir
 
         yield default_cache_dir() / "crashes"
     yield Path(tempfile.gettempdir())

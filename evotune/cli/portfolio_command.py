@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +25,7 @@ from evotune.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.portfolios.portfolio_file import Portfolio
-    from evotune.portfolios.request import PortfolioRequest
+    from evotune.api.case_portfolio import CasePortfolio
 
 _KERNELS = 8
 _HELD_OUT = 0.2
@@ -106,11 +106,11 @@ def portfolio(
     The same command goes on after it was interrupted: what was searched and measured is kept.
     `evotune export RUNS` makes a package of the portfolio.
     """
+    from evotune.api.case_portfolio import new_portfolio, resumed_portfolio
     from evotune.cli.progress import show_progress
-    from evotune.portfolios.building import build_portfolio
-    from evotune.portfolios.request import stored_request
 
     command = ("evotune", *sys.argv[1:])
+    watched = functools.partial(show_progress, terminal)
     if resume is not None:
         given = {"SPACE": space, "--cases": cases, "-o": runs_dir, "--held-out": held_out}
         given |= {"--seed": seed, "--device": None if device == "auto" else device}
@@ -120,86 +120,68 @@ def portfolio(
                 f"leave out {', '.join(beside)}: --resume takes such settings from the earlier "
                 "portfolio"
             )
-        request = stored_request(
-            resume, most_kernels=kernels, trials=trials, minutes=minutes, command=command
+        built = resumed_portfolio(
+            resume,
+            watched,
+            terminal.note,
+            kernels=kernels,
+            trials=trials,
+            minutes=minutes,
+            command=command,
         )
     else:
-        request = _request(
-            space, cases, kernels=kernels, runs_dir=runs_dir, held_out=held_out, trials=trials,
-            minutes=minutes, seed=seed, device=device, command=command,
-        )  # fmt: skip
-    found = build_portfolio(request, observing=lambda: show_progress(terminal), say=terminal.note)
-    _print(terminal, found, style)
+        if space is None or cases is None or runs_dir is None:
+            needed = (("SPACE", space), ("--cases FILE", cases), ("-o RUNS", runs_dir))
+            missing = [name for name, value in needed if value is None]
+            missed = f"name {', '.join(missing)}; or --resume RUNS for an earlier portfolio"
+            raise UsageError(missed)
+        built = new_portfolio(
+            space,
+            cases,
+            watched,
+            terminal.note,
+            runs_dir=runs_dir,
+            kernels=_KERNELS if kernels is None else kernels,
+            held_out_share=_HELD_OUT if held_out is None else held_out,
+            trials=trials,
+            minutes=minutes,
+            seed=seed or 0,
+            device=device,
+            command=command,
+        )
+    found, folder = built.found, resume or runs_dir
+    assert folder is not None
+    _print(terminal, built, style)
     sys.stdout.flush()
-    terminal.note(f"portfolio: {request.runs_dir / 'portfolio.json'}")
+    terminal.note(f"portfolio: {folder / 'portfolio.json'}")
     if found.rule:
         from evotune.util.commands import command_line, default_name, offered_name
 
         name = offered_name(found.space)
         named = () if name == default_name(found.space) else ("--name", name)
-        words = ("export", request.runs_dir, "-o", f"{name}_package", *named)
+        words = ("export", folder, "-o", f"{name}_package", *named)
         terminal.note(f"export: {command_line(*words)}")
     return 0 if found.rule else 1
 
 
-def _request(
-    space: str | None,
-    cases: Path | None,
-    *,
-    kernels: int | None,
-    runs_dir: Path | None,
-    held_out: float | None,
-    trials: int | None,
-    minutes: float | None,
-    seed: int | None,
-    device: str,
-    command: tuple[str, ...],
-) -> PortfolioRequest:
-    from evotune.portfolios.request import PortfolioRequest
-    from evotune.space.reading.case_file import read_cases
-
-    if space is None or cases is None or runs_dir is None:
-        needed = (("SPACE", space), ("--cases FILE", cases), ("-o RUNS", runs_dir))
-        missing = [name for name, value in needed if value is None]
-        raise UsageError(f"name {', '.join(missing)}; or --resume RUNS for an earlier portfolio")
-    return PortfolioRequest(
-        space=space,
-        cases=read_cases(cases),
-        runs_dir=runs_dir,
-        most_kernels=_KERNELS if kernels is None else kernels,
-        held_out=_HELD_OUT if held_out is None else held_out,
-        trials=trials,
-        minutes=minutes,
-        seed=0 if seed is None else seed,
-        device=device,
-        command=command,
-    )
-
-
-def _print(terminal: Terminal, found: Portfolio, style: str) -> None:
+def _print(terminal: Terminal, built: CasePortfolio, style: str) -> None:
     if style == "json":
-        from evotune.portfolios.portfolio_file import to_json
-
-        write_output(to_json(found).decode(), "-")
+        write_output(built.to_json(), "-")
     elif style == "md":
-        from evotune.portfolios.portfolio_file import markdown
-
-        write_output(markdown(found), "-")
+        write_output(built.markdown(), "-")
     else:
         from evotune.cli.tables import print_tables
 
-        print_tables(terminal, _parts(found))
+        print_tables(terminal, _parts(built))
 
 
-def _parts(found: Portfolio) -> Iterator[Table | str]:
+def _parts(built: CasePortfolio) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
-    from evotune.portfolios import portfolio_file as text
 
-    yield f"{found.space} on {found.device}: the first line that holds a case decides"
-    yield text_table(text.RULE_COLUMNS, text.rule_rows(found), (True, False, True, True, True))
-    yield text_table(
-        text.FIGURE_COLUMNS, text.figure_rows(found), (False, True, True, True, True, True)
-    )
-    yield from text.remarks(found)
-    if found.kernels:
-        yield text_table(text.KERNEL_COLUMNS, text.kernel_rows(found), (True, True))
+    rule, figures, kernels = built.tables()
+    yield f"{built.found.space} on {built.found.device}: the first line that holds a case decides"
+    yield text_table(rule.columns, rule.rows, rule.numeric)
+    yield text_table(figures.columns, figures.rows, figures.numeric)
+    yield from built.remarks()
+    if kernels.rows:
+        yield text_table(kernels.columns, kernels.rows, kernels.numeric)

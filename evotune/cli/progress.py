@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evotune.cli.live_view import panel
-from evotune.cli.standing import Standing, result
-from evotune.cli.terminal import Terminal, say
-from evotune.report import wording
-from evotune.runs.observer import (
+from evotune.api.observing import (
     OTHER_WORK,
     WARNING,
     Observer,
@@ -21,6 +17,10 @@ from evotune.runs.observer import (
     RunInfo,
     SilentObserver,
 )
+from evotune.cli.live_view import panel
+from evotune.cli.standing import Standing, result
+from evotune.cli.terminal import Terminal, say
+from evotune.report import wording
 from evotune.trial import Outcome, Trial
 
 if TYPE_CHECKING:

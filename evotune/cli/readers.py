@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +20,9 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import (
     Terminal,
-    opened_output,
     pass_terminal,
-    write_bytes,
     write_output,
+    write_pieces,
 )
 from evotune.errors import UsageError
 
@@ -64,10 +62,10 @@ def status(
         return 0
     run = run or "latest"
     if watch:
+        from evotune.api.run import open_run
         from evotune.cli.watching import watch as watch_run
-        from evotune.runs.folder import find_run
 
-        watch_run(terminal, find_run(run, runs_dir))
+        watch_run(terminal, open_run(run, runs_dir).folder)
     from evotune.report.summary import summarize
 
     summary = summarize(_load(run, runs_dir, rows=1))
@@ -123,57 +121,31 @@ def report(
     community's results format. Failed trials are in all of them, with their reasons. Of a run of
     more than 20,000 trials a page holds the best ones and a sample, and says so.
     """
-    if len(runs) > 1 and style != "html":
-        raise UsageError(f"--format {style} takes one run; only html takes several")
     if style == "html" and output == "-" and sys.stdout.isatty():
         raise UsageError(
             "an HTML report of 5 MB is too large for a terminal: name a file with -o FILE"
         )
-    from evotune.report.data import RunData
-    from evotune.runs.folder import find_run
+    from evotune.api.run import open_run, report_pieces
 
-    if style == "html":
-        from evotune.explain.report_parts import explained_html
-        from evotune.report.html import MOST_TRIALS
-
-        with contextlib.ExitStack() as opened:
-            thinned = (RunData.thinned(find_run(run, runs_dir), MOST_TRIALS) for run in runs)
-            write_output(explained_html([opened.enter_context(data) for data in thinned]), output)
-        if output != "-":
-            terminal.note(f"wrote {output}")
-        return 0
-    with RunData.opened(find_run(runs[0], runs_dir)) as data:
-        if style == "parquet":
-            from evotune.report.frame import run_columns, to_parquet
-
-            write_bytes(to_parquet(run_columns(data)), output)
-            return 0
-        if style == "md":
-            from evotune.explain.report_parts import explained_markdown
-
-            write_output(explained_markdown(data), output)
-            return 0
-        from evotune.report.formats import REPORTS
-
-        with opened_output(output, whole=True) as write:
-            for piece in REPORTS[style](data):
-                write(piece)
+    pieces = report_pieces([open_run(run, runs_dir) for run in runs], style)
+    write_pieces(pieces, output, binary=style == "parquet")
+    if style == "html" and output != "-":
+        terminal.note(f"wrote {output}")
     return 0
 
 
 def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
+    from evotune.api.run import open_run
     from evotune.report.data import RunData
-    from evotune.runs.folder import find_run
 
-    return RunData.load(find_run(run, runs_dir), rows)
+    return RunData.load(open_run(run, runs_dir).folder, rows)
 
 
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report import wording
-    from evotune.report.front import devices_table
+    from evotune.report.front import devices_agreement, devices_table
     from evotune.report.layout import paragraph, plain
-    from evotune.timing.processes import agreement
 
     yield text_table(("run", summary.id), list(_facts(summary, width)))
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
@@ -182,7 +154,7 @@ def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     devices = devices_table(summary.devices)
     if devices is not None:
         yield text_table(devices.columns, devices.rows, devices.numeric)
-        yield plain(paragraph(agreement(summary.devices), width))
+        yield plain(paragraph(devices_agreement(summary.devices), width))
     for what, stages in (
         ("trials", summary.stages),
         ("confirmations", summary.confirmation_stages),

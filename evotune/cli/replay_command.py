@@ -22,8 +22,7 @@ from evotune.cli.options import (
 from evotune.cli.terminal import Terminal, opened_output, pass_terminal
 
 if TYPE_CHECKING:
-    from evotune.api.replaying import Replay
-    from evotune.runs.replay import Evaluation
+    from evotune.api.replaying import Evaluation, Replay
 
 
 @click.command(cls=Command, example="evotune replay cache.json.gz --strategy local --repeats 20")
@@ -123,8 +122,6 @@ def _record(evaluation: Evaluation) -> dict[str, object]:
 
 
 def _facts(found: Replay, strategy: str) -> Iterator[tuple[str, str]]:
-    from evotune.search.performance import PerformanceScale
-
     recording, repeats = found.recording, found.repeats
     unfinished = "" if recording.complete else ", unfinished"
     yield "device", recording.device_name or "unnamed"
@@ -132,7 +129,7 @@ def _facts(found: Replay, strategy: str) -> Iterator[tuple[str, str]]:
     yield "configurations", f"{size}, {valid} of them valid{unfinished}"
     yield "strategy", f"{strategy}, {len(repeats)} repeats of {found.evaluations} evaluations"
     if (score := found.score) is not None:
-        scale = PerformanceScale(recording.times_ms.values())
+        scale = found.scale
         error = "" if score.standard_error is None else f" ± {score.standard_error:.3f}"
         yield "budget of the score", f"{scale.budget} evaluations"
         yield "score", f"{score.mean:.3f}{error} (0 random search, 1 the optimum at once)"

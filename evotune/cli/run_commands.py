@@ -28,8 +28,8 @@ from evotune.trial import TOO_NOISY
 from evotune.util.commands import python_command, run_command
 
 if TYPE_CHECKING:
+    from evotune.api.run import RunResult
     from evotune.report.data import RunData
-    from evotune.runs.starting import RunResult
 
 _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
@@ -115,27 +115,24 @@ def run(
     the device is tuned; on a CPU for three minutes, if no limit is given. The first Ctrl-C ends
     the run tidily; it can be resumed.
     """
+    from evotune.api.tuning import new_run
     from evotune.cli.progress import show_progress
-    from evotune.runs.cluster_run import cluster_request
-    from evotune.runs.folder import find_run
-    from evotune.runs.setup import GpuRequest
-    from evotune.runs.starting import RunRequest, start_run
-    from evotune.space.reading.case_file import read_cases
 
-    request = RunRequest(
-        space=space,
-        device=device,
-        runs_dir=runs_dir,
-        options=options,
-        strategy=strategy,
-        warm_start=None if warm_start is None else find_run(warm_start, runs_dir),
-        gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
-        cluster=cluster_request(cluster, device, gpus, allow_mixed=allow_mixed),
-        cases=() if cases is None else read_cases(cases),
-        command=("evotune", *sys.argv[1:]),
-    )
     with show_progress(terminal) as observer:
-        result = start_run(request, observer)
+        result = new_run(
+            space,
+            observer,
+            options,
+            device=device,
+            runs_dir=runs_dir,
+            strategy=strategy,
+            warm_start=warm_start,
+            cases=cases,
+            gpus=gpus,
+            cluster=cluster,
+            allow_mixed=allow_mixed,
+            command=("evotune", *sys.argv[1:]),
+        )
     return _conclude(terminal, result, gpus, cluster, allow_mixed)
 
 
@@ -176,24 +173,20 @@ def resume(
     A finished run needs more budget: new totals of trials or minutes, or more champions. What is
     confirmed already is not confirmed again.
     """
+    from evotune.api.run import open_run
     from evotune.cli.progress import show_progress
-    from evotune.runs.cluster_run import cluster_request
-    from evotune.runs.folder import find_run
-    from evotune.runs.setup import GpuRequest
-    from evotune.runs.starting import resume_run
 
-    folder = find_run(run, runs_dir)
-    terminal.crash_folder = folder.logs
+    found = open_run(run, runs_dir)
+    terminal.crash_folder = found.folder.logs
     with show_progress(terminal) as observer:
-        result = resume_run(
-            folder,
+        result = found.resumed(
             observer,
             trials=trials,
             minutes=minutes,
             champions=champions,
+            gpus=gpus,
+            cluster=cluster,
             allow_mixed=allow_mixed,
-            gpus=None if gpus is None else GpuRequest.parse(gpus, allow_mixed=allow_mixed),
-            cluster=cluster_request(cluster, "auto", gpus, allow_mixed=allow_mixed),
         )
     return _conclude(terminal, result, gpus, cluster, allow_mixed)
 

@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -130,17 +130,23 @@ def write_output(text: str, output: str) -> None:
         write(text.encode())
 
 
-def write_bytes(content: bytes, output: str) -> None:
-    """Writes binary data as `write_output` writes text; UsageError when stdout is a terminal."""
-    if output == "-":
-        if sys.stdout.isatty():
-            from evotune.errors import UsageError
-
-            raise UsageError("this format is binary: name a file with -o FILE")
-        sys.stdout.buffer.write(content)
+def write_pieces(pieces: Iterable[bytes], output: str, *, binary: bool) -> None:
+    """Writes data piece by piece to stdout (`-`) or to a file, which appears when all is written.
+    UsageError when the file cannot be written, and for `binary` data when stdout is a terminal."""
+    if output != "-":
+        with _written(output) as write:
+            for piece in pieces:
+                write(piece)
         return
-    with _written(output) as write:
-        write(content)
+    if binary and sys.stdout.isatty():
+        from evotune.errors import UsageError
+
+        raise UsageError("this format is binary: name a file with -o FILE")
+    for piece in pieces:
+        if binary:
+            sys.stdout.buffer.write(piece)
+        else:
+            write_output(piece.decode(), output)
 
 
 @contextlib.contextmanager
@@ -164,8 +170,8 @@ def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str
 def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], object]]:
     """A function that writes to the file. Ctrl-C within the block leaves no part of a whole one."""
     from evotune.errors import UsageError
-    from evotune.runs.stop_signal import interruptible
     from evotune.util.files import growing_file, whole_file
+    from evotune.util.stop_signal import interruptible
 
     path = Path(output)
     try:

@@ -25,8 +25,7 @@ from evotune.trial import Check, Json, Outcome, Value
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.runs.folder import RunFolder
-    from evotune.runs.reopening import Verified
+    from evotune.api.run import Verified
 
 
 _FAILED = 1
@@ -71,18 +70,18 @@ def verify(
     quantity. Exit code 1 when a check fails, 6 when the machine is too
     noisy to decide; a skipped check is shown as skipped.
     """
-    from evotune.runs.folder import find_run
-    from evotune.runs.reopening import verify_run
+    from evotune.api.run import open_run
 
     if config is not None and count is not None:
         raise UsageError("--config and --top exclude each other")
-    folder = find_run(run, runs_dir)
-    wanted = [_parse(config)] if config is not None else _leaders(folder, count or 1)
+    opened = open_run(run, runs_dir)
+    wanted = None if config is None else _parse(config)
+    total = 1 if wanted is not None else len(opened.leaderboard(count or 1))
     found = []
-    terminal.note(f"verifying {len(wanted)} of run {folder.id}")
-    for item in verify_run(folder, wanted):
+    terminal.note(f"verifying {total} of run {opened.id}")
+    for item in opened.verifying(wanted, top=count or 1):
         found.append(item)
-        terminal.note(f"{len(found)} of {len(wanted)}: {'passed' if item.passed else 'failed'}")
+        terminal.note(f"{len(found)} of {total}: {'passed' if item.passed else 'failed'}")
     failed = [item.outcome for item in found if not item.passed]
     terminal.verdict = _FAILED if failed else 0
     if failed and all(outcome.undecided for outcome in failed):
@@ -99,16 +98,6 @@ def _parse(text: str) -> Mapping[str, Value]:
     if not isinstance(values, dict):
         raise UsageError('--config: expected {"NAME": value, …}')
     return values
-
-
-def _leaders(run: RunFolder, count: int) -> list[Mapping[str, Value]]:
-    from evotune.report.data import RunData
-    from evotune.report.leaderboard import rank
-
-    rows = rank(RunData.load(run, count)).rows[:count]
-    if not rows:
-        raise UsageError(f"run {run.id} has no valid candidate; name one with --config")
-    return [row.configuration for row in rows]
 
 
 def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -> None:

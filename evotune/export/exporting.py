@@ -27,9 +27,9 @@ from evotune.export._descriptions import certificate, dispatch, frame, json_text
 from evotune.problems import UserProblem
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder
-from evotune.runs.stop_signal import interruptible
 from evotune.timing.processes import TOO_NOISY
 from evotune.util.commands import checked_name, default_name
+from evotune.util.stop_signal import interruptible
 
 
 @dataclass(frozen=True, slots=True)

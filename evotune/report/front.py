@@ -12,7 +12,7 @@ from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Evidence, Figures, weigh
 from evotune.report.leaderboard import Row
 from evotune.report.wording import value_text
-from evotune.timing.processes import baseline_factor
+from evotune.timing.processes import agreement, baseline_factor
 from evotune.trial import Calibration, Configuration, Domain
 
 # The leaderboard as text cells, a line a row, for Markdown.
@@ -168,6 +168,11 @@ DEVICES_MEANING = (
     "Each device timed the baselines and the reference configuration, the space's default, before "
     "it took part. Only ratios on one device are compared between devices."
 )
+
+
+def devices_agreement(devices: Sequence[Calibration]) -> str:
+    """How far the devices of one model are apart."""
+    return agreement(devices)
 
 
 def devices_table(devices: Sequence[Calibration]) -> TextTable | None:

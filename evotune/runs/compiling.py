@@ -15,10 +15,10 @@ from evotune.errors import SpaceError, UsageError
 from evotune.runs._planning import Planner
 from evotune.runs.setup import load_kernel_setup
 from evotune.runs.spaces import find_space
-from evotune.runs.stop_signal import interruptible
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, NamedFigures, OutcomeKind, whole
 from evotune.util.files import scratch_folder
+from evotune.util.stop_signal import interruptible
 from evotune.workers.build_cache import BuildCache, writable_cache_dir
 from evotune.workers.build_review import BuildRules, review_build
 from evotune.workers.compile_pool import CompilePool

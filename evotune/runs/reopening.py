@@ -16,13 +16,13 @@ from evotune.runs.confirming import outcome_of, repeated
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.setup import KernelSetup, load_run_setup
-from evotune.runs.stop_signal import interruptible
 from evotune.space.bound import BoundSpace
 from evotune.space.specs import GivenCase
 from evotune.store import RunStore
 from evotune.store.facts import read_facts
 from evotune.trial import Configuration, Json, Outcome, Value
 from evotune.util.files import scratch_folder
+from evotune.util.stop_signal import interruptible
 from evotune.util.words import did_you_mean
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 from evotune.workers.local import LocalExecutor

@@ -38,13 +38,13 @@ from evotune.runs.setup import (
     load_setup,
 )
 from evotune.runs.spaces import find_space, fingerprints, flagship, snapshot
-from evotune.runs.stop_signal import StopSignal, interruptible
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.store import AROUND_SEARCH, RunStore
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 from evotune.util.commands import RUNS_DIR
+from evotune.util.stop_signal import StopSignal, interruptible
 from evotune.workers.executor import Executor, Proposal
 
 if TYPE_CHECKING:

@@ -190,3 +190,13 @@ def state_folder() -> Path | None:
         base = base if os.path.isabs(base) else os.path.expanduser("~/.local/state")
         folder = os.path.join(base, "evotune")
     return Path(folder) if os.path.isabs(folder) else None
+
+
+def default_cache_dir() -> Path:
+    """$EVOTUNE_CACHE_DIR, else evotune/ under the user's cache folder."""
+    chosen = os.environ.get("EVOTUNE_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    return Path(base) / "evotune"

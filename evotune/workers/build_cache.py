@@ -25,20 +25,11 @@ from evotune.backends.base.launch import Binary
 from evotune.backends.base.sources import told_folder
 from evotune.errors import EnvironmentProblem
 from evotune.trial import NamedFigures
+from evotune.util.files import default_cache_dir
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ASIDE = ".writing-"
 _LEFT_BEHIND_S = 86400.0
-
-
-def default_cache_dir() -> Path:
-    """$EVOTUNE_CACHE_DIR, else evotune/ under the user's cache folder."""
-    chosen = os.environ.get("EVOTUNE_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
-    return Path(base) / "evotune"
 
 
 def writable_cache_dir(*, executable: bool = False) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok
 
-from evotune.cli.packages import REQUIRED
+from evotune.packages import REQUIRED
 from tests.sweeps import swept
 
 from .conftest import ROOT

@@ -15,8 +15,8 @@ import pytest
 from workers.faulty import descendants, space_text, wait_until_gone
 
 from evotune.runs.folder import RunFolder, list_runs
-from evotune.runs.stop_signal import StopSignal, interruptible
 from evotune.store import RunStore
+from evotune.util.stop_signal import StopSignal, interruptible
 from tests.patience import PATIENCE_S
 
 from .runs import evotune, recorded_space, run_here, start_killable, stored

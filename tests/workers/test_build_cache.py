@@ -13,8 +13,9 @@ import pytest
 
 from evotune.backends.base.launch import Binary
 from evotune.errors import EnvironmentProblem, UsageError
+from evotune.util.files import default_cache_dir
 from evotune.workers import build_cache
-from evotune.workers.build_cache import BuildCache, default_cache_dir
+from evotune.workers.build_cache import BuildCache
 
 from .faulty import SPACE, compile_job
 
