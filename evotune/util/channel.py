@@ -48,10 +48,10 @@ class UnreadableMessage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wire(Generic[ToWorker, FromWorker]):
-    """The messages to and from the worker `python -m evotune.workers.<role>`. `worker` names the
+    """The messages to and from the worker `python -m <module>`. `worker` names the
     process in error messages."""
 
-    role: str
+    module: str
     worker: str
     to_worker: msgspec.msgpack.Decoder[ToWorker]
     from_worker: msgspec.msgpack.Decoder[FromWorker]

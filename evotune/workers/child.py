@@ -29,7 +29,7 @@ _FULL_LOG_BYTES = 256 << 20
 
 
 class Child(Generic[ToWorker, FromWorker]):
-    """The parent's side of `python -m evotune.workers.<role>`.
+    """The parent's side of `python -m <module>`.
 
     Its stderr and everything that native code prints go to `log`. The child dies with its
     parent: see `evotune.workers.entry`.
@@ -50,7 +50,7 @@ class Child(Generic[ToWorker, FromWorker]):
             self._log_start = file.seek(0, os.SEEK_END)
             try:
                 self._process = subprocess.Popen(
-                    module_command(f"evotune.workers.{wire.role}", str(os.getpid())),
+                    module_command(wire.module, str(os.getpid())),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=file,

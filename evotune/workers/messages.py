@@ -194,7 +194,10 @@ FromDeviceWorker: TypeAlias = (
 )
 
 DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(
-    "device_worker", "the device worker", Decoder(ToDeviceWorker), Decoder(FromDeviceWorker)
+    "evotune.workers.device_worker",
+    "the device worker",
+    Decoder(ToDeviceWorker),
+    Decoder(FromDeviceWorker),
 )
 
 
@@ -230,7 +233,10 @@ ToCompileWorker: TypeAlias = LoadCompiler | Compile
 FromCompileWorker: TypeAlias = Started | Binary | CompileFailure | MachineProblem
 
 COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
-    "compile_worker", "the compile process", Decoder(ToCompileWorker), Decoder(FromCompileWorker)
+    "evotune.workers.compile_worker",
+    "the compile process",
+    Decoder(ToCompileWorker),
+    Decoder(FromCompileWorker),
 )
 
 
@@ -259,7 +265,10 @@ class Tried(msgspec.Struct, frozen=True, tag=True):
 
 
 PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(
-    "problem_worker", "the process that tried it", Decoder(TryProblem), Decoder(Tried)
+    "evotune.workers.problem_worker",
+    "the process that tried it",
+    Decoder(TryProblem),
+    Decoder(Tried),
 )
 
 

@@ -247,7 +247,10 @@ def test_a_problem_worker_that_sends_one_is_named(tmp_path: Path, lying: Liar, h
 # --- the other direction ------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[COMPILE_WORKER, DEVICE_WORKER, PROBLEM_WORKER], ids=lambda w: w.role)
+@pytest.fixture(
+    params=[COMPILE_WORKER, DEVICE_WORKER, PROBLEM_WORKER],
+    ids=lambda w: w.module.rpartition(".")[2],
+)
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Child[Any, Any]]:
     wire: Wire[Any, Any] = request.param
     made = Child(wire, tmp_path / "worker.log", {})
