@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.options import Command
+from evotune.cli.options import Command, trust_option
 from evotune.cli.terminal import Terminal, pass_terminal
 from evotune.errors import UsageError
 from evotune.util.commands import command_line
@@ -48,7 +49,14 @@ class _Languages(click.Choice[str]):
     "script",
     type=click.Path(path_type=Path),
     metavar="FILE.py",
-    help="Import a Kernel Tuner script and its CUDA kernel. The script is read, not run.",
+    help="Run a Kernel Tuner script and import the CUDA kernel that it tunes. It runs with your "
+    "rights, until it calls tune_kernel.",
+)
+@click.option(
+    "--args",
+    "script_arguments",
+    metavar="ARGS",
+    help="The script's own arguments, as one text: --args 'CUDA a100'.",
 )
 @click.option(
     "--kernel", metavar="KERNEL", help="Which kernel to import, if the script tunes several."
@@ -60,6 +68,7 @@ class _Languages(click.Choice[str]):
     metavar="ARRAY",
     help="An array that the kernel writes, if evotune cannot tell. May be given several times.",
 )
+@trust_option
 @pass_terminal
 def init(
     terminal: Terminal,
@@ -69,6 +78,7 @@ def init(
     script: Path | None,
     kernel: str | None,
     outputs: tuple[str, ...],
+    script_arguments: str | None,
 ) -> int:
     """Make a folder NAME with a tunable kernel of your own.
 
@@ -80,9 +90,10 @@ def init(
     if script is not None:
         if language is not None:
             raise UsageError("--language and --from-kernel-tuner exclude each other")
-        return _bring_in(terminal, name, script, kernel, outputs)
-    if kernel is not None or outputs:
-        raise UsageError("--kernel and --output need --from-kernel-tuner")
+        given = script_arguments or ""
+        return _bring_in(terminal, name, script, kernel=kernel, outputs=outputs, given=given)
+    if kernel is not None or outputs or script_arguments is not None:
+        raise UsageError("--kernel, --output and --args need --from-kernel-tuner")
     if name is None:
         raise UsageError("name the kernel, as in `evotune init my-kernel`")
     from evotune.languages import own_languages
@@ -109,13 +120,25 @@ def _template(language: str) -> Template:
 
 
 def _bring_in(
-    terminal: Terminal, name: str | None, script: Path, kernel: str | None, outputs: Sequence[str]
+    terminal: Terminal,
+    name: str | None,
+    script: Path,
+    *,
+    kernel: str | None,
+    outputs: Sequence[str],
+    given: str,
 ) -> int:
-    from evotune.cli.kernel_tuner.importing import import_script
+    from evotune.extras.importer import importer
 
+    try:
+        arguments = shlex.split(given)
+    except ValueError as error:
+        raise UsageError(f"--args {given!r}: {error}") from error
     if name is not None:
         _new_folder(name)  # refuses a wrong name before the script is read
-    made = import_script(script, name, kernel, outputs)
+    made = importer("kernel_tuner").import_script(
+        script, name=name, kernel=kernel, outputs=outputs, arguments=arguments
+    )
     folder = _new_folder(made.name)
     _write(terminal, folder, made.files)
     for note in made.notes:

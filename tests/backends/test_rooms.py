@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "cli/options.py": {"auto|cpu[:N]|cuda:N|NAME"},
 }
 """File -> the literals that it may contain."""
-CUDA_ONLY = "cli/kernel_tuner/"
+CUDA_ONLY = "extras/kernel_tuner/"
 """This folder imports scripts whose kernels are all CUDA."""
 ALSO_OTHERS = {".py"}
 """Suffixes that files other than kernels have as well."""

@@ -1,23 +1,45 @@
-"""The Python text of problem.py. Its `compute` is made from the script's `answer` if that can be
-written as an expression."""
+"""The texts of space.yaml and problem.py, names in them, and the one line about a script."""
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
+import keyword
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.cli.kernel_tuner.expression_text import NotWritten
-from evotune.cli.kernel_tuner.values import Array, Number
+from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.trial import Value
 
-# --- The YAML text of space.yaml ------------------------------------------------------------------
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""The name of a parameter, a macro or a symbol."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+*-]*( [+*/<>=%-]+ [A-Za-z0-9_.]+)*")
 _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+
+
+@dataclass(frozen=True)
+class ScriptError:
+    """Makes the errors about a call at `line` of `file`: `FILE.py:LINE: message`."""
+
+    file: str
+    line: int
+
+    def at(self, message: str, *, environment: bool = False) -> EvotuneError:
+        kind = EnvironmentProblem if environment else UsageError
+        return kind(f"{self.file}{f':{self.line}' if self.line else ''}: {message}")
+
+
+def harmless(name: str) -> str:
+    """The name of a variable: no word of Python's."""
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def in_a_comment(name: str) -> str:
+    """The file's name with a _ for each unusual character: the name is written into comments, and
+    quotes or line ends in it would end them."""
+    return re.sub(r"[^A-Za-z0-9_. +-]", "_", name)
 
 
 @dataclass(frozen=True)
@@ -29,6 +51,7 @@ class SpaceText:
     dtype: str
     shape: Mapping[str, int]
     kernel: str
+    entry: str
     source: str
     define: Sequence[str]
     options: Sequence[str]
@@ -56,7 +79,7 @@ class SpaceText:
             "kernels:",
             f"  {self.kernel}:",
             f"    source: {quoted(self.source)}",
-            f"    entry: {self.kernel}",
+            f"    entry: {self.entry}",
         ]
         if self.define:
             lines.append(f"    define: {_row(self.define)}  # compiled in: each value is a binary")
@@ -111,103 +134,76 @@ def _value(value: Value) -> str:
     return json.dumps(value) if isinstance(value, str) and value.lower() in _WORDS else str(value)
 
 
-Varies = Callable[[Number], bool]
 UNWRITTEN = 'raise NotImplementedError("say here what the kernel computes")'
-_OPERATORS: dict[str, type[ast.operator]] = {
-    **{"+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div, "**": ast.Pow},
-    **{"@": ast.MatMult, "add": ast.Add, "subtract": ast.Sub, "multiply": ast.Mult},
-    **{"divide": ast.Div, "power": ast.Pow},
-}
-_METHODS = {
-    **{name: name for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "abs")},
-    **{"absolute": "abs", "square": "square", "maximum": "maximum", "minimum": "minimum"},
-    **{"sum": "sum", "mean": "mean"},
-}
-
-
-def torch_expression(array: Array, inputs: Sequence[Array], varies: Varies) -> str:
-    """The array as a torch expression over the names of the inputs.
-
-    NotWritten when the array is not made of the inputs and constants alone. A number that `varies`
-    with a size is no constant.
-    """
-    return ast.unparse(ast.fix_missing_locations(_node(array, inputs, varies, 0)))
-
-
-def _node(value: Array | Number, inputs: Sequence[Array], varies: Varies, depth: int) -> ast.expr:
-    if depth > 50:
-        raise NotWritten("it is nested too deep")
-    if isinstance(value, Number):
-        if varies(value):
-            raise NotWritten("a size is in it")
-        return ast.Constant(value.value)
-    found: Array | None = value
-    while found is not None:
-        if found in inputs:
-            return ast.Name(found.name, ast.Load())
-        if found.formula is not None:
-            break
-        found = found.same
-    if found is None or found.formula is None:
-        raise NotWritten("an array in it is no argument of the kernel")
-    function = found.formula.function
-    operands = [_node(part, inputs, varies, depth + 1) for part in found.formula.operands]
-    if function in _OPERATORS:
-        return ast.BinOp(operands[0], _OPERATORS[function](), operands[1])
-    if function == "T":
-        return ast.Attribute(operands[0], "T", ast.Load())
-    first = found.formula.operands[0]
-    arrays = all(isinstance(part, Array) for part in found.formula.operands)
-    if function not in _METHODS or not isinstance(first, Array) or not arrays:
-        raise NotWritten(f"{function} is a function that evotune does not translate")
-    return ast.Call(ast.Attribute(operands[0], _METHODS[function], ast.Load()), operands[1:], [])
 
 
 @dataclass(frozen=True)
 class ProblemText:
-    """The content of problem.py. Shapes and answers are given as Python text."""
+    """The content of problem.py. Tensors and answers are given as Python text.
+
+    - sorted_inputs: the inputs whose integers rise: (shape, type, first, last) as Python text
+    """
 
     script: str
     kernel: str
     sizes: Sequence[str]
     fixed: Sequence[str]
-    inputs: Mapping[str, Sequence[str]]
-    outputs: Mapping[str, Sequence[str]]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    elements: str
     answers: Mapping[str, str]
+    sorted_inputs: Mapping[str, Sequence[str]]
 
     def text(self) -> str:
         given = "".join(f", {name}" for name in self.sizes)
-        count = " + ".join(_product(shape) for shape in self.outputs.values())
+        tensors = "".join((*self.inputs.values(), *self.outputs.values()))
+        imported = "Tensor, UserProblem" if "Tensor(" in tensors else "UserProblem"
         lines = [
             f'"""The computation of {self.kernel}. Made from {self.script}; see',
             'docs/writing-a-problem.md."""',
             "",
-            "from evotune.problems import UserProblem",
+            f"from evotune.problems import {imported}",
             "",
             "",
             "class Problem(UserProblem):",
-            f"    sizes = {_tuple([json.dumps(name) for name in self.sizes])}",
+            f"    sizes = {shape_text([json.dumps(name) for name in self.sizes])}",
         ]
         if self.fixed:
-            fixed = _tuple([json.dumps(name) for name in self.fixed])
+            fixed = shape_text([json.dumps(name) for name in self.fixed])
             lines += [
                 "    # The kernel is not told these, so no others are tried.",
                 f"    fixed = {fixed}",
             ]
-        for method, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
-            shapes = {name: _tuple(shape) for name, shape in tensors.items()}
-            lines += ["", f"    def {method}(self{given}):", *_returned(shapes)]
+        for method, described in (("inputs", self.inputs), ("outputs", self.outputs)):
+            lines += ["", f"    def {method}(self{given}):", *_returned(described)]
+        if self.sorted_inputs:
+            lines += [
+                "",
+                f"    def make_indices(self, kind, generator{given}):",
+                "        # They rise between the script's first and last one.",
+                "        import torch",
+                "",
+                *_returned({n: _rising(*each) for n, each in self.sorted_inputs.items()}),
+            ]
         lines += [
             "",
             f"    def operations(self{given}):",
             "        # A lower bound, one for each element of the outputs: say how many there are.",
-            f"        return {count}",
+            f"        return {self.elements}",
             "",
             f"    def compute(self{''.join(f', {name}' for name in self.inputs)}):",
         ]
         whole = set(self.answers) == set(self.outputs)
         lines += _returned(self.answers) if whole else [f"        {UNWRITTEN}"]
+        if self.sorted_inputs:
+            lines += _WITH_ENDS
         return "\n".join(lines) + "\n"
+
+
+_WITH_ENDS = (
+    *("", "", "def _with_ends(drawn, first, last):", "    flat = drawn.flatten().sort().values"),
+    *("    flat[0], flat[-1] = first, last", "    return flat.reshape(drawn.shape)"),
+)
 
 
 def _returned(items: Mapping[str, str]) -> list[str]:
@@ -223,11 +219,17 @@ def unwritten_line(text: str) -> int:
     return 0
 
 
-def _tuple(items: Sequence[str]) -> str:
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+def _rising(shape: str, kind: str, first: str, last: str) -> str:
+    drawn = f"torch.randint({first}, {last} + 1, {shape}, generator=generator, "
+    drawn += f"dtype=torch.{kind}, device=generator.device)"
+    return f"_with_ends({drawn}, {first}, {last})"
 
 
-def _product(shape: Sequence[str]) -> str:
-    if len(shape) == 1:
-        return shape[0]
-    return " * ".join(s if s.isidentifier() or s.isdigit() else f"({s})" for s in shape) or "1"
+def shape_text(sizes: Sequence[str]) -> str:
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def product_text(sizes: Sequence[str]) -> str:
+    if len(sizes) == 1:
+        return sizes[0]
+    return " * ".join(s if s.isidentifier() or s.isdigit() else f"({s})" for s in sizes)

@@ -1,1 +1,0 @@
-"""`init --from-kernel-tuner`: reads a Kernel Tuner script, never runs it, and writes a space."""

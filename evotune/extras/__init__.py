@@ -1,0 +1,1 @@
+"""Optional parts. Each folder is one, and evotune works without it."""
