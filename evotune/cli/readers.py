@@ -155,6 +155,9 @@ def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     if devices is not None:
         yield text_table(devices.columns, devices.rows, devices.numeric)
         yield plain(paragraph(devices_agreement(summary.devices), width))
+    if summary.phases:
+        spent = [(phase, wording.duration_text(s)) for phase, s in summary.phases.items()]
+        yield text_table(("phase", "time"), spent, (False, True))
     for what, stages in (
         ("trials", summary.stages),
         ("confirmations", summary.confirmation_stages),

@@ -242,6 +242,10 @@ def _outcomes(data: RunData, summary: RunSummary) -> Iterator[str]:
 
 
 def _times(summary: RunSummary) -> Iterator[str]:
+    if summary.phases:
+        yield "## Time by phase"
+        spent = [(phase, f"{seconds:.1f}") for phase, seconds in summary.phases.items()]
+        yield table(("phase", "s"), spent, (False, True))
     if not summary.stages:
         return
     yield "## Time by stage"

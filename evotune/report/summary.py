@@ -65,6 +65,8 @@ class RunSummary:
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """See `RunData.beside`."""
     threads: int | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """See `Facts.phases`."""
     unconfirmed: str = ""
     """See `RunData.unconfirmed`."""
 
@@ -78,6 +80,7 @@ class RunSummary:
         }
         data["outcomes"] = dict(self.outcomes)
         data["beside"] = {str(trials): list(work) for trials, work in self.beside.items()}
+        data["phases"] = dict(self.phases)
         data["devices"] = stored(self.devices)
         for kind in _STAGES:
             data[kind] = [
@@ -118,6 +121,7 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         beside=data.beside,
         threads=data.threads,
         unconfirmed=data.facts.unconfirmed,
+        phases=data.facts.phases,
     )
 
 

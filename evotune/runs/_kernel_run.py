@@ -20,6 +20,7 @@ from evotune.runs.confirming import ConfirmingTime
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.observer import OTHER_WORK, WARNING, Observer
+from evotune.runs.phases import BASELINES, OPENING, PhaseTimes
 from evotune.runs.setup import KernelSetup
 from evotune.store import UNCONFIRMED, RunStore
 from evotune.store.facts import Baselines, TimedBaseline, read_facts, stored
@@ -56,9 +57,11 @@ class KernelRun:
         options: RunOptions,
         observer: Observer,
         cluster: Cluster | None,
+        phases: PhaseTimes | None = None,
         patient: bool = False,
     ) -> None:
         """`patient`: champions are confirmed however long it takes."""
+        self._phases = phases or PhaseTimes()
         self.setup = setup
         self._run = run
         self._store = store
@@ -146,6 +149,7 @@ class KernelRun:
                 checks_at_once=self._checks_at_once,
                 tell=self._observer.step,
                 give_up=self._give_up,
+                enter=self._phases.enter,
             )
 
     def _give_up(self, why: str) -> None:
@@ -224,7 +228,9 @@ class KernelRun:
             self._observer.phase(_in_words(chosen))
             return chosen
         self._observer.phase("timing the baselines")
+        self._phases.enter(BASELINES)
         found = time_baselines()
+        self._phases.enter(OPENING)
         for warning in found.warnings:
             self._observer.phase(f"{WARNING}{warning}")
         for each in found.timings:

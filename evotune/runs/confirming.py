@@ -15,6 +15,7 @@ from itertools import chain, islice
 
 import msgspec
 
+from evotune.runs.phases import CHECKING, CONFIRMING_CHAMPIONS, PLANNING, TIMING_CHAMPIONS
 from evotune.store import RunStore
 from evotune.timing.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
 from evotune.trial import CUT_SHORT, Outcome, OutcomeKind, Trial
@@ -79,13 +80,14 @@ def confirm(
     checks_at_once: int = 0,
     tell: Callable[[str], None] = lambda text: None,
     give_up: Callable[[str], None] = lambda text: None,
+    enter: Callable[[str], None] = lambda phase: None,
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
 
     Each is timed in further processes until it is clear whether it beats the leader so far, at
     first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
     candidates. Ends early when `stop` says so, or when there is a leader and `no_time` for another.
-    `tell` gets the step that is at work, twice a second.
+    `tell` gets the step that is at work, twice a second; `enter` each phase of `runs.phases`.
 
     Ends when `time` is over, whatever is at work then, and `give_up` gets the reason in words. The
     first champion may take all of it, later ones share what is left. A champion that was timed in
@@ -124,6 +126,7 @@ def confirm(
             loses = leader is not None and _is_below(trial.outcome, leader)
             if loses and not time.is_endless:
                 until_s = min(until_s, time.brief_checks_until_s())
+            enter(PLANNING)
             proposal = dataclasses.replace(propose(trial), until_s=until_s)
             which = f"confirming {passed + 1} of {count} (trial {trial.number})"
             run = functools.partial(
@@ -134,9 +137,12 @@ def confirm(
             )
             if checks_at_once:
                 following = [propose(t) for t in _unknown(trials[place:], known)[: count - passed]]
+                enter(CHECKING)
                 checked = checks.of(trial.number, following, time.checks_until_s(champions=1))
+                enter(TIMING_CHAMPIONS)
                 first = checked and _timed(run, proposal, checked)
             else:
+                enter(CONFIRMING_CHAMPIONS)
                 first = run(proposal)
             outcome = first and repeated(
                 run,

@@ -28,6 +28,7 @@ from evotune.runs.cluster_run import Cluster, ClusterRequest, connected
 from evotune.runs.folder import RunFolder, create_folder, write_durably
 from evotune.runs.given_cases import GIVEN_CASES, skipped_in_words
 from evotune.runs.observer import CONFIRMING, Observer, RunInfo
+from evotune.runs.phases import CLOSING, SEARCHING, PhaseTimes
 from evotune.runs.search_loop import SearchLoop
 from evotune.runs.setup import (
     GpuRequest,
@@ -41,7 +42,7 @@ from evotune.runs.spaces import find_space, fingerprints, flagship, snapshot
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
-from evotune.store import AROUND_SEARCH, RunStore
+from evotune.store import AROUND_SEARCH, PHASES, RunStore
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 from evotune.util.commands import RUNS_DIR
 from evotune.util.stop_signal import StopSignal, interruptible
@@ -126,6 +127,7 @@ class RunResult:
 
 def start_run(request: RunRequest, observer: Observer) -> RunResult:
     """A new run, to its end. Everything that can be refused is refused before it has a folder."""
+    phases = PhaseTimes()
     path = flagship(request.device) if request.space is None else find_space(request.space)
     secret = secrets.token_hex(8)
     with connected(request.cluster) as cluster:
@@ -170,7 +172,9 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
         ):
             # From here on the run lives on its own copies of the sources.
             own = setup.at(run.sources)
-            return _finish(run, store, own, options, observer, cluster, request.strategy)
+            return _finish(
+                run, store, own, options, observer, cluster, request.strategy, phases=phases
+            )
 
 
 def _options(setup: Setup, request: RunRequest) -> RunOptions:
@@ -251,6 +255,7 @@ def resume_run(
     """Goes on with a run, on as many GPUs as are asked for now; `trials`, `minutes` and `champions`
     are new totals. `champions` without `minutes` are confirmed however long it takes.
     `strategy`: the maker of the strategy of a user's own that the run has."""
+    phases = PhaseTimes()
     with run.locked(), connected(cluster) as elsewhere:
         # Whoever closes a writer changes the files, so all refusals come before there is one.
         with RunStore.open_for_reading(run.store) as store:
@@ -275,7 +280,9 @@ def resume_run(
             store.set_facts({"settings": options.to_json(), "state": "running"})
             patient = champions is not None and minutes is None
             return _finish(
-                run, store, setup, options, observer, elsewhere, strategy, patient=patient
+                *(run, store, setup, options, observer, elsewhere, strategy),
+                phases=phases,
+                patient=patient,
             )
 
 
@@ -307,6 +314,7 @@ def _finish(  # noqa: PLR0917
     cluster: Cluster | None,
     strategy: str | StrategyMaker | None,
     *,
+    phases: PhaseTimes,
     patient: bool = False,
 ) -> RunResult:
     kind: KindOfRun
@@ -320,10 +328,16 @@ def _finish(  # noqa: PLR0917
             options=options,
             observer=observer,
             cluster=cluster,
+            phases=phases,
             patient=patient,
         )
     work = RunWork(
-        run, store, kind, options=options, observer=observer, strategy=strategy, patient=patient
+        *(run, store, kind),
+        options=options,
+        observer=observer,
+        strategy=strategy,
+        phases=phases,
+        patient=patient,
     )
     reason = work.run_to_end()
     return RunResult(run, reason, store.count_ok(), _is_undecided(store))
@@ -377,11 +391,16 @@ class RunWork:
         *,
         options: RunOptions,
         observer: Observer,
+        phases: PhaseTimes,
         strategy: str | StrategyMaker | None = None,
         patient: bool = False,
     ) -> None:
         """`strategy`: of a user's own, which the options hold by name alone. `patient`: champions
         are confirmed even when the run's minutes are over."""
+        self._phases = phases
+        with store.trusting_facts():
+            earlier = store.meta(PHASES, {}).items()
+            self._phases_before = {str(phase): float(spent_s) for phase, spent_s in earlier}
         self.run = run
         self.store = store
         self._kind = kind
@@ -413,6 +432,7 @@ class RunWork:
                 raise
             finally:
                 if executor is not None:
+                    self._phases.enter(CLOSING)
                     executor.close()
                 finished = reason != "interrupted"
                 if reason:
@@ -427,8 +447,11 @@ class RunWork:
         return time.monotonic() - self._began_s
 
     def _time_around_search(self) -> dict[str, Json]:
-        """The fact that `RunStore.elapsed_s` needs, as of now."""
-        return {AROUND_SEARCH: self._elapsed_s - self.store.searched_s()}
+        """The facts about time, as of now; `RunStore.elapsed_s` needs the first one."""
+        return {
+            AROUND_SEARCH: self._elapsed_s - self.store.searched_s(),
+            PHASES: self._phases.added_to(self._phases_before),
+        }
 
     def _search(self, executor: Executor) -> str:
         options = self._options
@@ -450,6 +473,7 @@ class RunWork:
         )
         self.store.set_facts(self._time_around_search())
         self._observer.phase("searching")
+        self._phases.enter(SEARCHING)
         self._signals.tidy = True
         return loop.run()
 

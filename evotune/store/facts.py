@@ -133,6 +133,7 @@ class Facts:
     - `default`: the space's starting point.
     - `around_search_s`: seconds of work before and after the search.
     - `unconfirmed`: why champions are missing that were to be confirmed.
+    - `phases`: the seconds of each phase, over all sessions.
     - `beside`: other work on the machine, by the number of trials stored when it was seen.
     - `devices`: the calibration of each device, if the run had several.
     - `earlier_ablations`: those of other configurations, the oldest first.
@@ -150,6 +151,7 @@ class Facts:
     default: Mapping[str, Value] | None = None
     around_search_s: float = 0.0
     unconfirmed: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
     beside: Mapping[int, Sequence[str]] = field(default_factory=dict)
     devices: Sequence[Calibration] = ()
     baselines: Baselines = _NO_BASELINES
@@ -172,6 +174,7 @@ _TYPES: Mapping[str, type] = {
     "problem": ProblemFact,
     "default": dict[str, Value],
     "around_search_s": float,
+    "phases": dict[str, float],
     "beside": dict[int, list[str]],
     "devices": list[Calibration],
     "baselines": Baselines,

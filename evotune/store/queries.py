@@ -17,6 +17,8 @@ from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial, Valu
 
 AROUND_SEARCH = "around_search_s"
 """The name of the fact that holds the seconds of work outside the search."""
+PHASES = "phases"
+"""The name of the fact that holds the seconds of each phase, over all parts of the run."""
 UNCONFIRMED = "unconfirmed"
 """The name of the fact that says why champions are missing; "" where none is."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
