@@ -71,6 +71,10 @@ class Child(Generic[ToWorker, FromWorker]):
         self._unsent = bytearray()
 
     @property
+    def log(self) -> Path:
+        return self._log
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,6 +37,7 @@ from evotune.workers.messages import (
     Mistaken,
     Opened,
     Preload,
+    Preloaded,
     Prepared,
     PrepareRequest,
     ProblemToLoad,
@@ -50,6 +53,7 @@ _TRIALS_PER_WORKER = 200  # bounds what loaded candidates leave behind in one pr
 _TOO_MANY_EXCEPTIONS = 3
 _MOST_STARTS = 3
 _MOST_STEP = 80  # characters
+_LOAD_S = 30.0  # for spare workers to import their libraries; a worker without one starts later
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,10 @@ class DeviceSlot:
 
     - Opening a worker takes seconds and blocks nobody: a request waits here until it is open.
     - Where the backend has spare workers, the next worker has imported its libraries and waits
-      until it replaces the present one.
+      until it replaces the present one. While a champion's process makes its inputs, the next one
+      opens the device.
+    - Elsewhere a champion's next worker imports its libraries beside the present one, which gets no
+      request meanwhile: the import would disturb what it measures.
     - A trial's time limit counts from when the worker has its inputs and references ready; the time
       in which the worker cannot run does not count: see `evotune.backends.base.time_limits`.
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
@@ -118,11 +125,15 @@ class DeviceSlot:
         self._child: Worker | None = None
         self._spares = SpareWorkers(self._spawn)
         self._keeps_spares = spares and self._backend.spare_worker
+        free = len(os.sched_getaffinity(0)) - 1
+        self._loaded_beside = 0 if self._backend.spare_worker or not spares else min(2, free)
+        """So many spare workers import their libraries beside a champion's worker."""
         self._was_spare = False
         self._for_champion = False
         self._opening = False
         self._failed_starts = 0  # in a row
-        self._spawned = 0
+        self._held_until_s: float | None = None
+        """The request waits for spare workers to have their libraries, until then at most."""
         self._watched = WatchedTime()  # since the last message
         self._limit_s = 0.0
         self._sent = 0.0
@@ -186,13 +197,26 @@ class DeviceSlot:
 
     def _tell(self, message: ToDeviceWorker) -> None:
         assert self._child is not None
-        self._token = secrets.token_hex(16)
-        self._child.send(msgspec.structs.replace(message, token=self._token))
+        self._token = _tell(self._child, message)
 
     def _hand_over(self) -> None:
         assert self._request is not None
+        if self._loaded_beside and self._for_champion and not self._spares.are_loaded():
+            self._held_until_s = time.monotonic() + _LOAD_S
+            return
+        self._held_until_s = None
         self._tell(self._request)
         self._start_clock(self._limits.harness_s(self._request))
+        if self._keeps_spares and self._for_champion:
+            self._spares.open_one(self._hello)
+
+    def _hold_on(self) -> None:
+        """Hands a held request over once the spare workers have their libraries."""
+        assert self._held_until_s is not None
+        if time.monotonic() > self._held_until_s:
+            self._spares.close()
+        if self._spares.are_loaded():
+            self._hand_over()
 
     def handle(self) -> Answer | Outcome | None:
         """The worker's answer, or an Outcome that says how it was lost; None when there is neither
@@ -202,6 +226,8 @@ class DeviceSlot:
         if messages is None:
             return self._lost()
         for message in messages:
+            if isinstance(message, Preloaded):  # it says nothing of a request
+                continue
             if message.token != self._token or not isinstance(message, self._expected()):
                 self._child.unreadable = "its answer belongs to no request"
                 return self._lost()
@@ -263,6 +289,9 @@ class DeviceSlot:
     def expire(self) -> Answer | Outcome | None:
         """Kills a worker past its deadline. One that has answered meanwhile is not late: this
         process may have waited for something else, or was stopped."""
+        if self._held_until_s is not None:
+            self._hold_on()
+            return None
         if not self._late():
             return None
         answer = self.handle()
@@ -299,6 +328,7 @@ class DeviceSlot:
             self._child.kill()
         self._child = None
         self._ahead = None
+        self._held_until_s = None
         self._opening = False
         self.busy = False
         self.step = ""
@@ -317,8 +347,13 @@ class DeviceSlot:
     def _open(self) -> None:
         spare = self._spares.take()
         self._was_spare = spare is not None
-        self._child = spare or self._spawn()
-        self._tell(self._hello)
+        self._child = spare.worker if spare else self._spawn()
+        if spare and spare.token:
+            self._token = spare.token
+        else:
+            self._tell(self._hello)
+        if self._for_champion and not spare:
+            self._spares.keep(self._loaded_beside)
         self._opening = True
         self.step = "starting a process"
         self._start_clock(OPEN_TIMEOUT_S)
@@ -329,7 +364,7 @@ class DeviceSlot:
         self._failed_starts = 0
         if self._keeps_spares:
             # A champion's next processes follow sooner than a new worker has its libraries.
-            self._spares.keep(2 if self._for_champion else 1)
+            self._spares.keep(3 if self._for_champion else 1)
         if self.busy:
             self._hand_over()
         else:
@@ -356,13 +391,16 @@ class DeviceSlot:
 
     def _spawn(self) -> Worker:
         environment = self._backend.worker_environment(self.profile)
-        self._spawned += 1
-        # Workers of one time have separate logs, so that each log ends with its own last lines.
-        number = (self._spawned - 1) % 3 + 1 if self._backend.spare_worker else 1
-        log = self._folder / f"{self._name}{f'-{number}' if number > 1 else ''}.log"
-        worker: Worker = Child(DEVICE_WORKER, log, environment)
+        worker: Worker = Child(DEVICE_WORKER, self._free_log(), environment)
         worker.send(Preload(backend=self._backend.name))
         return worker
+
+    def _free_log(self) -> Path:
+        """Workers of one time have separate logs, so that each log ends with its own last lines."""
+        living = [*self._spares.workers(), *([self._child] if self._child is not None else [])]
+        names = (f"{self._name}{f'-{n}' if n > 1 else ''}.log" for n in count(1))
+        logs = {worker.log for worker in living}
+        return next(log for name in names if (log := self._folder / name) not in logs)
 
     def _lost(self) -> Outcome | None:
         assert self._child is not None
@@ -409,26 +447,70 @@ def _in_one_line(text: str) -> str:
 Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
 
 
+def _tell(worker: Worker, message: ToDeviceWorker) -> str:
+    """Sends the message and returns its token."""
+    token = secrets.token_hex(16)
+    worker.send(msgspec.structs.replace(message, token=token))
+    return token
+
+
+@dataclass(slots=True)
+class Spare:
+    """A worker that waits. `token`: of the message by which it opens its device; "" before that."""
+
+    worker: Worker
+    is_loaded: bool = False
+    token: str = ""
+
+
 class SpareWorkers:
     """The spare workers of one device. Importing PyTorch takes seconds, and opening a spare worker
     less than one."""
 
     def __init__(self, spawn: Callable[[], Worker]) -> None:
         self._spawn = spawn
-        self._waiting: list[Worker] = []
+        self._waiting: list[Spare] = []
 
-    def keep(self, count: int) -> None:
-        """Starts workers until `count` of them wait."""
-        while len(self._waiting) < count:
-            self._waiting.append(self._spawn())
+    def workers(self) -> list[Worker]:
+        return [spare.worker for spare in self._waiting]
 
-    def take(self) -> Worker | None:
-        """The one that waited longest; None when there is none."""
+    def keep(self, number: int) -> None:
+        """Starts workers until so many of them wait."""
+        while len(self._waiting) < number:
+            self._waiting.append(Spare(self._spawn()))
+
+    def take(self) -> Spare | None:
+        """The one that opens its device or has done so, else the one that waited longest; None when
+        there is none."""
+        self._waiting.sort(key=lambda spare: not spare.token)
         return self._waiting.pop(0) if self._waiting else None
 
+    def are_loaded(self) -> bool:
+        """Whether each has imported its libraries. Those that died meanwhile are gone."""
+        self._look()
+        return all(spare.is_loaded for spare in self._waiting)
+
+    def open_one(self, hello: Hello) -> None:
+        """Has one open its device, unless one does already, or none has its libraries: it would
+        open the device at any time, and disturb what is measured then."""
+        self._look()
+        loaded = [spare for spare in self._waiting if spare.is_loaded]
+        if loaded and not any(spare.token for spare in loaded):
+            loaded[0].token = _tell(loaded[0].worker, hello)
+
+    def _look(self) -> None:
+        """Reads what those that import their libraries have told."""
+        for spare in [spare for spare in self._waiting if not spare.is_loaded]:
+            messages = spare.worker.receive()
+            if messages is None:
+                spare.worker.kill()
+                self._waiting.remove(spare)
+            elif messages:
+                spare.is_loaded = True
+
     def close(self) -> None:
-        for worker in self._waiting:
-            worker.kill()
+        for spare in self._waiting:
+            spare.worker.kill()
         self._waiting.clear()
 
 

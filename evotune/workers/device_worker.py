@@ -36,6 +36,7 @@ from evotune.workers.messages import (
     Mistaken,
     Opened,
     Preload,
+    Preloaded,
     Prepared,
     PrepareRequest,
     Step,
@@ -66,6 +67,7 @@ def main() -> None:
         message = channel.receive()
         if isinstance(message, Preload):
             registry.named(message.backend).preload()
+            channel.send(Preloaded())
             message = channel.receive()
         if isinstance(message, Hello):
             _serve(channel, message)

@@ -132,6 +132,9 @@ class LocalExecutor:
             index = self._slot_of(proposal)
             if index is not None and index not in self._measuring:
                 self._slots[index].refresh(_ahead(proposal))
+            times = proposal.device or 0
+            if proposal.part == CHECKS and times not in self._measuring:
+                self._slots[times].refresh()  # the timing follows, in a fresh process
 
     def _slot_of(self, proposal: Proposal) -> int | None:
         """The slot of a champion's proposal. For checks it is the first one that no other proposal

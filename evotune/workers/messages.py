@@ -59,6 +59,10 @@ class Preload(_OfDevice, frozen=True, tag=True, kw_only=True):
     backend: str
 
 
+class Preloaded(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """The worker has imported its libraries."""
+
+
 class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
     """The worker opens its device and loads the problem. It is bound to the CPU `cores`, if there
     are any."""
@@ -190,7 +194,7 @@ Request: TypeAlias = TrialRequest | BaselinesRequest
 Answer: TypeAlias = TrialDone | BaselinesTimed | BaselineFailed
 ToDeviceWorker: TypeAlias = Preload | Hello | PrepareRequest | TrialRequest | BaselinesRequest
 FromDeviceWorker: TypeAlias = (
-    Opened | Mistaken | Prepared | Step | TrialDone | BaselinesTimed | BaselineFailed
+    Preloaded | Opened | Mistaken | Prepared | Step | TrialDone | BaselinesTimed | BaselineFailed
 )
 
 DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(

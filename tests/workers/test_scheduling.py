@@ -319,6 +319,7 @@ def test_checks_of_champions_run_side_by_side_and_beside_compilers_and_timing_wa
     machine.submit(5, "a", confirm=True, part=CHECKS)
     machine.submit(6, "b", confirm=True, part=CHECKS)
     assert [slot.ahead.number for slot in machine.checkers if slot.ahead] == [5, 6]
+    assert machine.devices[0].fresh, "the worker for their timing opens meanwhile"
     machine.turn()
     machine.pool.finish("a", "A")
     machine.turn()

@@ -11,18 +11,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
+from evotune.backends import registry
 from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
+from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
+from evotune.runs.confirming import timed_again
 from evotune.trial import Configuration, OutcomeKind
 from evotune.workers.child import Child
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import SpareWorkers, Worker
 from evotune.workers.entry import CANNOT_READ
-from evotune.workers.executor import RANDOM
+from evotune.workers.executor import RANDOM, TIMED
 from evotune.workers.local import LocalExecutor
-from evotune.workers.messages import COMPILE_WORKER, DEVICE_WORKER, Compile, Preload, Tried
+from evotune.workers.messages import (
+    COMPILE_WORKER,
+    DEVICE_WORKER,
+    Compile,
+    GateSettings,
+    Hello,
+    Preload,
+    Preloaded,
+    ProblemToLoad,
+    ToDeviceWorker,
+    TrialRequest,
+    Tried,
+)
 from tests.patience import PATIENCE_S
 
 from .faulty import SPACE, FaultyKernels, compile_job, naming, planner
@@ -64,7 +80,8 @@ def test_a_device_worker_that_is_killed_while_it_starts_is_started_again(
         made = planner().proposal(9, Configuration({"FAULT": "none"}), confirm=True)
         cases = tuple(job for job in made.cases if job.role != RANDOM)
         assert kernels.run_proposal(dataclasses.replace(made, cases=cases)).ok
-        assert starts() == 5
+        (slot,) = kernels.executor._devices
+        assert starts() == 4 + max(1, slot._loaded_beside), "one that loaded beside it takes over"
     finally:
         kernels.executor.close()
 
@@ -285,18 +302,172 @@ def test_a_device_worker_that_waits_loads_its_backends_libraries_too(tmp_path: P
         worker.kill()
 
 
-def test_the_spare_worker_that_waited_longest_is_taken_first() -> None:
-    made: list[int] = []
+class Waiting:
+    """A spare worker that has its libraries when the test says so."""
 
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.messages: list[Preloaded] | None = []
+        self.killed = False
+
+    def receive(self) -> list[Preloaded] | None:
+        return self.messages
+
+    def send(self, message: object) -> None:
+        self.told.append(message)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+HELLO = Hello(
+    profile=DeviceProfile("cpu", "cpu", "", {}),
+    problem=ProblemToLoad("attention", "float32", ""),
+    deterministic=True,
+    cores=(),
+    gate=GateSettings(),
+)
+
+
+@pytest.fixture
+def waiting() -> list[Waiting]:
+    return []
+
+
+@pytest.fixture
+def spares(waiting: list[Waiting]) -> SpareWorkers:
     def spawn() -> Worker:
-        made.append(len(made))
-        return cast(Worker, made[-1])
+        waiting.append(Waiting())
+        return cast(Worker, waiting[-1])
 
-    spares = SpareWorkers(spawn)
+    return SpareWorkers(spawn)
+
+
+def _taken(spares: SpareWorkers) -> object:
+    spare = spares.take()
+    return spare and spare.worker
+
+
+def test_the_spare_worker_that_waited_longest_is_taken_first(
+    waiting: list[Waiting], spares: SpareWorkers
+) -> None:
     assert spares.take() is None
     spares.keep(2)
     spares.keep(1)
-    assert made == [0, 1]
-    assert spares.take() == 0
+    assert len(waiting) == 2
+    assert _taken(spares) is waiting[0]
     spares.keep(2)
-    assert made == [0, 1, 2]
+    assert len(waiting) == 3
+
+
+def test_one_spare_worker_that_has_its_libraries_opens_the_device_and_is_taken_first(
+    waiting: list[Waiting], spares: SpareWorkers
+) -> None:
+    spares.keep(3)
+    spares.open_one(HELLO)
+    assert not any(each.told for each in waiting), "it would open at any time"
+    for each in waiting[1:]:
+        each.messages = [Preloaded()]
+    spares.open_one(HELLO)
+    spares.open_one(HELLO)
+    assert [len(each.told) for each in waiting] == [0, 1, 0]
+    spare = spares.take()
+    assert spare is not None
+    assert spare.worker is cast(Worker, waiting[1])
+    assert msgspec.structs.replace(HELLO, token=spare.token) == waiting[1].told[0]
+    spares.open_one(HELLO)
+    assert [len(each.told) for each in waiting] == [0, 1, 1]
+
+
+def test_spare_workers_are_loaded_when_all_that_live_have_their_libraries(
+    waiting: list[Waiting], spares: SpareWorkers
+) -> None:
+    assert spares.are_loaded()
+    spares.keep(2)
+    assert not spares.are_loaded()
+    waiting[0].messages = [Preloaded()]
+    assert not spares.are_loaded()
+    waiting[1].messages = None
+    assert spares.are_loaded()
+    assert waiting[1].killed
+    assert _taken(spares) is waiting[0]
+    assert spares.take() is None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_on_a_cpu_a_champion_s_next_worker_loads_beside_its_own_and_never_while_it_is_timed(
+    tmp_path: Path,
+) -> None:
+    """The second process of a champion starts none, the third two again."""
+    kernels = FaultyKernels(tmp_path)
+    try:
+        (slot,) = kernels.executor._devices
+        made = planner().proposal(9, Configuration({"FAULT": "none"}), confirm=True)
+        cases = tuple(job for job in made.cases if job.role == TIMED)
+        made = dataclasses.replace(made, cases=cases)
+        loaded = []
+        hand_over = slot._tell
+
+        def tell(message: ToDeviceWorker) -> None:
+            if isinstance(message, TrialRequest):
+                loaded.append([spare.is_loaded for spare in slot._spares._waiting])
+            hand_over(message)
+
+        slot._tell = tell  # type: ignore[method-assign]
+        beside = slot._loaded_beside
+        assert kernels.run_proposal(made).ok
+        for process in range(2, 2 + beside):
+            assert kernels.run_proposal(timed_again(made, process)).ok
+        assert loaded == [[True] * left for left in range(beside, -1, -1)]
+        assert kernels.run_proposal(timed_again(made, 2 + beside)).ok
+        assert loaded[-1] == [True] * beside
+    finally:
+        kernels.executor.close()
+    assert not list(naming(str(tmp_path)))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_champion_s_next_worker_that_dies_while_it_loads_costs_nothing(tmp_path: Path) -> None:
+    kernels = FaultyKernels(tmp_path)
+    try:
+        (slot,) = kernels.executor._devices
+        made = planner().proposal(9, Configuration({"FAULT": "none"}), confirm=True)
+        cases = tuple(job for job in made.cases if job.role == TIMED)
+        made = dataclasses.replace(made, cases=cases)
+        kernels.executor.submit(made)
+        for worker in slot._spares.workers():
+            os.kill(worker.pid, signal.SIGKILL)
+        assert kernels.outcome_of(made).ok
+        assert not slot._spares.workers()
+        assert kernels.run_proposal(timed_again(made)).ok
+    finally:
+        kernels.executor.close()
+
+
+@pytest.mark.soak
+def test_while_a_champion_s_process_works_the_next_one_opens_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the backend has spare workers. The outcome is that of a worker of its own."""
+    monkeypatch.setattr(registry.named("cpu"), "spare_worker", True)
+    kernels = FaultyKernels(tmp_path)
+    try:
+        (slot,) = kernels.executor._devices
+        made = planner().proposal(9, Configuration({"FAULT": "none"}), confirm=True)
+        cases = tuple(job for job in made.cases if job.role == TIMED)
+        made = dataclasses.replace(made, cases=cases)
+        assert kernels.run_proposal(made).ok
+        while not slot._spares.are_loaded():
+            time.sleep(0.1)
+        processes = []
+        for process in (2, 3):
+            kernels.executor.submit(timed_again(made, process))
+            assert kernels.outcome_of(made).ok
+            assert slot._child is not None
+            processes.append(slot._child.pid)
+            (opened,) = [spare.worker.pid for spare in slot._spares._waiting if spare.token]
+            assert opened not in processes
+        assert len(set(processes)) == 2
+    finally:
+        kernels.executor.close()
+    assert not list(naming(str(tmp_path)))
