@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +23,7 @@ from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.observer import OTHER_WORK, WARNING, Observer
 from evotune.runs.phases import BASELINES, OPENING, PhaseTimes
+from evotune.runs.plans_ahead import PlansAhead
 from evotune.runs.setup import KernelSetup
 from evotune.store import UNCONFIRMED, RunStore
 from evotune.store.facts import Baselines, TimedBaseline, read_facts, stored
@@ -39,6 +42,12 @@ from evotune.workers.local import BackgroundExecutor, LocalExecutor
 
 if TYPE_CHECKING:
     from evotune.runs.cluster_run import Cluster
+
+
+_LOOK_S = 1.0
+_LOOK_SHARE = 50
+"""Likely champions are looked for once a second, or where a look takes long, once in 50 times as
+long."""
 
 
 class KernelRun:
@@ -70,6 +79,10 @@ class KernelRun:
         self._cluster = cluster
         self._patient = patient
         self._checks_at_once = 0
+        self._plans = PlansAhead(self._plan)
+        self._expected: list[int] = []  # trials whose plans are made ahead
+        self._compiled_ahead: set[int] = set()
+        self._look_again_s = 0.0
 
     @property
     def confirms(self) -> bool:
@@ -79,8 +92,10 @@ class KernelRun:
     def proposal(self, number: int, configuration: Configuration) -> Proposal:
         return self.setup.planner.proposal(number, configuration)
 
-    def open_executor(self) -> Executor:
-        """Opens the devices, times or recalls the baselines, and calibrates several devices."""
+    def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
+        """Opens the devices, times or recalls the baselines, and calibrates several devices.
+        Meanwhile compiles the `first` configurations for a single device, where that disturbs no
+        measurement."""
         self._name_other_work()
         if self._cluster is not None:
             return self._open_on_cluster(self._cluster)
@@ -92,6 +107,10 @@ class KernelRun:
             executor.name_devices |= elsewhere
             executor.open_devices()
             self._checks_at_once = executor.checks_at_once
+            if len(setup.devices) == 1 and not registry.named(setup.profile.backend).exclusive:
+                for number, configuration in enumerate(first):
+                    jobs = self.proposal(number, configuration).compile_jobs
+                    executor.compile_ahead(jobs.values())
             executor.baselines = self._baselines(
                 lambda: executor.time_baselines(
                     self._measured_cases(), asked(setup.document.baseline)
@@ -106,6 +125,29 @@ class KernelRun:
             raise
         return BackgroundExecutor(executor)
 
+    def expect_finalists(self, executor: Executor) -> None:
+        """Plans and compiles the best trials so far, where that disturbs no measurement."""
+        backend = registry.named(self.setup.profile.backend)
+        if backend.exclusive or not self.confirms or not isinstance(executor, BackgroundExecutor):
+            return
+        looked_s = time.monotonic()
+        if looked_s < self._look_again_s:
+            return
+        count = self._options.champions
+        best = list(islice(confirming.finalists(self._store, confirming.Earlier(), count), count))
+        if (numbers := [trial.number for trial in best]) != self._expected:
+            self._expected = numbers
+            self._plans.expect(best)
+        for made in self._plans.made():
+            if made.number not in self._compiled_ahead:
+                self._compiled_ahead.add(made.number)
+                executor.compile_ahead(made.compile_jobs.values())
+        spent_s = time.monotonic() - looked_s
+        self._look_again_s = looked_s + max(_LOOK_S, _LOOK_SHARE * spent_s)
+
+    def _plan(self, trial: Trial) -> Proposal:
+        return self.setup.planner.proposal(trial.number, trial.configuration, confirm=True)
+
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
     ) -> Iterator[tuple[Trial, Outcome]]:
@@ -117,9 +159,9 @@ class KernelRun:
         models = [device.name for device in self.setup.devices]
         own = read_facts(self._store).device.name
         wanted = self._options.champions * len(set(models))
-        time = ConfirmingTime.after(self._store.searched_s(), wanted)
+        limit = ConfirmingTime.after(self._store.searched_s(), wanted)
         if self._patient:
-            time = ConfirmingTime()
+            limit = ConfirmingTime()
         self._store.set_meta(UNCONFIRMED, "")
         for model in dict.fromkeys(models):
 
@@ -127,8 +169,7 @@ class KernelRun:
                 return (trial.outcome.device_model or own) == model
 
             def propose(trial: Trial, device: int = models.index(model)) -> Proposal:
-                made = self.setup.planner.proposal(trial.number, trial.configuration, confirm=True)
-                return dataclasses.replace(made, device=device)
+                return dataclasses.replace(self._plans.of(trial), device=device)
 
             here = {t.number for t in self._store.trials_of(earlier.outcomes) if of_model(t)}
             before = confirming.Earlier(
@@ -145,7 +186,7 @@ class KernelRun:
                 leader=before.leader(),
                 least_width=registry.named(self.setup.profile.backend).least_half_width,
                 no_time=no_time,
-                time=time,
+                time=limit,
                 checks_at_once=self._checks_at_once,
                 tell=self._observer.step,
                 give_up=self._give_up,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from evotune.runs.setup import RecordedSetup
 from evotune.trial import Configuration, Outcome, Trial
@@ -19,11 +19,14 @@ class RecordedRun:
     def __init__(self, setup: RecordedSetup) -> None:
         self.setup = setup
 
-    def open_executor(self) -> Executor:
+    def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
         return InlineExecutor(self.setup.recording.outcome, self.setup.delay_ms / 1000)
 
     def proposal(self, number: int, configuration: Configuration) -> Proposal:
         return Proposal(number, configuration)
+
+    def expect_finalists(self, executor: Executor) -> None:
+        """None will be confirmed."""
 
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]

@@ -25,6 +25,20 @@ from evotune.workers.executor import Executor, Proposal
 _SNAPSHOT_EVERY = 1000
 _POLL_S = 0.5
 _FINISH_S = 8.0
+_LATE = 0.75
+"""Of the trials, or of the time: from here on the best trials are likely to be the champions."""
+
+
+def first_asked(strategy: Strategy, options: RunOptions) -> list[Configuration]:
+    """What a new search asks for before it knows an outcome."""
+    first = [Configuration(values) for values in options.starts]
+    count = min(options.lookahead + 1, options.trials)
+    while len(first) < count:
+        chosen = strategy.ask(len(first), tuple(first))
+        if chosen is None:
+            break
+        first.append(chosen)
+    return first[:count]
 
 
 class SearchLoop:
@@ -36,6 +50,7 @@ class SearchLoop:
     - `stop` is asked between events: True ends this part of the run early.
     - `quarantined`: the folder that gets a script of each quarantined trial, before its outcome is
       stored.
+    - `late` is called after each told trial of the last quarter.
 
     The strategy learns the outcomes of the options' `starts`, although it did not ask for them.
     """
@@ -53,7 +68,9 @@ class SearchLoop:
         stop: Callable[[], bool],
         observer: Observer,
         quarantined: Path | None = None,
+        late: Callable[[], None] = lambda: None,
     ) -> None:
+        self._late = late
         self._store = store
         self._strategy = strategy
         self._executor = executor
@@ -195,6 +212,11 @@ class SearchLoop:
             elites=[(elite.fitness, elite.configuration) for elite in self._strategy.elites],
         )
         self._observer.told(trial, progress)
+        if self._told >= _LATE * self._options.trials or self._is_late():
+            self._late()
+
+    def _is_late(self) -> bool:
+        return self._seconds is not None and self.searched_s >= _LATE * self._seconds
 
     def _see(self, trial: Trial) -> None:
         self._compiles += "compile" in trial.outcome.stage_s

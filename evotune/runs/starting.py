@@ -29,7 +29,7 @@ from evotune.runs.folder import RunFolder, create_folder, write_durably
 from evotune.runs.given_cases import GIVEN_CASES, skipped_in_words
 from evotune.runs.observer import CONFIRMING, Observer, RunInfo
 from evotune.runs.phases import CLOSING, SEARCHING, PhaseTimes
-from evotune.runs.search_loop import SearchLoop
+from evotune.runs.search_loop import SearchLoop, first_asked
 from evotune.runs.setup import (
     GpuRequest,
     KernelSetup,
@@ -40,6 +40,7 @@ from evotune.runs.setup import (
 )
 from evotune.runs.spaces import find_space, fingerprints, flagship, snapshot
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
+from evotune.search.strategy import Strategy
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.store import AROUND_SEARCH, PHASES, RunStore
@@ -369,9 +370,13 @@ class KindOfRun(Protocol):
     def confirms(self) -> bool:
         """Whether champions are to be confirmed after the search."""
 
-    def open_executor(self) -> Executor: ...
+    def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
+        """`first`: what the search will ask for first, as far as it is known."""
 
     def proposal(self, number: int, configuration: Configuration) -> Proposal: ...
+
+    def expect_finalists(self, executor: Executor) -> None:
+        """The search will end soon: what the finalists will need may be made meanwhile."""
 
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
@@ -418,8 +423,13 @@ class RunWork:
             reason = "interrupted"
             self._observer.started(self._info())
             try:
-                executor = self._kind.open_executor()
-                ended = self._search(executor)
+                named = same_strategy(self._options.strategy, self._strategy)
+                strategy = create_strategy(named, self._kind.setup.space, self._options)
+                first: list[Configuration] = []
+                if not self.store.count() and isinstance(named, str):
+                    first = first_asked(strategy, self._options)
+                executor = self._kind.open_executor(first)
+                ended = self._search(executor, strategy)
                 if ended != "interrupted" and self._kind.confirms and self.store.count_ok():
                     executor.drop()
                     self._confirm(executor)
@@ -453,15 +463,14 @@ class RunWork:
             PHASES: self._phases.added_to(self._phases_before),
         }
 
-    def _search(self, executor: Executor) -> str:
+    def _search(self, executor: Executor, strategy: Strategy) -> str:
         options = self._options
         seconds = options.seconds
         if seconds is not None and self._kind.confirms:
             seconds *= _SEARCH_SHARE
-        strategy = same_strategy(options.strategy, self._strategy)
         loop = SearchLoop(
             self.store,
-            create_strategy(strategy, self._kind.setup.space, options),
+            strategy,
             executor,
             self._kind.proposal,
             options=options,
@@ -470,6 +479,7 @@ class RunWork:
             stop=lambda: self._signals.requested,
             observer=self._observer,
             quarantined=self.run.quarantine,
+            late=lambda: self._kind.expect_finalists(executor),
         )
         self.store.set_facts(self._time_around_search())
         self._observer.phase("searching")

@@ -55,6 +55,7 @@ class CompilePool:
         self._idle: list[Worker] = []
         self._busy: dict[Worker, tuple[CompileJob, WatchedTime, HeldUp]] = {}
         self._queue: deque[CompileJob] = deque()
+        self._later: dict[str, CompileJob] = {}  # by key
         self._known: set[str] = set()
         self._exceptions = 0
         self._starting: set[Worker] = set()
@@ -73,9 +74,15 @@ class CompilePool:
 
     def submit(self, job: CompileJob) -> None:
         """Queued once; a job that is queued or running already is not taken again."""
+        self._later.pop(job.key, None)
         if job.key not in self._known:
             self._known.add(job.key)
             self._queue.append(job)
+
+    def submit_later(self, job: CompileJob) -> None:
+        """Compiled when no other job is queued, so that the cache has it when it is submitted."""
+        if job.key not in self._known:
+            self._later[job.key] = job
 
     def warm(self, language: str) -> None:
         """Starts all processes before there is work. They and later ones load the compiler."""
@@ -84,8 +91,10 @@ class CompilePool:
             self._idle.append(self._spawn())
 
     def start_queued(self) -> None:
-        while self._queue and len(self._busy) < self._limit:
+        while (self._queue or self._later) and len(self._busy) < self._limit:
             child = self._free_child()
+            if not self._queue:
+                self.submit(next(iter(self._later.values())))
             job = self._queue.popleft()
             child.send(Compile(job, str(self._cache), str(self._scratch), self._timeout_s))
             self._busy[child] = (job, WatchedTime(), HeldUp(child.pid))
@@ -208,6 +217,7 @@ class CompilePool:
             child.kill()
         self._busy.clear()
         self._queue.clear()
+        self._later.clear()
         self._known.clear()
         self._losses.clear()
 

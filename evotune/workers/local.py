@@ -18,7 +18,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,13 @@ class LocalExecutor:
         for checker in self._slots[len(self._devices) :]:
             checker.stand_by()
 
+    def compile_ahead(self, jobs: Iterable[CompileJob]) -> None:
+        """Compiles what later proposals will need, when compilers have nothing else to do. Does
+        nothing where that would disturb measurements."""
+        if not self._exclusive:
+            for job in jobs:
+                self._pool.submit_later(job)
+
     def submit(self, proposal: Proposal) -> None:
         if proposal.rejection:
             outcome = Outcome(OutcomeKind.REJECTED, reason=proposal.rejection)
@@ -173,6 +180,8 @@ class LocalExecutor:
             return False
 
     def drop(self) -> None:
+        if not (self._compiling or self._ready or self._measuring or self._reserved or self._done):
+            return  # what is compiled ahead goes on
         self._pool.drop()
         for index in {*self._measuring, *self._reserved.values()}:
             self._slots[index].close()
@@ -195,15 +204,16 @@ class LocalExecutor:
         self, cases: Sequence[Case], libraries: Sequence[str] = (), index: int = 0
     ) -> BaselineReport:
         """All baselines on all cases on one device, with those of the optional libraries named;
-        nothing else may be running. One that raises an error has its reason in place of a time, and
-        a fresh worker times the others."""
+        nothing else may be running but what is compiled ahead. One that raises an error has its
+        reason in place of a time, and a fresh worker times the others."""
         device = self._devices[index]
         request = BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries))
         device.start(request)
         while True:
             answer: Answer | Outcome | None = None
-            if device.child is not None:
-                wait_readable([device.child], _TURN_S)
+            workers = [] if device.child is None else [device.child]
+            readable = self._compile_further(workers)
+            if device.child in readable:
                 answer = device.handle()
             if answer is None:
                 answer = device.expire()
@@ -215,6 +225,19 @@ class LocalExecutor:
                 device.start(request)
             if isinstance(answer, BaselinesTimed):
                 return answer.report
+
+    def _compile_further(self, workers: Sequence[Child[Any, Any]]) -> list[Child[Any, Any]]:
+        """Compiles ahead until one of the `workers` is readable, but for a short time. Returns
+        those that are. The cache has what was compiled."""
+        if not self._exclusive:
+            self._pool.start_queued()
+        compilers = self._pool.children()
+        readable = wait_readable([*compilers, *workers], _TURN_S)
+        for child in compilers:
+            if child in readable:
+                self._pool.handle(child)
+        self._pool.expire()
+        return readable
 
     # --- the scheduler ---------------------------------------------------------------------------
 
@@ -480,6 +503,9 @@ class BackgroundExecutor:
 
     def set_contender(self, fitness: float) -> None:
         self._command(lambda: self._inner.set_contender(fitness))
+
+    def compile_ahead(self, jobs: Iterable[CompileJob]) -> None:
+        self._command(lambda: self._inner.compile_ahead(jobs))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
         done: list[tuple[int, Outcome]] = []

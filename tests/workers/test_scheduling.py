@@ -30,6 +30,8 @@ class Pool:
     """Finishes a job when the test says so, with the code that the test gives."""
 
     def __init__(self) -> None:
+        self.later: list[str] = []
+        self.dropped = 0
         self._queue: list[CompileJob] = []
         self._busy: list[CompileJob] = []
         self._done: list[tuple[CompileJob, Binary | CompileFailure]] = []
@@ -44,6 +46,12 @@ class Pool:
 
     def submit(self, job: CompileJob) -> None:
         self._queue.append(job)
+
+    def submit_later(self, job: CompileJob) -> None:
+        self.later.append(job.source)
+
+    def drop(self) -> None:
+        self.dropped += 1
 
     def start_queued(self) -> None:
         self._busy += self._queue
@@ -107,14 +115,14 @@ class Device:
 
 
 class Machine:
-    def __init__(self, devices: int, checkers: int = 0) -> None:
+    def __init__(self, devices: int, checkers: int = 0, *, exclusive: bool = False) -> None:
         self.pool = Pool()
         self.devices = [Device(f"GPU-{index}") for index in range(devices)]
         self.checkers = [Device("GPU-0") for _ in range(checkers)]
         self.executor = LocalExecutor(
             cast(CompilePool, self.pool),
             cast(Sequence[DeviceSlot], self.devices),
-            exclusive=False,
+            exclusive=exclusive,
             checkers=cast(Sequence[DeviceSlot], self.checkers),
         )
 
@@ -366,3 +374,44 @@ def test_checks_that_do_not_compile_leave_their_place_to_others() -> None:
 @pytest.mark.parametrize(("cores", "checkers"), [(1, 0), (5, 0), (6, 2), (11, 3), (64, 4)])
 def test_few_cores_check_no_champions_side_by_side(cores: int, checkers: int) -> None:
     assert checkers_on(cores) == checkers
+
+
+def test_what_is_compiled_ahead_goes_on_when_there_is_nothing_to_drop() -> None:
+    machine = Machine(1)
+    job = CompileJob("cuda", "/", "a", (), (), "sm_90a", "")
+    machine.executor.compile_ahead([job])
+    machine.executor.drop()
+    assert machine.pool.later == ["a"]
+    assert not machine.pool.dropped
+    machine.submit(1, "b")
+    machine.executor.drop()
+    assert machine.pool.dropped == 1
+
+
+def test_nothing_is_compiled_ahead_where_compilers_disturb_measurements() -> None:
+    machine = Machine(1, exclusive=True)
+    machine.executor.compile_ahead([CompileJob("cpp", "/", "a", (), (), "", "")])
+    assert not machine.pool.later
+
+
+def test_a_job_that_has_time_is_compiled_after_the_others_and_at_once_when_it_is_submitted(
+    tmp_path: Path,
+) -> None:
+    pool = CompilePool(tmp_path, tmp_path / "cache", processes=1, timeout_s=PATIENCE_S)
+    (tmp_path / "k.cpp").write_text("this is no C++\n")
+    jobs = {
+        name: CompileJob("cpp", str(tmp_path), "k.cpp", ((name, 1),), (), "", "")
+        for name in ("LATER", "LAST", "FIRST", "SECOND")
+    }
+    done: list[str] = []
+    try:
+        pool.submit_later(jobs["LATER"])
+        pool.submit_later(jobs["LAST"])
+        pool.submit(jobs["FIRST"])
+        pool.submit(jobs["SECOND"])
+        pool.submit(jobs["LAST"])
+        while len(done) < len(jobs):
+            done += [job.defines[0][0] for job, _ in pool.wait(5.0)]
+    finally:
+        pool.close()
+    assert done == ["FIRST", "SECOND", "LAST", "LATER"]
