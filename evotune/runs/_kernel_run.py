@@ -30,6 +30,7 @@ from evotune.store.facts import Baselines, TimedBaseline, read_facts, stored
 from evotune.timing.processes import agreement
 from evotune.trial import Calibration, Configuration, Outcome, Trial
 from evotune.util.words import counted
+from evotune.workers.early_worker import EarlyWorker
 from evotune.workers.executor import (
     HELD_OUT,
     TIMED,
@@ -67,9 +68,12 @@ class KernelRun:
         observer: Observer,
         cluster: Cluster | None,
         phases: PhaseTimes | None = None,
+        early: EarlyWorker | None = None,
         patient: bool = False,
     ) -> None:
-        """`patient`: champions are confirmed however long it takes."""
+        """`patient`: champions are confirmed however long it takes. `early` may become the worker
+        of the device."""
+        self._early = early
         self._phases = phases or PhaseTimes()
         self.setup = setup
         self._run = run
@@ -100,7 +104,9 @@ class KernelRun:
         if self._cluster is not None:
             return self._open_on_cluster(self._cluster)
         setup = self.setup
-        executor = open_kernel_executor(setup, self._run.logs, Twins(self._stored_twin))
+        executor = open_kernel_executor(
+            setup, self._run.logs, Twins(self._stored_twin), early=self._early
+        )
         try:
             executor.fixed_sampling = not self._options.racing
             elsewhere = setup.devices[0].name != read_facts(self._store).device.name
@@ -217,6 +223,8 @@ class KernelRun:
         how many threads are measured, where that is less than the machine has."""
         if self._cluster is None and (said := in_part(self.setup.profile)):
             self._observer.phase(said)
+        if self._early is not None:
+            self._early.wait()  # it is no other work
         found = others_at_work(self.setup.devices)
         if found:
             advice = sharing(self.setup.profile) if self._cluster is None else ""

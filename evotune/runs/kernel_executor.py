@@ -8,6 +8,7 @@ from pathlib import Path
 from evotune.backends import registry
 from evotune.runs.setup import KernelSetup
 from evotune.workers.build_cache import writable_cache_dir
+from evotune.workers.early_worker import EarlyWorker
 from evotune.workers.in_flight import Twins
 from evotune.workers.local import LocalExecutor, open_local_executor
 
@@ -17,9 +18,10 @@ def open_kernel_executor(
     folder: Path,
     twins: Twins | None = None,
     cores: Sequence[Sequence[int]] = (),
+    early: EarlyWorker | None = None,
 ) -> LocalExecutor:
     """Its compilers and workers write their logs under `folder`. `cores` binds the worker of each
-    device to CPU cores of its own."""
+    device to CPU cores of its own. `early` may become a worker."""
     document = setup.document
     return open_local_executor(
         folder=folder,
@@ -35,4 +37,5 @@ def open_kernel_executor(
         twins=twins,
         rules=setup.planner.rules,
         secret=setup.secret,
+        early=early,
     )

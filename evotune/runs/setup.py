@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
@@ -198,12 +198,14 @@ def load_setup(
     elsewhere: Elsewhere | None = None,
     secret: str = "",
     cases: Sequence[CaseEntry] = (),
+    looking: Callable[[Backend], None] = lambda backend: None,
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
     `elsewhere`. With `left_free` it is the part that other work leaves free (`Backend.left_free`).
-    `cases` take the place of those of the space. Every mistake in the file is a SpaceError with its
+    `cases` take the place of those of the space. `looking` is called before one device is looked
+    for, which may take seconds. Every mistake in the file is a SpaceError with its
     position; UsageError when the space does not fit the device or the other arguments.
     """
     root = None if run is None else run.sources
@@ -228,6 +230,7 @@ def load_setup(
         profile = work_together(devices, allow_mixed=elsewhere.allow_mixed)
     elif gpus is None:
         with _offering_to_compile(backend, document, run):
+            looking(backend)
             wanted = backend.left_free(device) if left_free else device
             profile = backend.profile(wanted, compile_only=compile_only)
         devices = [profile]
@@ -362,6 +365,8 @@ def load_run_setup(
     gpus: GpuRequest | None = None,
     elsewhere: Elsewhere | None = None,
     cases: Sequence[GivenCase] = (),
+    *,
+    looking: Callable[[Backend], None] = lambda backend: None,
 ) -> Setup:
     """A run's own copy of its space, for the device it was made on (or one of that model), or
     for several GPUs. `cases` take the place of those that it was tuned for."""
@@ -369,6 +374,7 @@ def load_run_setup(
         recorded = DeviceProfile.from_json(store.meta("device"))
         device = registry.AUTO
         if recorded.backend != _RECORDED.backend and gpus is None and elsewhere is None:
+            looking(registry.named(recorded.backend))
             device = registry.named(recorded.backend).same_device(recorded)
         secret = str(store.meta("secret", ""))
         entries = stored_cases(msgspec.to_builtins(list(cases)) or store.meta(GIVEN_CASES, []))

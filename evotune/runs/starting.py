@@ -47,6 +47,7 @@ from evotune.store import AROUND_SEARCH, PHASES, RunStore
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 from evotune.util.commands import RUNS_DIR
 from evotune.util.stop_signal import StopSignal, interruptible
+from evotune.workers.early_worker import EarlyWorker
 from evotune.workers.executor import Executor, Proposal
 
 if TYPE_CHECKING:
@@ -131,7 +132,10 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
     phases = PhaseTimes()
     path = flagship(request.device) if request.space is None else find_space(request.space)
     secret = secrets.token_hex(8)
-    with connected(request.cluster) as cluster:
+    with (
+        contextlib.closing(EarlyWorker()) as early,
+        connected(request.cluster) as cluster,
+    ):
         setup = load_setup(
             path,
             request.device,
@@ -140,6 +144,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
             elsewhere=cluster,
             secret=secret,
             cases=request.cases,
+            looking=early.start,
         )
         options = _options(setup, request)
         strategy = request.strategy or options.strategy
@@ -174,7 +179,9 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
             # From here on the run lives on its own copies of the sources.
             own = setup.at(run.sources)
             return _finish(
-                run, store, own, options, observer, cluster, request.strategy, phases=phases
+                *(run, store, own, options, observer, cluster, request.strategy),
+                phases=phases,
+                early=early,
             )
 
 
@@ -257,7 +264,11 @@ def resume_run(
     are new totals. `champions` without `minutes` are confirmed however long it takes.
     `strategy`: the maker of the strategy of a user's own that the run has."""
     phases = PhaseTimes()
-    with run.locked(), connected(cluster) as elsewhere:
+    with (
+        run.locked(),
+        contextlib.closing(EarlyWorker()) as early,
+        connected(cluster) as elsewhere,
+    ):
         # Whoever closes a writer changes the files, so all refusals come before there is one.
         with RunStore.open_for_reading(run.store) as store:
             options = stored_options(store)
@@ -270,7 +281,7 @@ def resume_run(
             )
             if done >= options.trials and champions is None:
                 observer.phase(f"all {done} trials are done; --trials asks for more")
-            setup = load_run_setup(run, store, gpus, elsewhere)
+            setup = load_run_setup(run, store, gpus, elsewhere, looking=early.start)
             if not allow_mixed:
                 _require_same_environment(run, store, setup)
         with (
@@ -283,6 +294,7 @@ def resume_run(
             return _finish(
                 *(run, store, setup, options, observer, elsewhere, strategy),
                 phases=phases,
+                early=early,
                 patient=patient,
             )
 
@@ -316,6 +328,7 @@ def _finish(  # noqa: PLR0917
     strategy: str | StrategyMaker | None,
     *,
     phases: PhaseTimes,
+    early: EarlyWorker,
     patient: bool = False,
 ) -> RunResult:
     kind: KindOfRun
@@ -330,6 +343,7 @@ def _finish(  # noqa: PLR0917
             observer=observer,
             cluster=cluster,
             phases=phases,
+            early=early,
             patient=patient,
         )
     work = RunWork(

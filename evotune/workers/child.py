@@ -74,6 +74,11 @@ class Child(Generic[ToWorker, FromWorker]):
     def log(self) -> Path:
         return self._log
 
+    def move_log(self, log: Path) -> None:
+        """The child was told to go on in another log."""
+        self._log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+
     @property
     def pid(self) -> int:
         return self._process.pid

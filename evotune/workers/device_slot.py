@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
@@ -24,6 +23,7 @@ from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
 from evotune.user_code import trust
 from evotune.util.processes import describe_status
 from evotune.workers.child import Child
+from evotune.workers.early_worker import EarlyWorker, Worker
 from evotune.workers.entry import cannot_read
 from evotune.workers.executor import WHEN_THERE_IS_TIME
 from evotune.workers.messages import (
@@ -107,9 +107,12 @@ class DeviceSlot:
         name: str = "device",
         gate: GateSettings = _WHOLE_GATE,
         spares: bool = True,
+        early: EarlyWorker | None = None,
     ) -> None:
         """`cores`: the CPU cores that the worker is bound to; empty for all. The names of its logs
-        begin with `name`. Without `spares` it keeps no spare workers."""
+        begin with `name`. Without `spares` it keeps no spare workers. `early` may be its first
+        worker."""
+        self._early = early
         self._folder = folder
         self.profile = profile
         self._backend = registry.named(profile.backend)
@@ -351,7 +354,7 @@ class DeviceSlot:
         if spare and spare.token:
             self._token = spare.token
         else:
-            self._tell(self._hello)
+            self._token = _greet(self._child, self._hello)
         if self._for_champion and not spare:
             self._spares.keep(self._loaded_beside)
         self._opening = True
@@ -391,6 +394,10 @@ class DeviceSlot:
 
     def _spawn(self) -> Worker:
         environment = self._backend.worker_environment(self.profile)
+        if self._early is not None and (early := self._early.take(environment)) is not None:
+            early.move_log(self._free_log())
+            self._was_spare = True
+            return early
         worker: Worker = Child(DEVICE_WORKER, self._free_log(), environment)
         worker.send(Preload(backend=self._backend.name))
         return worker
@@ -444,14 +451,15 @@ def _in_one_line(text: str) -> str:
     return "".join(filter(str.isprintable, text[:_MOST_STEP]))
 
 
-Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
-
-
 def _tell(worker: Worker, message: ToDeviceWorker) -> str:
     """Sends the message and returns its token."""
     token = secrets.token_hex(16)
     worker.send(msgspec.structs.replace(message, token=token))
     return token
+
+
+def _greet(worker: Worker, hello: Hello) -> str:
+    return _tell(worker, msgspec.structs.replace(hello, log=str(worker.log)))
 
 
 @dataclass(slots=True)
@@ -496,7 +504,7 @@ class SpareWorkers:
         self._look()
         loaded = [spare for spare in self._waiting if spare.is_loaded]
         if loaded and not any(spare.token for spare in loaded):
-            loaded[0].token = _tell(loaded[0].worker, hello)
+            loaded[0].token = _greet(loaded[0].worker, hello)
 
     def _look(self) -> None:
         """Reads what those that import their libraries have told."""

@@ -24,7 +24,7 @@ from evotune.problems.examination import examine, mistake_of, ordinary_case, tin
 from evotune.user_code import trust
 from evotune.util.channel import BlockingChannel
 from evotune.util.processes import end_without_hooks
-from evotune.workers.entry import adopt_orphans, lasting_imports, open_channel
+from evotune.workers.entry import adopt_orphans, lasting_imports, open_channel, write_to
 from evotune.workers.executor import BaselineReport
 from evotune.workers.messages import (
     DEVICE_WORKER,
@@ -70,6 +70,8 @@ def main() -> None:
             channel.send(Preloaded())
             message = channel.receive()
         if isinstance(message, Hello):
+            if message.log:
+                write_to(message.log)
             _serve(channel, message)
 
 

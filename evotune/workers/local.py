@@ -35,6 +35,7 @@ from evotune.workers.build_review import BuildRules
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import DeviceSlot, ProblemSource
+from evotune.workers.early_worker import EarlyWorker
 from evotune.workers.executor import CHECKS, TIMING, BaselineReport, Proposal
 from evotune.workers.in_flight import InFlight, Twins, failed_to_compile, speaks_for_its_code
 from evotune.workers.messages import (
@@ -431,6 +432,7 @@ def open_local_executor(
     rules: BuildRules | None = None,
     secret: str = "",
     without: Collection[str] = (),
+    early: EarlyWorker | None = None,
 ) -> LocalExecutor:
     """Opens an executor with one worker for each profile; all profiles are of one backend.
 
@@ -440,6 +442,7 @@ def open_local_executor(
     - `twins`, `rules`: see `LocalExecutor`.
     - `secret`: the gate draws its inputs and places from it.
     - `without`: checks that are left out, to see what each one is good for.
+    - `early` may become the first device's worker.
     """
     folder.mkdir(parents=True, exist_ok=True)
     exclusive = registry.named(profiles[0].backend).exclusive
@@ -461,6 +464,7 @@ def open_local_executor(
             profile=profile,
             cores=cores[index] if cores else (),
             name=f"device-gpu{index}" if index else "device",
+            early=None if index else early,
         )
         for index, profile in enumerate(profiles)
     ]

@@ -65,13 +65,14 @@ class Preloaded(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
     """The worker opens its device and loads the problem. It is bound to the CPU `cores`, if there
-    are any."""
+    are any. From now on its output goes to `log`, if there is one."""
 
     profile: DeviceProfile
     problem: ProblemToLoad
     deterministic: bool
     cores: tuple[int, ...]
     gate: GateSettings
+    log: str = ""
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):

@@ -51,6 +51,27 @@ def test_the_driver_names_the_gpus(machine: Path) -> None:
     assert gpus_present() == ["NVIDIA L4", "NVIDIA H200"]
 
 
+def test_the_id_of_the_only_gpu_is_known_without_a_library(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = registry.named("cuda")
+    assert backend.likely_environment() is None
+    _driver_lists(machine, "NVIDIA L4")
+    assert backend.likely_environment() is None, "the driver does not tell its id"
+    (information,) = machine.rglob("information")
+    information.write_text("Model: \t\t NVIDIA L4\nGPU UUID: \t GPU-1-2\n")
+    expected = {"CUDA_VISIBLE_DEVICES": "GPU-1-2"}
+    assert backend.likely_environment() == expected
+    for visible, likely in (("0", expected), ("GPU-1-2", expected), ("MIG-3", None), ("", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert backend.likely_environment() == likely
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    second = machine / "proc/driver/nvidia/gpus/0000:01:00.0"
+    second.mkdir()
+    (second / "information").write_text("GPU UUID: \t GPU-3\n")
+    assert backend.likely_environment() is None, "it may be the other one"
+
+
 def test_a_driver_that_hides_the_model_still_has_a_gpu(machine: Path) -> None:
     (machine / "proc/driver/nvidia/gpus/0000:00:04.0").mkdir(parents=True)
     assert gpus_present() == ["NVIDIA GPU"]

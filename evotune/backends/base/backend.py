@@ -250,6 +250,11 @@ class Backend(ABC):
         """Environment variables that the device's worker gets beside those of this process."""
         return {}
 
+    def likely_environment(self) -> Mapping[str, str] | None:
+        """Those of a worker that starts before its device is known; None where they cannot be
+        guessed, or where its start would disturb the search for the device."""
+        return None
+
     def sanitizing(
         self, cases: Sequence[SanitizedCase]
     ) -> AbstractContextManager[Callable[[], list[Check]]]:

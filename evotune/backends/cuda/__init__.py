@@ -169,6 +169,11 @@ class CudaBackend(Backend):
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 
+    def likely_environment(self) -> Mapping[str, str] | None:
+        from evotune.backends.cuda._presence import only_gpu
+
+        return {"CUDA_VISIBLE_DEVICES": found} if (found := only_gpu()) else None
+
     def sanitizing(
         self, cases: Sequence[SanitizedCase]
     ) -> AbstractContextManager[Callable[[], list[Check]]]:

@@ -44,6 +44,14 @@ def gpus_present() -> list[str]:
     return files or _nvidia_smi()
 
 
+def only_gpu() -> str:
+    """The id of this machine's GPU, as the kernel driver lists it; "" where it lists none or
+    several, or where CUDA_VISIBLE_DEVICES may name a part of it."""
+    folders = sorted((SYSTEM_ROOT / "proc/driver/nvidia/gpus").glob("*"))
+    found = _fact(folders[0] / "information", "GPU UUID") if len(folders) == 1 else ""
+    return found if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("0", found) else ""
+
+
 def are_hidden() -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA stops at the first entry that names none.
     Slurm says `NoDevFiles` where a job has no GPU."""
@@ -52,13 +60,18 @@ def are_hidden() -> bool:
 
 
 def _model(information: Path) -> str:
+    return _fact(information, "Model") or "NVIDIA GPU"
+
+
+def _fact(information: Path, name: str) -> str:
+    """What the kernel driver says of a GPU under this name; "" for nothing."""
     try:
         for line in information.read_text(errors="replace").splitlines():
-            if line.startswith("Model:"):
+            if line.startswith(f"{name}:"):
                 return line.partition(":")[2].strip()
     except OSError:
         pass
-    return "NVIDIA GPU"
+    return ""
 
 
 def _nvidia_smi() -> list[str]:

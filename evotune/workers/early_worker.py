@@ -1,0 +1,61 @@
+"""A device worker that imports its libraries while the device is still looked for.
+
+Both take seconds. Its log is the run's as soon as the run has a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from evotune.backends.base.backend import Backend
+from evotune.workers.child import Child, wait_readable
+from evotune.workers.messages import DEVICE_WORKER, FromDeviceWorker, Preload, ToDeviceWorker
+
+Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
+
+_IMPORT_S = 30.0
+
+
+class EarlyWorker:
+    """At most one. Closing ends it, unless somebody has taken it."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._environment: Mapping[str, str] = {}
+        self._is_loaded = False
+
+    def start(self, backend: Backend) -> None:
+        """Starts it where the environment that the device's worker needs can be guessed."""
+        environment = backend.likely_environment()
+        if environment is None or self._worker is not None:
+            return
+        self._environment = environment
+        self._worker = Child(DEVICE_WORKER, Path(os.devnull), environment)
+        self._worker.send(Preload(backend=backend.name))
+
+    def wait(self) -> None:
+        """Waits until it has imported its libraries: until then it keeps a core busy."""
+        until_s = time.monotonic() + _IMPORT_S
+        while self._worker is not None and not self._is_loaded:
+            wait_readable([self._worker], 0.1)
+            messages = self._worker.receive()
+            self._is_loaded = bool(messages)
+            if messages is None or time.monotonic() > until_s:
+                self.close()
+
+    def take(self, environment: Mapping[str, str]) -> Worker | None:
+        """The worker, if it has this environment; None when there is none."""
+        worker = self._worker
+        if worker is None or environment != self._environment:
+            return None
+        self._worker = None
+        return worker
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+        self._worker = None
