@@ -17,7 +17,7 @@ from evotune.backends.base.time_limits import HeldUp, WatchedTime, allowance_s
 from evotune.errors import EnvironmentProblem
 from evotune.trial import TOO_NOISY, OutcomeKind
 from evotune.util.processes import describe_status
-from evotune.workers.child import Child, wait_readable
+from evotune.workers.child import Child, kill_all, wait_readable
 from evotune.workers.messages import (
     COMPILE_WORKER,
     Compile,
@@ -222,8 +222,7 @@ class CompilePool:
         self._losses.clear()
 
     def close(self) -> None:
-        for child in (*self._busy, *self._idle):
-            child.kill()
+        kill_all((*self._busy, *self._idle))
         self._busy.clear()
         self._idle.clear()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -22,7 +22,7 @@ from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
 from evotune.user_code import trust
 from evotune.util.processes import describe_status
-from evotune.workers.child import Child
+from evotune.workers.child import Child, kill_all
 from evotune.workers.early_worker import EarlyWorker, Worker
 from evotune.workers.entry import cannot_read
 from evotune.workers.executor import WHEN_THERE_IS_TIME
@@ -517,8 +517,7 @@ class SpareWorkers:
                 spare.is_loaded = True
 
     def close(self) -> None:
-        for spare in self._waiting:
-            spare.worker.kill()
+        kill_all(self.workers())
         self._waiting.clear()
 
 
