@@ -46,6 +46,7 @@ from evotune.workers.messages import (
     ToDeviceWorker,
     TrialDone,
     TrialRequest,
+    WriteTo,
 )
 
 _WHOLE_GATE = GateSettings()
@@ -354,7 +355,7 @@ class DeviceSlot:
         if spare and spare.token:
             self._token = spare.token
         else:
-            self._token = _greet(self._child, self._hello)
+            self._tell(self._hello)
         if self._for_champion and not spare:
             self._spares.keep(self._loaded_beside)
         self._opening = True
@@ -396,6 +397,7 @@ class DeviceSlot:
         environment = self._backend.worker_environment(self.profile)
         if self._early is not None and (early := self._early.take(environment)) is not None:
             early.move_log(self._free_log())
+            early.send(WriteTo(log=str(early.log)))
             self._was_spare = True
             return early
         worker: Worker = Child(DEVICE_WORKER, self._free_log(), environment)
@@ -458,10 +460,6 @@ def _tell(worker: Worker, message: ToDeviceWorker) -> str:
     return token
 
 
-def _greet(worker: Worker, hello: Hello) -> str:
-    return _tell(worker, msgspec.structs.replace(hello, log=str(worker.log)))
-
-
 @dataclass(slots=True)
 class Spare:
     """A worker that waits. `token`: of the message by which it opens its device; "" before that."""
@@ -504,7 +502,7 @@ class SpareWorkers:
         self._look()
         loaded = [spare for spare in self._waiting if spare.is_loaded]
         if loaded and not any(spare.token for spare in loaded):
-            loaded[0].token = _greet(loaded[0].worker, hello)
+            loaded[0].token = _tell(loaded[0].worker, hello)
 
     def _look(self) -> None:
         """Reads what those that import their libraries have told."""

@@ -43,6 +43,7 @@ from evotune.workers.messages import (
     ToDeviceWorker,
     TrialDone,
     TrialRequest,
+    WriteTo,
 )
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ def main() -> None:
             registry.named(message.backend).preload()
             channel.send(Preloaded())
             message = channel.receive()
+        if isinstance(message, WriteTo):
+            write_to(message.log)
+            message = channel.receive()
         if isinstance(message, Hello):
-            if message.log:
-                write_to(message.log)
             _serve(channel, message)
 
 

@@ -63,16 +63,21 @@ class Preloaded(_OfDevice, frozen=True, tag=True, kw_only=True):
     """The worker has imported its libraries."""
 
 
+class WriteTo(_OfDevice, frozen=True, tag=True, kw_only=True):
+    """What the worker prints goes to the end of this file from now on. It has no answer."""
+
+    log: str
+
+
 class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
     """The worker opens its device and loads the problem. It is bound to the CPU `cores`, if there
-    are any. From now on its output goes to `log`, if there is one."""
+    are any."""
 
     profile: DeviceProfile
     problem: ProblemToLoad
     deterministic: bool
     cores: tuple[int, ...]
     gate: GateSettings
-    log: str = ""
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
@@ -193,7 +198,9 @@ class BaselineFailed(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 Request: TypeAlias = TrialRequest | BaselinesRequest
 Answer: TypeAlias = TrialDone | BaselinesTimed | BaselineFailed
-ToDeviceWorker: TypeAlias = Preload | Hello | PrepareRequest | TrialRequest | BaselinesRequest
+ToDeviceWorker: TypeAlias = (
+    Preload | WriteTo | Hello | PrepareRequest | TrialRequest | BaselinesRequest
+)
 FromDeviceWorker: TypeAlias = (
     Preloaded | Opened | Mistaken | Prepared | Step | TrialDone | BaselinesTimed | BaselineFailed
 )
