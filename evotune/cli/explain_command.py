@@ -104,5 +104,5 @@ def explain(
 
         write_output(html_page_of(found), output)
     else:
-        write_output(str(found), output)
+        write_output(found.text(terminal.columns(output)), output)
     return 0

@@ -1,14 +1,14 @@
-"""An explanation as text for a terminal of 80 columns: a headline, then short blocks."""
+"""An explanation as text for a terminal: a headline, then short blocks."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from evotune.explain._sentences import BASES, STALLS
 from evotune.report import wording
+from evotune.report.layout import paragraph, plain
 from evotune.trial import Json
 from evotune.util.words import counted, printable
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Suggestion,
     )
 
-WIDTH: Final = 80
 _BAR: Final = 20
 _EFFECTS: Final = 10
 _FAILED: Final = 3
@@ -36,11 +35,20 @@ _WAITS: Final = 3
 NO_DIFFERENCE: Final = "no difference in the machine is known"
 
 
-def text_of(found: Findings) -> str:
-    """All blocks that have content; a block ends with an empty line."""
-    blocks = [
-        list(_wrapped(", ".join(filter(None, (found.space, f"run {found.run}", found.device))))),
-        list(_wrapped(found.headline)),
+class _Paragraph(NamedTuple):
+    """A text to wrap: its first line begins with `label`, the others with as many blanks as
+    `indent` says. A `str` is a line that is never wrapped."""
+
+    text: str
+    indent: int = 0
+    label: str = ""
+
+
+def text_of(found: Findings, width: int = 80) -> str:
+    """All blocks that have content, for `width` columns; a block ends with an empty line."""
+    blocks: list[list[_Paragraph | str]] = [
+        [_Paragraph(", ".join(filter(None, (found.space, f"run {found.run}", found.device))))],
+        [_Paragraph(found.headline)],
         list(_limiter(found.limiter)),
         list(_roofline(found)),
         list(_machine(found)),
@@ -50,33 +58,32 @@ def text_of(found: Findings) -> str:
         list(_next(found.next)),
         list(_missing(found.missing)),
     ]
-    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
-
-
-def _wrapped(text: str, indent: str = "", first: str | None = None) -> Iterator[str]:
-    yield from textwrap.wrap(
-        printable(text),
-        WIDTH,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
+    return "\n".join(
+        "".join(
+            line + "\n"
+            if isinstance(line, str)
+            else plain(paragraph(line.text, width, label=line.label, indent=line.indent))
+            for line in lines
+        )
+        for lines in blocks
+        if lines
     )
 
 
-def _limiter(limiter: Limiter) -> Iterator[str]:
+def _limiter(limiter: Limiter) -> Iterator[_Paragraph | str]:
     share = f", {limiter.share:.0%}" if limiter.share is not None else ""
     yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known"
     for fact in limiter.evidence:
-        yield from _wrapped(f"{fact.text} ({fact.kind})", "    ", "  - ")
-    yield from _wrapped(f"rule: {limiter.rule}", "    ", "  ")
+        yield _Paragraph(f"{fact.text} ({fact.kind})", 4, "  - ")
+    yield _Paragraph(f"rule: {limiter.rule}", 4, "  ")
 
 
-def _roofline(found: Findings) -> Iterator[str]:
+def _roofline(found: Findings) -> Iterator[_Paragraph | str]:
     roofline = found.roofline
     if roofline is None or not roofline.units:
         return
     ceilings = "measured" if roofline.ceilings == "measured" else "published"
-    yield from _wrapped(
+    yield _Paragraph(
         f"Busy part of the time on {roofline.case}, by {ceilings} ceilings; a unit marked "
         "`model` needs at least so much for the problem's own work"
     )
@@ -86,7 +93,7 @@ def _roofline(found: Findings) -> Iterator[str]:
         yield f"  {unit.name:<14} {bar} {unit.share:>4.0%}  {unit.kind}"
 
 
-def _machine(found: Findings) -> Iterator[str]:
+def _machine(found: Findings) -> Iterator[_Paragraph | str]:
     """The machine code of the longest launch, its place on a multiprocessor, and its waits."""
     code = found.machine_code
     if code is None:
@@ -97,21 +104,21 @@ def _machine(found: Findings) -> Iterator[str]:
         most = sorted(code.instructions.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {count / total:.0%}" for name, count in most if count)
         where = "in the innermost loops" if code.in_loops else "in all"
-        yield from _wrapped(f"{counted(total, 'instruction')} {where}: {shares}", "    ", "  - ")
+        yield _Paragraph(f"{counted(total, 'instruction')} {where}: {shares}", 4, "  - ")
     if code.registers:  # a CPU's are fixed
         spilled = counted(code.spilled_bytes, "byte") if code.spilled_bytes else "nothing"
-        yield from _wrapped(
-            f"{counted(code.registers, 'register')} a thread, {spilled} spilled", "    ", "  - "
+        yield _Paragraph(
+            f"{counted(code.registers, 'register')} a thread, {spilled} spilled", 4, "  - "
         )
     if code.warps is not None:
         bound = f", bound by {code.bound_by}" if code.bound_by else ""
         text = f"{code.warps} of {code.max_warps} warps on a multiprocessor{bound}"
-        yield from _wrapped(text, "    ", "  - ")
+        yield _Paragraph(text, 4, "  - ")
     waits = sorted(waits_of(found.counters).items(), key=lambda item: -item[1])[:_WAITS]
     if waits and waits[0][1] > 0:
         told = ", ".join(f"{cycles:.1f} {STALLS.get(name, name)}" for name, cycles in waits)
         text = f"cycles that a warp waits between two instructions: {told}"
-        yield from _wrapped(text, "    ", "  - ")
+        yield _Paragraph(text, 4, "  - ")
 
 
 def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
@@ -134,7 +141,7 @@ def waits_of(counters: Mapping[str, Json]) -> dict[str, float]:
     return {name: cycles for name, cycles in found if name not in ("selected", "not_selected")}
 
 
-def _effects(effects: Sequence[Effect]) -> Iterator[str]:
+def _effects(effects: Sequence[Effect]) -> Iterator[_Paragraph | str]:
     shown = shown_effects(effects)[:_EFFECTS]
     failed = [e for e in effects if e.worth is None][:_FAILED]
     if not shown and not failed:
@@ -144,26 +151,27 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
     else:
         yield "Single changes of it that fail"
     bases = "; ".join(f"{b}: {BASES[b]}" for b in BASES if b in {e.basis for e in shown})
-    yield from _wrapped(bases, "  ", "  ")
+    if bases:
+        yield _Paragraph(bases, 2, "  ")
     for effect in shown:
         choice = f"{effect.parameter}={wording.value_text(effect.to)}"
         other = f"over {wording.value_text(effect.source)}"
         interval = f" [{effect.low:.2f}, {effect.high:.2f}]" if effect.low is not None else ""
         figure = f"{effect.worth:.2f}x{interval}"
         line = f"  {choice:<28} {other:<14} {figure:<20} {effect.basis}"
-        yield from [printable(line)] if len(line) <= WIDTH else _wrapped(line, "      ", "")
+        yield _Paragraph(line, 6)
         if effect.also:
-            yield from _wrapped(f"with {wording.configuration_text(effect.also)}", "      ")
+            yield _Paragraph(f"with {wording.configuration_text(effect.also)}", 6, "      ")
         if effect.because:
-            yield from _wrapped(effect.because, "      ")
+            yield _Paragraph(effect.because, 6, "      ")
     for effect in failed:
         value = f"{effect.parameter}={wording.value_text(effect.source)}"
         reason = f": {effect.reason}" if effect.reason else ""
-        yield from _wrapped(f"{value} fails, {effect.outcome}{reason}", "    ", "  ")
+        yield _Paragraph(f"{value} fails, {effect.outcome}{reason}", 4, "  ")
 
 
-def _space(found: OverSpace) -> Iterator[str]:
-    lines: list[str] = []
+def _space(found: OverSpace) -> Iterator[_Paragraph | str]:
+    lines: list[_Paragraph | str] = []
     decisive = [i for i in found.importance if max(i.best, i.model or 0.0) >= _LEAST_SHARE]
     if decisive:
         named = ", ".join(
@@ -172,14 +180,14 @@ def _space(found: OverSpace) -> Iterator[str]:
             for item in decisive[:_IMPORTANT]
         )
         by = "the best trials" + (" / the model" if decisive[0].model is not None else "")
-        lines += _wrapped(f"parameters that decide, by {by}: {named}", "    ", "  ")
+        lines.append(_Paragraph(f"parameters that decide, by {by}: {named}", 4, "  "))
     for title, texts in (
         ("depend on each other", [pair_line(pair) for pair in found.pairs]),
         ("cliff", [cliff.text for cliff in found.cliffs]),
         ("never valid", [value.text for value in found.hopeless[:_HOPELESS]]),
     ):
         for text in texts:
-            lines += _wrapped(f"{title}: {text}", "    ", "  ")
+            lines.append(_Paragraph(f"{title}: {text}", 4, "  "))
     if len(found.hopeless) > _HOPELESS:
         lines.append(f"  and {len(found.hopeless) - _HOPELESS} more values that were never valid")
     if lines:
@@ -192,14 +200,14 @@ def pair_line(pair: Pair) -> str:
     return f"{pair.text} ({pair.basis})" + (f"; {pair.because}" if pair.because else "")
 
 
-def _against(found: Against | None) -> Iterator[str]:
+def _against(found: Against | None) -> Iterator[_Paragraph | str]:
     if found is None:
         return
-    yield from _wrapped(against_line(found))
+    yield _Paragraph(against_line(found))
     if found.changed:
-        yield from _wrapped(changed_line(found), "    ", "  ")
+        yield _Paragraph(changed_line(found), 4, "  ")
     for line in found.lines:
-        yield from _wrapped(f"{line.text} ({line.kind})", "    ", "  - ")
+        yield _Paragraph(f"{line.text} ({line.kind})", 4, "  - ")
     if not found.lines:
         yield f"  {NO_DIFFERENCE}"
 
@@ -225,15 +233,15 @@ def _value(value: object) -> str:
     return wording.value_text(value) if isinstance(value, (bool, int, float, str)) else "-"
 
 
-def _next(suggestions: Sequence[Suggestion]) -> Iterator[str]:
+def _next(suggestions: Sequence[Suggestion]) -> Iterator[_Paragraph | str]:
     if not suggestions:
         yield "Next: no suggestion, since no rule expects a gain by this evidence"
         return
     yield "Next"
     for number, item in enumerate(suggestions, start=1):
-        yield from _wrapped(f"{item.kind}: {item.text}", "     ", f"  {number}. ")
-        yield from _wrapped(item.rule, "     ")
-        yield from _wrapped(estimate_line(item), "     ")
+        yield _Paragraph(f"{item.kind}: {item.text}", 5, f"  {number}. ")
+        yield _Paragraph(item.rule, 5, "     ")
+        yield _Paragraph(estimate_line(item), 5, "     ")
 
 
 def estimate_line(item: Suggestion) -> str:
@@ -256,10 +264,10 @@ def _measured(item: Suggestion) -> str:
     return f"; tried: {item.outcome}" if item.outcome else ""
 
 
-def _missing(missing: Sequence[str]) -> Iterator[str]:
+def _missing(missing: Sequence[str]) -> Iterator[_Paragraph | str]:
     if missing:
         yield "Missing"
     for text in missing[:_MISSING]:
-        yield from _wrapped(text, "    ", "  - ")
+        yield _Paragraph(text, 4, "  - ")
     if len(missing) > _MISSING:
         yield f"  - and {len(missing) - _MISSING} more, which --format json lists"

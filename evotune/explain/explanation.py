@@ -45,7 +45,11 @@ class Explanation(Findings, frozen=True, kw_only=True):
     """Why a candidate is as fast as it is. `str()` gives the text of `evotune explain`."""
 
     def __str__(self) -> str:
-        return text_of(self)
+        return self.text()
+
+    def text(self, width: int = 80) -> str:
+        """The explanation as text, wrapped at `width` columns."""
+        return text_of(self, width)
 
     def _repr_html_(self) -> str:
         return html_of(self)

@@ -133,3 +133,16 @@ def test_a_run_of_another_machine_is_explained_and_cannot_be_measured(
     assert (tmp_path / "why.html").read_text().startswith("<!doctype html>")
     refused = invoke("explain", made.path, "--measure")
     assert refused.exit_code == 3
+
+
+def test_text_is_as_wide_as_the_screen(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planted_run(tmp_path / "runs")
+    widths = {}
+    for columns in (60, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = invoke("explain", made.path, "--no-measure")
+        assert result.exit_code == 0, result.stderr
+        widths[columns] = max(map(len, result.stdout.splitlines()))
+    assert widths[60] <= 80 < widths[160] <= 160
