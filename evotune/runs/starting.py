@@ -42,6 +42,7 @@ from evotune.runs.spaces import find_space, fingerprints, flagship, snapshot
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.search.strategy import Strategy
 from evotune.space.reading.case_file import CaseEntry
+from evotune.space.reading.conversion import KERNEL
 from evotune.space.search_space import SearchSpace
 from evotune.store import AROUND_SEARCH, PHASES, RunStore
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
@@ -150,6 +151,8 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
         strategy = request.strategy or options.strategy
         create_strategy(strategy, setup.space, options)  # refuses a strategy that does not fit
         setup.space.size()  # refuses a space without a valid configuration
+        if isinstance(setup, KernelSetup):
+            _refuse_unfit_numbers(setup)
         described = environment.describe(setup.profile, request.command, setup.languages)
         facts = {
             "space": setup.name,
@@ -183,6 +186,16 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
                 phases=phases,
                 early=early,
             )
+
+
+def _refuse_unfit_numbers(setup: KernelSetup) -> None:
+    """SpaceError for a number that a kernel cannot get in any configuration, such as a fraction
+    where an integer belongs. The first trial of the kernel would end the run with it."""
+    default = setup.space.default()
+    for kernel in setup.document.kernels:
+        one = setup.space.repair({**default, KERNEL: kernel.name}, random.Random(0))
+        if one is not None:
+            setup.planner.proposal(0, one)
 
 
 def _options(setup: Setup, request: RunRequest) -> RunOptions:

@@ -6,11 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from workers.faulty import space_text
 
 from evotune.errors import SpaceError
 from evotune.runs.inspect import check_space
+from evotune.runs.observer import SilentObserver
 from evotune.runs.setup import load_setup
+from evotune.runs.starting import start_run
 from evotune.trial import Configuration
+from tests.runs.runs import run_request
 
 SPACE = Path(__file__).parents[1] / "data" / "cuda" / "cuda.yaml"
 
@@ -42,6 +46,39 @@ def test_check_refuses_a_fraction_where_an_integer_belongs(tmp_path: Path, place
     assert "//" in found.value.message
     assert "`" in found.value.message
     assert "(1,8,512,64)" in found.value.message
+
+
+class _Steps(SilentObserver):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.said.append(text)
+
+
+TWO_KERNELS = """
+parameters:
+  FAULT: [none]
+"""
+
+
+@pytest.mark.parametrize("kernels", ["one", "the second"])
+def test_a_run_refuses_a_fraction_before_it_has_a_folder(tmp_path: Path, kernels: str) -> None:
+    text = space_text("fraction", TWO_KERNELS)
+    wrong = text.replace("kv_heads, seq_len_q,", 'kv_heads, {value: "seq_len_q / 3", type: int32},')
+    assert wrong != text
+    if kernels == "the second":
+        first = text[text.index("  faulty:") : text.index("\nparameters:")]
+        second = wrong[wrong.index("  faulty:") : wrong.index("\nparameters:")]
+        both = first + "\n" + second.replace("faulty:", "other:", 1)
+        wrong = text.replace(first, both)
+    path = tmp_path / "fraction.yaml"
+    path.write_text(wrong)
+    steps, runs = _Steps(), tmp_path / "runs"
+    with pytest.raises(SpaceError, match=r"fraction\.yaml:\d+:\d+: .*expected an integer"):
+        start_run(run_request(path, runs, device="cpu", trials=1), steps)
+    assert not runs.exists()
+    assert not steps.said
 
 
 def test_check_refuses_a_number_that_the_argument_cannot_hold(tmp_path: Path) -> None:
