@@ -57,7 +57,7 @@ def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
     """Writes the source distribution; returns its file name."""
     name, certificate = _certificate()
     stem = f"{name}-{certificate['version']}"
-    files = {each: (_ROOT / each).read_bytes() for each in _BESIDE}
+    files = {each: _content(each) for each in _BESIDE}
     files |= dict(_files(name, certificate))
     files["PKG-INFO"] = _metadata(name, certificate).encode()
     target = Path(sdist_directory) / f"{stem}.tar.gz"
@@ -76,20 +76,26 @@ def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
 def _certificate() -> tuple[str, dict[str, Any]]:
     """The name of the package beside this file, and its certificate."""
     (path,) = _ROOT.glob("*/certificate.json")
-    return path.parent.name, json.loads(path.read_bytes())
+    name = path.parent.name
+    return name, json.loads(_content(f"{name}/certificate.json"))
+
+
+def _content(file: str) -> bytes:
+    """The content of a file beside this one. RuntimeError for a pipe, which would be waited for."""
+    path = _ROOT / file
+    if not path.is_file():
+        raise RuntimeError(f"{file} is missing, or no file")
+    return path.read_bytes()
 
 
 def _files(name: str, certificate: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """The package's files, held to the certificate. Others, such as __pycache__, stay behind."""
     for file, sha256 in sorted(certificate["files"].items()):
-        path = _ROOT / name / file
-        if not path.is_file():  # a pipe would be waited for
-            raise RuntimeError(f"{name}/{file} is missing, or no file")
-        content = path.read_bytes()
+        content = _content(f"{name}/{file}")
         if hashlib.sha256(content).hexdigest() != sha256:
             raise RuntimeError(f"{name}/{file} was changed since it was exported")
         yield f"{name}/{file}", content
-    yield f"{name}/certificate.json", (_ROOT / name / "certificate.json").read_bytes()
+    yield f"{name}/certificate.json", _content(f"{name}/certificate.json")
 
 
 def _tag(certificate: dict[str, Any]) -> str:
@@ -109,7 +115,7 @@ def _metadata(name: str, certificate: dict[str, Any]) -> str:
         f"Requires-Dist: torch{certificate['requires']['torch']}",
         "Description-Content-Type: text/markdown",
     ]
-    return "\n".join(heads) + "\n\n" + (_ROOT / "README.md").read_text(encoding="utf-8")
+    return "\n".join(heads) + "\n\n" + _content("README.md").decode()
 
 
 def _record(files: dict[str, bytes], own: str) -> bytes:

@@ -160,10 +160,13 @@ def test_a_package_whose_expressions_are_nested_too_deeply_serves_nothing(
             assert module.info()["calls"] == 0
 
 
-def test_pip_does_not_wait_for_a_pipe(softmax: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file", ["*/binaries/*", "*/_dispatch.py", "*/certificate.json", "README.md"]
+)
+def test_pip_does_not_wait_for_a_pipe(softmax: Path, tmp_path: Path, file: str) -> None:
     whole = tmp_path / "package"
     shutil.copytree(softmax.parent, whole)
-    for path in (whole / softmax.name / "binaries").iterdir():
+    for path in list(whole.glob(file)):
         _make_a_pipe(path)
     code = f"import _build; _build.build_wheel({str(tmp_path)!r})"
     done = subprocess.run(
@@ -176,3 +179,20 @@ def test_pip_does_not_wait_for_a_pipe(softmax: Path, tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "is missing, or no file" in done.stderr
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "_package.py", "_dispatch.py"])
+def test_an_import_does_not_wait_for_a_pipe(softmax: Path, tmp_path: Path, file: str) -> None:
+    package = tmp_path / softmax.name
+    shutil.copytree(softmax, package)
+    _make_a_pipe(package / file)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {package.name} as it; it.softmax"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert package.name in done.stderr.splitlines()[-1]
