@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -79,6 +80,16 @@ class Dispatch:
             if not region["near"]
         ]
 
+    def never_checked(self, symbols: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes of the case that no check had, alone or together, though they lie within the
+        checked ranges. {} where the case lies outside of these."""
+        names = Names(symbols, self._quantities)
+        for region in self._domain:
+            with contextlib.suppress(NoValue):
+                if _in_ranges(region, names):
+                    return _never_executed(region, names)
+        return {}
+
     def checked_ranges(self) -> list[Mapping[str, Any]]:
         """The ranges of the regions in which kernels were checked."""
         return [region["ranges"] for region in self._domain]
@@ -128,31 +139,31 @@ def _takes(region: Mapping[str, Any], layout: str) -> bool:
 
 def _inside(region: Mapping[str, Any], names: Names) -> bool:
     try:
-        return (
-            all(_equal(names[name], value) for name, value in region["fixed"].items())
-            and all(
-                _within(names[name], low, high) for name, (low, high) in region["ranges"].items()
-            )
-            and _was_executed(region, names)
-        )
+        return _in_ranges(region, names) and not _never_executed(region, names)
     except NoValue:
         return False
 
 
-def _was_executed(region: Mapping[str, Any], names: Names) -> bool:
-    """Whether each two sizes were executed together, in bands, and each length by itself, where the
-    region says which ones were."""
+def _in_ranges(region: Mapping[str, Any], names: Names) -> bool:
+    return all(_equal(names[name], value) for name, value in region["fixed"].items()) and all(
+        _within(names[name], low, high) for name, (low, high) in region["ranges"].items()
+    )
+
+
+def _never_executed(region: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The sizes of a pair that were not executed together, in bands, or a length that was not
+    executed by itself, where the region says which ones were."""
     for pair, boxes in region.get("pairs", {}).items():
-        sizes = [names[name] for name in pair.split()]
+        sizes = {name: names[name] for name in pair.split()}
         if not any(
-            all(low <= size <= high for size, (low, high) in zip(sizes, box, strict=True))
+            all(low <= size <= high for size, (low, high) in zip(sizes.values(), box, strict=True))
             for box in boxes
         ):
-            return False
-    return all(
-        any(low <= names[name] <= high for low, high in ranges)
-        for name, ranges in region.get("lengths", {}).items()
-    )
+            return sizes
+    for name, ranges in region.get("lengths", {}).items():
+        if not any(low <= names[name] <= high for low, high in ranges):
+            return {name: names[name]}
+    return {}
 
 
 def _equal(found: Any, wanted: Any) -> bool:

@@ -70,11 +70,17 @@ class ProblemKernels(NamedKernels):
         shape = {name: symbols[name] for name in (*self.sizes.sizes, *self.sizes.ranged)}
         variant = {flag: symbols[flag] for flag in self.sizes.flags}
         missed = {"shape": shape, "variant": variant, "dtype": symbols["dtype"]}
-        return Refused(OUTSIDE, f"{case}; {self._domain()}", missed)
+        return Refused(OUTSIDE, f"{case}; {self._domain(symbols)}", missed)
 
-    def _domain(self) -> str:
+    def _domain(self, symbols: Mapping[str, Any]) -> str:
+        if never := self.dispatch.never_checked(symbols):
+            sizes = " with ".join(f"{name}={size}" for name, size in never.items())
+            return f'no check had {sizes}; `info()["lengths"]` names the lengths that were checked'
         regions = [
-            ", ".join(f"{name} {low} to {high}" for name, (low, high) in ranges.items())
+            ", ".join(
+                f"{name} {low}" if low == high else f"{name} {low} to {high}"
+                for name, (low, high) in ranges.items()
+            )
             for ranges in self.dispatch.checked_ranges()
         ]
         return f"checked: {' or '.join(dict.fromkeys(regions))}"

@@ -165,3 +165,10 @@ def test_a_domain_holds_only_sizes_that_were_executed() -> None:
     assert chosen(1, 40) == chosen(1, 50) == chosen(5, 1) == 1
     assert chosen(1, 51) == chosen(5, 40) == chosen(1, 1) == "outside the domain"
     assert kernel_of(dispatch(domain=[many]).choose(SYMBOLS, "contiguous", anywhere=True)) == 1
+
+    def why_not(batch: int, rows: int) -> dict[str, Any]:
+        return package.never_checked({**SYMBOLS, "batch": batch, "seq_len_q": rows})
+
+    assert why_not(1, 51) == {"seq_len_q": 51}
+    assert why_not(5, 40) == {"batch": 5, "seq_len_q": 40}
+    assert why_not(9, 40) == {}, "outside of the ranges"

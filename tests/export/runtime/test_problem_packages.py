@@ -275,6 +275,15 @@ def test_other_calls_are_an_error_in_one_line(
     assert sum(kind["count"] for kind in module.info()["misses"].values()) == 2
 
 
+def test_a_size_that_no_check_had_is_named(opened: Open) -> None:
+    whole = dispatch(["out"])["domain"]
+    known = [{**each, "lengths": {"rows": [[1, 50], [60, 100]]}} for each in whole]
+    module = opened(domain=known)
+    words = r'outside the domain.*no check had rows=55; `info\(\)\["lengths"\]` names the lengths'
+    with pytest.raises(ValueError, match=words):
+        module.rms_norm(*inputs(55))
+
+
 @pytest.mark.parametrize(("words", "tensors", "options"), REFUSED)
 def test_a_fallback_serves_them(opened: Open, words: str, tensors: Any, options: Any) -> None:
     module = opened()
