@@ -40,14 +40,22 @@ def sharing(profile: DeviceProfile) -> str:
 def in_part(profile: DeviceProfile) -> str:
     """How a run uses the device, where it uses a part of it only: a CPU with fewer threads than
     this process has physical cores. "" else."""
-    threads = profile.attributes.get("threads")
-    cores = len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
-    if not isinstance(threads, int) or threads >= cores:
+    used = cores_in_use(profile)
+    if used is None:
         return ""
+    threads, cores = used
     return (
         f"candidates and baselines run on {threads} of {counted(cores, 'core')}, with as many "
         "threads, throughout this run"
     )
+
+
+def cores_in_use(profile: DeviceProfile) -> tuple[int, int] | None:
+    """The threads of a CPU's profile and the physical cores of this process, where the profile has
+    fewer threads; None else."""
+    threads = profile.attributes.get("threads")
+    cores = len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
+    return (threads, cores) if isinstance(threads, int) and threads < cores else None
 
 
 def _busy_cores() -> Iterator[str]:

@@ -78,8 +78,8 @@ def export(
         rows += [("kernel", f"trial {trial} of run {run}") for run, trial in found.champions]
         rows += [("served", _served_text(found))]
         print_tables(terminal, [text_table(("", str(found.folder)), rows)], "-")
-    if found.slower_because:
-        terminal.note(f"note: {found.slower_because}")
+    for limit in filter(None, (found.slower_because, found.few_threads)):
+        terminal.note(f"note: {limit}")
     for doubt in found.doubts:
         terminal.note(f"warning: {doubt}")
     terminal.note(f"install: {install_command(found.folder)}")

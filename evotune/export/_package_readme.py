@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from evotune.export._case_shapes import NONE
 from evotune.export._compute_source import COMPUTE_FILE
 from evotune.trial import Domain, Json
-from evotune.util.words import markdown_text
+from evotune.util.words import counted, markdown_text
 
 _MOST_REGIONS = 40
 _ATTENTION = """\
@@ -105,13 +105,13 @@ def readme(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> str
 
 def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Iterator[str]:
     name, problem, device = certificate["package"], dispatch["problem"], certificate["device"]
-    count = device.get("multiprocessors") or device.get("threads")
-    unit = "multiprocessors" if device.get("multiprocessors") else "threads"
+    unit = "multiprocessor" if device.get("multiprocessors") else "thread"
+    count = device.get(f"{unit}s")
     yield f"# {name}\n"
     summary = markdown_text(certificate["summary"])
     yield f"{summary} Tuned and checked by evotune {certificate['evotune']}.\n"
     named = markdown_text(f"{device['name']}, {device['arch']}")
-    yield f"- Device: {named}{f', {count} {unit}' if count else ''}."
+    yield f"- Device: {named}{f', {counted(count, unit)}' if count else ''}."
     yield "  On any other device no kernel runs."
     layouts = sorted({_LAYOUTS[region["layout"]] for region in dispatch["domain"]})
     types = [f"; {tensor} {dtype}" for tensor, dtype in problem.get("types", {}).items()]
@@ -357,7 +357,8 @@ def length_words(domain: Domain) -> list[str]:
                 str(low) if low == high else f"{low} to {high}" for low, high in each.ranges
             )
             if spans:
-                found[f"{each.name} {spans} ({', '.join([*like, *ratios])})"] = None
+                where = f" ({', '.join([*like, *ratios])})" if like or ratios else ""
+                found[f"{each.name} {spans}{where}"] = None
     return list(found) or [NOT_EXECUTED]
 
 

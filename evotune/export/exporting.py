@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.beside import cores_in_use
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
@@ -30,6 +31,8 @@ from evotune.runs.folder import RunFolder
 from evotune.timing.processes import TOO_NOISY
 from evotune.util.commands import checked_name, default_name
 from evotune.util.stop_signal import interruptible
+from evotune.runs.setup import KernelSetup
+from evotune.util.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Exported:
     - `whole_domain`: whether they serve all cases that they were checked on, won or not.
     - `slower_because`: why calls take longer than they could, if a launcher could not be built.
     - `too_noisy`: run and trial of the kernels whose speed differed too much between processes.
+    - `few_threads`: which programs alone the kernels serve, if they were measured on fewer cores of
+      a CPU than PyTorch uses here by default.
     """
 
     folder: Path
@@ -54,6 +59,7 @@ class Exported:
     whole_domain: bool = False
     slower_because: str = ""
     too_noisy: tuple[tuple[str, int], ...] = ()
+    few_threads: str = ""
 
     @property
     def doubts(self) -> Iterator[str]:
@@ -118,6 +124,21 @@ def _export(chosen: Selection, folder: Path, name: str | None) -> Exported:
         too_noisy=tuple(
             champion.key for champion in chosen.champions if TOO_NOISY in champion.outcome.flags
         ),
+        few_threads=_few_threads(setup),
+    )
+
+
+def _few_threads(setup: KernelSetup) -> str:
+    """Kernels of users' problems also serve programs with more threads than were measured."""
+    used = cores_in_use(setup.profile)
+    if used is None or isinstance(setup.planner.problem, UserProblem):
+        return ""
+    threads, cores = used
+    more = registry.named(setup.profile.backend).requests[0]
+    return (
+        f"the kernels were measured with {counted(threads, 'thread')} and serve no program in "
+        f"which PyTorch has more, {cores} by default here: call torch.set_num_threads({threads}) "
+        f"there, or tune again with --device {more}:{cores}"
     )
 
 

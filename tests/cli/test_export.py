@@ -14,6 +14,7 @@ import pytest
 import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import CpuBackend
+from evotune.export import exporting
 from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
 from evotune.user_code import trust
@@ -74,6 +75,13 @@ def test_it_writes_a_package_and_says_how_to_use_it(
     }
     assert "use: import mine; mine.activate()\n" in done.stderr
     assert "note:" not in done.stderr
+    monkeypatch.setattr(exporting, "cores_in_use", lambda profile: (1, 2))
+    done = invoke("export", attention.id, "-o", "few")
+    assert (
+        "note: the kernels were measured with 1 thread and serve no program in which PyTorch has "
+        "more, 2 by default here: call torch.set_num_threads(1) there, or tune again with "
+        "--device cpu:2\n"
+    ) in done.stderr
     monkeypatch.setattr(CpuBackend, "exported_slower_because", lambda self: "g++ fails (why)")
     done = invoke("export", softmax.id, "-o", "slow", "--trust")
     assert "note: g++ fails (why)\n" in done.stderr

@@ -52,7 +52,10 @@ class Launcher:
         wanted, found = int(self._device["threads"]), torch.get_num_threads()
         if found == wanted or (any_more and found > wanted):
             return ""
-        return f"PyTorch has {found} threads here, measured were {wanted}"
+        return (
+            f"PyTorch has {found} threads here, the kernels were measured with {wanted}: "
+            f"`torch.set_num_threads({wanted})`, or tune with `--device cpu:{found}`"
+        )
 
     def load(self, path: Path, content: bytes, index: int) -> Any:
         """The kernel's library. OSError where it does not load."""
