@@ -14,6 +14,7 @@ from evotune.api import gating
 from evotune.api.run import Run
 from evotune.errors import UsageError
 from evotune.runs.compiling import CompileRow
+from evotune.runs.confirming import ConfirmingTime
 from evotune.trial import Outcome
 from tests.api.small import SOURCE, FewRows, kernel, keywords
 from tests.runs.runs import RECORDING, brief_confirmations
@@ -87,6 +88,15 @@ def test_gate_passes_a_right_kernel_and_says_how_fast_it_is() -> None:
     assert verdict.speedup is not None
     assert verdict.speedup_low <= verdict.speedup
     assert json.loads(json.dumps(verdict.to_json()))["passed"] is True
+
+
+def test_gate_confirms_a_kernel_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run gives up on a busy machine, where its checks take longer than its search."""
+    at_once = staticmethod(lambda searched_s, champions: ConfirmingTime(0.0))
+    monkeypatch.setattr(ConfirmingTime, "after", at_once)
+    with brief_confirmations():
+        verdict = evotune.gate(kernel(), **keywords(problem=FewRows))
+    assert verdict.passed, verdict.reason
 
 
 def test_gate_fails_a_wrong_kernel_with_a_reason() -> None:
