@@ -216,7 +216,9 @@ def _conclude(
     sys.stdout.flush()
     more = more_budget(result.reason, data.facts.settings)
     if failed == _UNDECIDED:
-        again = run_command("resume", result.run.path, *(more or ()))
+        champions = ("--champions", data.settings.get("champions", 1))
+        options = champions if result.ok_trials else more or ()
+        again = run_command("resume", result.run.path, *options)
         why = "" if cut else f"undecided: no kernel was confirmed, since {TOO_NOISY}; "
         terminal.note(f"{why}on a quiet machine: {again}")
     elif failed and more and not refused:

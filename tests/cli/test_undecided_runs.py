@@ -56,6 +56,8 @@ def test_the_exit_code_and_a_line_say_so(
     said = capsys.readouterr()
     line = "undecided: no kernel was confirmed, since the machine is too noisy"
     assert (line in said.err) is (code == 6)
+    again = f"on a quiet machine: evotune resume {run.id} --champions 3 --runs-dir {tmp_path}\n"
+    assert (again in said.err) is (code == 6)
     assert (
         "trial 0 is undecided in confirmation: 512x64: the machine is too noisy" in said.out
     ) is (undecided)
