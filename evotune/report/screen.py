@@ -192,7 +192,7 @@ def _meaning(data: RunData, board: Leaderboard) -> str:
 def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
     """Name and time of each case's baseline, measured interleaved with the leader."""
     timed = (
-        f"{m.baseline} {wording.time_text(m.baseline_us)} for "
+        f"{m.baseline} {wording.time_us_text(m.baseline_us)} µs for "
         + (f"case {numbers[m.case]}, {m.case}" if m.case in numbers else m.case)
         for m in leader.timed
     )

@@ -68,7 +68,7 @@ run 20300102-ab12: finished (trial budget spent)
 
 speedup: geometric mean over 2 cases of baseline time / candidate time, with its 95% interval;
   confirmed rows, which were measured again in fresh processes, come first
-baseline: sdpa:flash 1.00 ms for (1,8,512,64) full; sdpa:flash 1.00 ms for (1,8,512,64) causal
+baseline: sdpa:flash 1000 µs for (1,8,512,64) full; sdpa:flash 1000 µs for (1,8,512,64) causal
   (timed beside trial 0)
 
                                     (1,8,512,64)  (1,8,512,64)  error /
