@@ -148,7 +148,7 @@ def selected(champions: Sequence[Champion]) -> Selection:
     if not regions:
         raise EvotuneError(
             "no confirmed champion is surely faster than PyTorch in any case: a package would "
-            "serve no call"
+            "serve no call; search on (`evotune resume RUN --trials N`), on a quiet machine"
         )
     timed = () if exact else _held_out(ordered[best], figures[best])
     return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)), tuple(timed))

@@ -148,7 +148,7 @@ def _verdict(leader: Row) -> str:
         return "Yes: the results are right, and the whole 95% interval of the speedup is above 1."
     if high is not None and high < 1:
         return "Yes: the results are right, and it is slower than the baseline."
-    return "The results are right. Whether it is faster is open: the 95% interval holds 1."
+    return "The results are right. It may be faster or slower: the 95% interval contains 1."
 
 
 def _confirmation(leader: Row) -> str:

@@ -176,8 +176,9 @@ def no_win(data: RunData) -> str:
     timed = [m for outcome in champions for m in outcome.measurements if m.counts]
     if any(m.speedup_high >= 1 for m in timed):
         return (
-            "no win yet: whether the best is faster than the baseline is open, since its 95% "
-            "interval holds 1; run again on a quiet machine, or search on with more trials"
+            "no win yet: the best may be faster or slower than the baseline, since the 95% "
+            "interval of its speedup contains 1; run again on a quiet machine, or search on with "
+            "more trials"
         )
     why = run_command("explain", data.path)
     return f"no win: all that is confirmed is slower than the baseline; what limits the best: {why}"
