@@ -114,7 +114,11 @@ def gate(
             **given,
         )
         data = RunData.load(run.folder)
-        if data.unconfirmed and not data.confirmations and data.settings.get("minutes") is None:
+        if (
+            data.facts.unconfirmed
+            and not data.confirmations
+            and data.facts.settings.minutes is None
+        ):
             # A busy machine: the one kernel is confirmed all the same, however long it takes.
             run.resume(champions=1, strategy=strategy, trust=trust)
             data = RunData.load(run.folder)

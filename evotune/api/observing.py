@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from evotune.report.data import RunData
-from evotune.run_options import RunOptions
 from evotune.runs.folder import RunFolder
 from evotune.runs.observer import (
     CONFIRMING,
@@ -99,7 +98,7 @@ class Follower:
 
     def start(self) -> None:
         data = RunData.load(self._run, 1)
-        settings = data.facts.settings or RunOptions()
+        settings = data.facts.settings
         self._population, self._elites = settings.population, settings.elites
         self._observer.started(
             RunInfo(

@@ -216,7 +216,7 @@ def _conclude(
     sys.stdout.flush()
     more = more_budget(result.reason, data.facts.settings)
     if failed == _UNDECIDED:
-        champions = ("--champions", data.settings.get("champions", 1))
+        champions = ("--champions", data.facts.settings.champions)
         options = champions if result.ok_trials else more or ()
         again = run_command("resume", result.run.path, *options)
         why = "" if cut else f"undecided: no kernel was confirmed, since {TOO_NOISY}; "

@@ -28,10 +28,10 @@ from evotune.export._descriptions import certificate, dispatch, frame, json_text
 from evotune.problems import UserProblem
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder
+from evotune.runs.setup import KernelSetup
 from evotune.timing.processes import TOO_NOISY
 from evotune.util.commands import checked_name, default_name
 from evotune.util.stop_signal import interruptible
-from evotune.runs.setup import KernelSetup
 from evotune.util.words import counted
 
 

@@ -114,7 +114,7 @@ def pareto_front(
 ) -> tuple[Compromise, ...]:
     """The trials that no other trial beats in every objective, fastest first; of equal trials, only
     the first. Empty for a run with one objective."""
-    objectives = data.facts.settings.objectives if data.facts.settings else SINGLE
+    objectives = data.facts.settings.objectives
     if objectives == SINGLE:
         return ()
     known = weigh(data).values() if evidence is None else evidence

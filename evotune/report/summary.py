@@ -101,13 +101,13 @@ def summarize(data: RunData, board: Leaderboard | None = None) -> RunSummary:
         path=data.path,
         space=data.space,
         device=data.facts.device.name,
-        strategy=settings.strategy if settings else "",
-        seed=settings.seed if settings else None,
+        strategy=settings.strategy,
+        seed=settings.seed,
         state=data.state,
         holder=data.holder,
         done=done,
-        trials=settings.trials if settings else None,
-        minutes=settings.minutes if settings else None,
+        trials=settings.trials,
+        minutes=settings.minutes,
         elapsed_s=data.totals.elapsed_s,
         trials_per_minute=done / searched_s * 60 if searched_s > 0 else None,
         outcomes=data.totals.outcomes,
@@ -154,7 +154,7 @@ def _best_json(row: Row | None) -> Json:
     }
 
 
-def more_budget(reason: str, settings: RunOptions | None) -> list[str] | None:
+def more_budget(reason: str, settings: RunOptions) -> list[str] | None:
     """The options with which `resume` continues a run that ended for this reason.
 
     An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.

@@ -121,6 +121,7 @@ class Try(msgspec.Struct, frozen=True):
     measured_high: float | None
 
 
+_USUAL = RunOptions()
 _NO_DEVICE, _NO_PROBLEM, _NO_BASELINES = DeviceProfile("", "", "", {}), ProblemFact(), Baselines()
 
 
@@ -147,7 +148,7 @@ class Facts:
     command: Sequence[str] = ()
     device: DeviceProfile = _NO_DEVICE
     problem: ProblemFact = _NO_PROBLEM
-    settings: RunOptions | None = None
+    settings: RunOptions = _USUAL
     default: Mapping[str, Value] | None = None
     around_search_s: float = 0.0
     unconfirmed: str = ""
