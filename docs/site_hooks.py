@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*|cluster/[^)#]*)(#[^)]*)?\)")
 
 
@@ -20,9 +21,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 
     def changed(found: re.Match[str]) -> str:
         text, target, anchor = found[1], found[2], found[3] or ""
-        path = (ROOT / "docs" / target).resolve()
+        path = ((DOCS / page.file.src_path).parent / target).resolve()
         if not path.exists():
             raise ValueError(f"{page.file.src_path}: no file {target}")
+        if path.suffix == ".md" and path.is_relative_to(DOCS):
+            return found[0]
         repository = config.repo_url
         if not repository:
             return text

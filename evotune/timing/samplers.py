@@ -32,7 +32,7 @@ def warm_sampler(
     calls for each place. With several `graphs`, a sample is the mean over as many graphs, or the
     graphs take turns. Places matter: on an H200 a kernel of 4.5 us got 3% slower or faster with
     the place of its buffers, and SDPA's cuDNN kernel 2% with the place of its graph
-    (docs/findings.md, "Found on the way").
+    (docs/lab/findings.md, "Found on the way").
     """
     for call in placed:
         call()  # the first call pays for page faults and lazy set-up

@@ -90,7 +90,7 @@
 // Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are
 //              computed; weights that wait for no maximum; some exponentials by multiply-adds; registers moved from
 //              the producer to the consumers; clusters that load once for two blocks; splits, packed heads, features.
-// References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: 5_wgmma.md.
+// References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: docs/lab/wgmma.md.
 #include "cluster_multicast.cuh"
 #include "mma_sync.cuh"
 #include "row_features.h"

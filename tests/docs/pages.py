@@ -17,12 +17,12 @@ GUIDES = (
     "export.md",
     "reading-a-report.md",
     "trusting-a-result.md",
-    "search-research.md",
+    "search.md",
 )
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *DOCS.glob("*.md"),
+        *DOCS.rglob("*.md"),
         *(ROOT / "examples").glob("*.md"),
         *(ROOT / "kernels").rglob("*.md"),
     ]

@@ -41,8 +41,10 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_of_docs_can_be_reached_from_its_first_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
     site = (ROOT / "mkdocs.yml").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"({page.name})" in index, f"docs/README.md: {page.name}"
-        assert f": {page.name}\n" in site, f"mkdocs.yml: {page.name}"
+    for folder in (ROOT / "docs", ROOT / "docs" / "lab"):
+        index = (folder / "README.md").read_text()
+        for page in folder.glob("*.md"):
+            place = page.relative_to(ROOT / "docs")
+            assert page.name == "README.md" or f"({page.name})" in index, f"{folder}: {page.name}"
+            assert f": {place}\n" in site, f"mkdocs.yml: {place}"

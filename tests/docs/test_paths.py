@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md"), *(_ROOT / "kernels").rglob("*.md")]
+_PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "kernels").rglob("*.md")]
 _NAMED = re.compile(r"`((?:[\w.]+/)*\w+\.(?:py|cu|cuh|cpp|hpp|yaml))`")
 _EXAMPLES = {
     "kernel.cpp",
