@@ -42,8 +42,8 @@ def cli_reference() -> str:
     parts = [
         "# Commands\n",
         "<!-- written by docs/generate.py -->\n",
-        "Before or after every command: `--color auto|always|never` (auto honours NO_COLOR), `-q` "
-        "for no progress, `-v` for more detail, `-h` for help.\n",
+        "Every command takes `--color auto|always|never` (auto honours NO_COLOR), `-q` for no "
+        "progress, `-v` for more detail, and `-h` for help, before or after its name.\n",
         "Data goes to stdout, progress to stderr. Exit codes: 0 done; 1 no valid candidate, "
         "none confirmed, a failed check, a regression; 2 usage or space error; 3 environment; "
         "4 store damaged; 5 run locked; 6 undecided, too noisy; 130 interrupted, resumable.\n",
@@ -93,16 +93,16 @@ def _paragraphs(text: str) -> str:
 
 _LIMITS = f"""\
 Every number is below 2**63. An operation on numbers alone that has no value (too large, a
-division by zero) is an error at its place. A condition that has no value for some
-configurations does not hold for them, and `evotune check` says for how many. `let` takes 256
-names, as deep as they go.
+division by zero) is an error at its place. If a condition has no value for a configuration, it
+does not hold for it; `evotune check` says for how many. `let` takes 256 names, nested to any
+depth.
 
-A space is counted in at most {FULL.steps:,} steps, some seconds, and a search never looks at a
-clock: it proposes the same on every machine. A space that takes more is not counted. Its size
-is an estimate then, and a search draws from the configurations that were found. If none was
-found, each command ends with exit code 2 and names the constraints. `evotune check` takes
-{SHOWN_S:g} seconds more for what each constraint removes; `?` is what it could not count in
-that time.
+**Counting.** A space is counted in at most {FULL.steps:,} steps, which takes some seconds. A
+search never looks at a clock, so it proposes the same on every machine. If a space takes more
+steps, its size is an estimate, and a search draws from the configurations that were found. If
+none was found, each command ends with exit code 2 and names the constraints. `evotune check`
+takes {SHOWN_S:g} seconds more to count what each constraint removes; `?` marks what it could not
+count in that time.
 
 Every file that a space names must be a regular file: a pipe or a device is refused.
 """
@@ -114,13 +114,14 @@ def space_reference() -> str:
     parts = [
         "# Space files\n",
         "<!-- written by docs/generate.py -->\n",
-        "A space is one YAML file. Expressions are a small safe language: numbers, names, "
-        "`+ - * / // % **`, comparisons, `and or not`, `a if b else c`, `min max abs ceil_div log2 "
-        "is_pow2`; [names](writing-a-kernel.md#names-in-expressions) are parameters, sizes of the "
-        "problem, `let` and `device.*`. `evotune "
-        "check SPACE` says what is wrong as `file:line:column`, and `evotune schema` prints the "
-        "schema that editors use through the first line:\n",
+        "A space is one YAML file. [Your kernel](your-kernel.md) is the guide; this page lists "
+        "every key. `evotune check SPACE` reports each mistake as `file:line:column`. `evotune "
+        "schema` prints the schema, which editors use if the first line names it:\n",
         "```yaml\n# yaml-language-server: $schema=space.schema.json\n```\n",
+        "Expressions are a small safe language: numbers, names, `+ - * / // % **`, comparisons, "
+        "`and or not`, `a if b else c`, `min max abs ceil_div log2 is_pow2`. "
+        "[Names](writing-a-kernel.md#names-in-expressions) are parameters, sizes of the problem, "
+        "`let` and `device.*`.\n",
         _LIMITS,
         "## The file\n",
         _keys(schema),
