@@ -56,7 +56,7 @@ def counters(metrics: Mapping[str, Mapping[str, float]]) -> Counters:
     ],
 )
 def test_what_holds_each_champion(name: str, limiter: str) -> None:
-    """head_dim 64: nothing alone; 128: products; small grids: waits (5_wgmma.md)."""
+    """head_dim 64: nothing alone; 128: products; small grids: waits (docs/lab/wgmma.md)."""
     champions = json.loads(PROFILES.read_text())["champions"]
     found = next(item for item in champions if item["name"] == name)["launches"][0]
     read = counters(found["metrics"])

@@ -89,7 +89,7 @@ def check(
     assert not failures(trials)
 
 
-# For the part that each step adds see 5_wgmma.md, "What to measure first".
+# For the part that each step adds see docs/lab/wgmma.md, "What to measure first".
 STEPS: list[tuple[str, dict[str, Any]]] = [
     ("smallest", {}),
     ("bulk store", {"STORE": "bulk"}),
