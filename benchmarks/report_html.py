@@ -96,6 +96,7 @@ def made_up_run(folder: Path, trials: int) -> RunData:
         "kind": "kernel",
         "device": {"name": "made up"},
         "state": "finished:trials",
+        "settings": {"strategy": "random", "seed": 0, "trials": trials},
     }
     with RunStore.create(run.store, facts) as store:
         for number in range(trials):
@@ -115,7 +116,7 @@ def opening_s(page: Path, repeats: int) -> tuple[list[float], list[float]]:
             browser.look()
             started = time.monotonic()
             browser.open(page)
-            browser.wait("document.querySelectorAll('.js-plotly-plot').length > 0")
+            browser.wait("document.querySelectorAll('.chart[data-drawn]').length > 0")
             seconds.append(time.monotonic() - started)
             browser.wait(f"{_FIRST_PAINT_MS} > 0")
             readable.append(browser.evaluate(_FIRST_PAINT_MS) / 1000)
@@ -131,7 +132,7 @@ def longest_frame_ms(page: Path) -> float:
     with chromium.Browser(program) as browser:
         browser.look()
         browser.open(page)
-        browser.wait("document.querySelectorAll('.js-plotly-plot').length > 0")
+        browser.wait("document.querySelectorAll('.chart[data-drawn]').length > 0")
         browser.evaluate(_FRAMES)
         for top in range(0, browser.evaluate("document.body.scrollHeight"), _SCROLL_PX):
             browser.evaluate(f"window.scrollTo(0, {top})")

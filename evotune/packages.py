@@ -17,7 +17,6 @@ REQUIRED = {
     "pydantic": "pydantic",
     "rich": "rich",
     "click": "click",
-    "plotly": "plotly",
 }
 """The module to import, by pip's name of the package."""
 

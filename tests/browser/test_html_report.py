@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from report.runs import META, failed, make_run, ok, recorded
 
 from evotune.explain.report_parts import explained_html
 from evotune.report.data import RunData
-from evotune.report.html import html_page
+from evotune.report.html import _page, html_page
 from evotune.trial import OutcomeKind
 
 from . import chromium
@@ -30,6 +31,20 @@ ABLATION = {
          "ratio_low": None, "ratio_high": None},
     ],
 }  # fmt: skip
+
+SECTIONS = (
+    "Best so far",
+    "Leaderboard",
+    "Pareto front",
+    "Champion by shape and variant",
+    "Champion against the default",
+    "The worth of each choice",
+    "Parallel coordinates",
+    "Effect of each parameter",
+    "Outcomes",
+    "Time by stage",
+    "Run and environment",
+)
 
 if chromium.find() is None:
     pytest.skip(f"needs one of {', '.join(chromium.NAMES)}", allow_module_level=True)
@@ -108,7 +123,9 @@ def type_filter(browser: chromium.Browser, text: str) -> None:
 def every_section_draws(browser: chromium.Browser, page: Path, width: int, *, dark: bool) -> None:
     browser.look(width=width, dark=dark)
     browser.open(page)
-    assert draw_all(browser) == 10  # seven charts and one for each of three parameters
+    assert draw_all(browser) >= 10  # seven charts and one for each of three parameters
+    empty = "[...document.querySelectorAll('.chart')].filter((e) => !e.querySelector('svg text'))"
+    assert browser.evaluate(f"{empty}.length") == 0
     theme = browser.evaluate("document.documentElement.dataset.theme")
     assert theme == ("dark" if dark else "light")
     assert browser.evaluate("document.documentElement.scrollWidth") == width
@@ -126,20 +143,8 @@ def test_every_section_draws_on_a_phone_in_its_place(browser: chromium.Browser, 
     headings = browser.evaluate(
         "[...document.querySelectorAll('section > h2')].map((e) => e.textContent)"
     )
-    assert headings == [
-        "Best so far",
-        "Leaderboard",
-        "Pareto front",
-        "Champion by shape and variant",
-        "Champion against the default",
-        "The worth of each choice",
-        "Parallel coordinates",
-        "Effect of each parameter",
-        "Outcomes",
-        "Time by stage",
-        "Run and environment",
-    ]
-    ink = "document.querySelector('.js-plotly-plot')._fullLayout.font.color"
+    assert [text for text in headings if text in SECTIONS] == list(SECTIONS)
+    ink = "getComputedStyle(document.querySelector('.chart svg text')).fill"
     before = browser.evaluate(ink)
     click(browser, "#theme", "Dark")
     assert browser.evaluate(ink) != before  # charts that are drawn change colour with the page
@@ -189,6 +194,154 @@ def test_an_explanation_has_its_pictures_at_every_width_and_in_both_themes(
     assert all(labels)
     why = browser.evaluate("document.querySelector('.hero dl.answers').textContent")
     assert "it is limited by latency: 71% of a warp's waits are for global or local memory" in why
+
+
+def under_pointer(browser: chromium.Browser, label: str, mark: str) -> Any:
+    """The text that a chart shows when the pointer stands on its first such mark."""
+    return browser.evaluate(
+        "(() => {"
+        f" const chart = [...document.querySelectorAll('.chart')]"
+        f".find((e) => e.getAttribute('aria-label') === {label!r});"
+        f" const box = chart.querySelector({mark!r}).getBoundingClientRect();"
+        " const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };"
+        " chart.lastElementChild.previousElementSibling.dispatchEvent("
+        "new PointerEvent('pointermove', at));"
+        " const tip = chart.querySelector('.tip'); return tip.hidden ? null : tip.innerText; })()"
+    )
+
+
+def test_a_mark_shows_its_text_under_the_pointer(browser: chromium.Browser, page: Path) -> None:
+    browser.look()
+    browser.open(page)
+    draw_all(browser)
+    assert under_pointer(browser, "Best so far", ".front circle") == "trial 0: 1.100"
+    assert HOSTILE in under_pointer(browser, "Pareto front", ".front circle:nth-of-type(2)")
+    case = under_pointer(browser, "Speedup per shape and variant", ".front path[class*=quiet]")
+    assert case == f"{HOSTILE}: 1.400x [1.350, 1.450]"
+    choice = under_pointer(browser, "Ablation", ".front circle")
+    assert choice == "UNROLL 2 to 1: 0.800x [0.780, 0.820]"
+    assert under_pointer(browser, "Outcomes by kind", ".front rect") == "ok: 3"
+    assert under_pointer(browser, "Time by stage", ".front rect") == "compile, trials: 9.00 s"
+    box = under_pointer(browser, "Effect of UNROLL", ".front rect")
+    assert box.split("\n") == ["0", "most: 1.100", "upper quartile: 1.100", "median: 1.100",
+                               "lower quartile: 1.100", "least: 1.100"]  # fmt: skip
+
+
+def test_a_part_is_enlarged_by_dragging_and_a_double_click_shows_all(
+    browser: chromium.Browser, page: Path
+) -> None:
+    browser.look()
+    browser.open(page)
+    draw_all(browser)
+    ticks = (
+        "[...document.querySelectorAll('.chart')[0].querySelectorAll('text[text-anchor=middle]')]"
+        ".map((e) => e.textContent)"
+    )
+    whole = browser.evaluate(ticks)
+    assert whole == ["0", "1", "2", "3", "trial", "speedup"]
+    over = "document.querySelectorAll('.chart')[0].querySelectorAll(':scope > svg')[1]"
+    browser.evaluate(
+        f"(() => {{ const over = {over}; const box = over.getBoundingClientRect();"
+        "const send = (target, type, share) => target.dispatchEvent(new PointerEvent(type,"
+        " { pointerType: 'mouse', bubbles: true, clientX: box.left + share * box.width,"
+        " clientY: box.top + box.height / 2 }));"
+        "send(over, 'pointerdown', 0.6); send(window, 'pointermove', 0.8);"
+        "send(window, 'pointerup', 0.99); })()"
+    )
+    assert browser.evaluate(ticks) == ["2", "3", "trial", "speedup"]
+    browser.evaluate(f"{over}.dispatchEvent(new MouseEvent('dblclick'))")
+    assert browser.evaluate(ticks) == whole
+
+
+def test_a_figure_that_is_added_as_the_guide_says_is_drawn(
+    browser: chromium.Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```js\n(.*?)```", guide, re.DOTALL)
+    asset, payload = _page._asset, _page.run_payload
+
+    def with_example(name: str) -> str:
+        text = asset(name)
+        if name != "figures.js":
+            return text
+        return text.replace("hero(run),", "hero(run), verifySection(run, rows),", 1) + example
+
+    monkeypatch.setattr(_page, "_asset", with_example)
+    monkeypatch.setattr(
+        _page, "run_payload", lambda *given: {**payload(*given), "verify_s": [0.1, 1.0, 10.0]}
+    )
+    file = tmp_path / "report.html"
+    file.write_text(html_page([RunData.load(make_run(tmp_path, [ok(1.2)] * 3))]), encoding="utf-8")
+    browser.errors.clear()
+    browser.look()
+    browser.open(file)
+    draw_all(browser)
+    chart = "document.querySelector('[aria-label=\"Time of the checks\"]')"
+    assert browser.evaluate(f"{chart}.querySelectorAll('.front circle').length") == 3
+    texts = browser.evaluate(f"[...{chart}.querySelectorAll('text')].map((e) => e.textContent)")
+    assert {"0.1", "1", "10", "seconds", "trial"} <= set(texts)
+    assert browser.errors == []
+
+
+def test_a_chart_is_as_wide_as_its_place_when_the_window_changes(
+    browser: chromium.Browser, page: Path
+) -> None:
+    browser.look()
+    browser.open(page)
+    draw_all(browser)
+    for width in (390, 1000):
+        browser.look(width=width)
+        wrong = (
+            "[...document.querySelectorAll('.chart')]"
+            ".filter((e) => e.querySelector('svg').clientWidth !== e.clientWidth)"
+        )
+        browser.wait(f"{wrong}.length === 0")
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+        cut = (
+            "[...document.querySelectorAll('.chart:not(.parallel)')].filter((e) => "
+            "[...e.querySelectorAll(':scope > svg text')].some((t) => {"
+            " const [a, b] = [t.getBoundingClientRect(), e.getBoundingClientRect()];"
+            " return a.left < b.left - 1 || a.right > b.right + 1 || a.bottom > b.bottom + 2; }))"
+            ".map((e) => e.getAttribute('aria-label'))"
+        )
+        assert browser.evaluate(cut) == []
+
+
+def test_a_cloud_of_points_is_painted_and_each_has_its_text(
+    browser: chromium.Browser, tmp_path: Path
+) -> None:
+    browser.errors.clear()
+    run = make_run(tmp_path, [ok(1 + (n * 37 % 601) / 1000) for n in range(700)])
+    file = tmp_path / "report.html"
+    file.write_text(html_page([RunData.load(run)]), encoding="utf-8")
+    browser.look()
+    browser.open(file)
+    draw_all(browser)
+    assert browser.evaluate("document.querySelector('.chart canvas').dataset.points") == "700"
+    assert (
+        browser.evaluate("document.querySelectorAll('.chart')[0].querySelectorAll('circle').length")
+        == 0
+    )
+    dark = (
+        "(() => { const canvas = document.querySelector('.chart canvas');"
+        " const all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
+        " const found = new Set();"
+        " for (let at = 0; at < all.length; at += 4) if (all[at + 3] > 150) found.add(all[at]);"
+        " return Math.min(...found); })()"
+    )
+    light_ink = browser.evaluate(dark)
+    click(browser, "#theme", "Dark")
+    assert browser.evaluate(dark) < light_ink - 20  # the canvas has the theme's colour too
+    point = (
+        "(() => { const chart = document.querySelector('.chart');"
+        " const box = chart.querySelector('canvas').getBoundingClientRect();"
+        " const over = chart.querySelectorAll(':scope > svg')[1];"
+        " over.dispatchEvent(new PointerEvent('pointermove',"
+        " { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 }));"
+        " return chart.querySelector('.tip').textContent; })()"
+    )
+    assert browser.evaluate(point).startswith("trial 3")
+    assert browser.errors == []
 
 
 def test_parallel_coordinates_keep_the_lines_through_a_range_and_move_their_axes(

@@ -205,7 +205,7 @@ def test_a_report_that_ctrl_c_ends_leaves_the_earlier_one(
 @pytest.mark.parametrize(
     ("style", "words"),
     [
-        ("html", "an HTML report of 5 MB is too large for a terminal: name a file with -o FILE"),
+        ("html", "an HTML report is too large for a terminal: name a file with -o FILE"),
         ("parquet", "this format is binary: name a file with -o FILE"),
     ],
 )

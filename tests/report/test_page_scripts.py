@@ -18,13 +18,31 @@ from .runs import make_run, ok
 
 ASSETS = Path(evotune.__file__).parent / "report" / "html" / "assets"
 _EFFECT = """
-const plain = (text) => text;
-const colour = () => "black";
+const figureText = String;
 const [values, few] = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const rows = few.map((place) => ({ places: [place], seen: 1 + place }));
 const kind = { of: (seen) => seen };
-const { data, layout } = effect({ name: "TILE", at: 0, values }, rows, kind);
-console.log(JSON.stringify([data[0].x, data[0].median, layout.xaxis]));
+const { x, marks } = effect({ name: "TILE", at: 0, values }, rows, kind);
+console.log(JSON.stringify([x.names, marks[0].points.map((point) => [point.x, point.middle])]));
+"""
+_TICKS = """
+const [axis, range, most] = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(ticksOf(axis, range, most).map(([, text]) => text)));
+"""
+_RANGE = """
+const MARKS = { dots: { x: (point) => [point.x], y: (point) => [point.y] } };
+const figure = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(rangeOf(figure, "y")));
+"""
+_SPACED = """
+const ticks = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(spaced(ticks, (text) => 8 * text.length).map(([, text]) => text)));
+"""
+_SCALES = """
+const [range, values] = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const scales = [false, true].map((log) => scaleOf(range, 100, log, true));
+const both = (scale) => values.map((value) => [scale(value), scale.back(scale(value))]);
+console.log(JSON.stringify(scales.map(both)));
 """
 _ERROR = """
 const [text, error] = JSON.parse(require("fs").readFileSync(0, "utf8"));
@@ -58,16 +76,63 @@ def called(assets: tuple[str, ...], program: str, given: Json) -> Json:
 
 def test_values_that_begin_alike_have_boxes_of_their_own() -> None:
     values = ["the same long beginning 1", "the same long beginning 2", "other", "never measured"]
-    x, median, axis = called(("plots.js",), _EFFECT, [values, [0, 1, 1, 2]])
-    assert (x, median) == ([0, 1, 2], [1, 2, 3])
-    assert axis["tickvals"] == [0, 1, 2]
-    assert axis["ticktext"] == ["the same long…", "the same long…", "other"]
+    names, boxes = called(("figures.js",), _EFFECT, [values, [0, 1, 1, 2]])
+    assert names == values[:3]
+    assert boxes == [[0, 1], [1, 2], [2, 3]]
 
 
-def test_of_many_values_some_are_named() -> None:
-    _, median, axis = called(("plots.js",), _EFFECT, [list(map(str, range(40))), list(range(40))])
-    assert len(median) == 40
-    assert axis["ticktext"] == [str(n) for n in range(0, 40, 3)]
+def test_of_many_names_below_an_axis_those_are_written_that_do_not_touch() -> None:
+    ticks = [[10 * at, str(at)] for at in range(40)]
+    assert called(("axes.js",), _SPACED, ticks) == [str(n) for n in range(0, 40, 3)]
+    assert called(("axes.js",), _SPACED, ticks[:5:4]) == ["0", "4"]
+    assert called(("axes.js",), _SPACED, []) == []
+
+
+@pytest.mark.parametrize(
+    ("axis", "span", "most", "texts"),
+    [
+        ({}, [-0.1, 2.1], 5, ["0.0", "0.5", "1.0", "1.5", "2.0"]),
+        ({}, [-2.5, 2.5], 4, ["−2", "0", "2"]),
+        ({}, [0.31, 0.34], 3, ["0.31", "0.32", "0.33", "0.34"]),
+        ({}, [0, 10_400], 4, ["0", "5,000", "10,000"]),
+        ({}, [0, 3e9], 3, ["0", "1e9", "2e9", "3e9"]),
+        ({"whole": True}, [0, 3], 10, ["0", "1", "2", "3"]),
+        ({"log": True}, [8, 160], 8, ["10", "20", "50", "100"]),
+        ({"log": True}, [0.002, 30_000], 8, ["0.01", "0.1", "1", "10", "100", "1,000", "10,000"]),
+        ({"log": True}, [0.002, 30_000], 4, ["0.01", "1", "100", "10,000"]),
+        ({"log": True}, [2e-9, 3e-7], 3, ["1e-8", "1e-7"]),
+        ({"log": True}, [11, 14], 4, ["11", "12", "13", "14"]),
+        ({"names": ["a", "b"]}, [-0.5, 1.5], 1, ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_ticks_stand_at_round_numbers(
+    axis: Json, span: list[float], most: int, texts: list[str]
+) -> None:
+    assert called(("axes.js",), _TICKS, [axis, span, most]) == texts
+
+
+def test_an_axis_shows_its_points_and_a_line_that_is_not_far_from_them() -> None:
+    def span(*ys: float | None, rule: float | None = None, **axis: bool) -> Json:
+        marks: list[Json] = [{"draw": "dots", "points": [{"x": 0, "y": y} for y in ys]}]
+        if rule is not None:
+            marks.append({"draw": "rule", "y": rule})
+        return called(("axes.js",), _RANGE, {"x": {}, "y": axis, "marks": marks})
+
+    assert span(1, None, 3) == pytest.approx([0.92, 3.08])
+    assert span(2, 3, rule=1) == pytest.approx([0.92, 3.08])
+    assert span(200, 201, rule=1) == pytest.approx([199.96, 201.04])  # the line would hide them
+    assert span(5, 10, zero=True) == pytest.approx([0, 10.4])
+    assert span(0, 1, 100, log=True) == pytest.approx([100**-0.04, 100**1.04])
+    assert span(2) == pytest.approx([1.9, 2.1])
+    assert span() == pytest.approx([-0.04, 1.04])
+
+
+def test_a_place_of_an_axis_gives_its_value_again() -> None:
+    linear, log = called(("axes.js",), _SCALES, [[1, 100], [1, 10, 100]])
+    assert [place for place, _ in linear] == pytest.approx([100, 100 - 900 / 99, 0])
+    assert [place for place, _ in log] == pytest.approx([100, 50, 0])
+    assert [value for _, value in linear] == pytest.approx([1, 10, 100])
+    assert [value for _, value in log] == pytest.approx([1, 10, 100])
 
 
 def test_beside_the_baselines_stands_what_their_times_do_not_tell(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""The page: skeleton, style, the runs' data, the script that draws them, and plotly once.
+"""The page: skeleton, style, the runs' data, and the script that draws them.
 
 No text from elsewhere ever becomes markup. The runs are one JSON text in which no character can
 end its element; the script puts text into the page as text. A content security policy lets only
-the page's own two scripts run (by their hashes), lets no text become code, and forbids every
-connection.
+the page's own script run (by its hash), lets no text become code, and forbids every connection.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ _SCRIPTS = (
     "elements.js",
     "filter.js",
     "table.js",
+    "axes.js",
     "charts.js",
     "parallel.js",
-    "plots.js",
+    "figures.js",
     "pictures.js",
     "explain.js",
     "sections.js",
@@ -38,16 +38,13 @@ _SCRIPTS = (
 
 
 def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] = ()) -> str:
-    """The page of one or more runs. About 5 MB of it are plotly.
+    """The page of one or more runs.
 
     `explanations`: for each run the one of its winner, or None (`explain.report_parts`).
     """
-    from plotly.offline import get_plotlyjs
-
     found = explanations or [None] * len(runs)
     payloads = [run_payload(run, each) for run, each in zip(runs, found, strict=True)]
     data = {"evotune": __version__, "runs": payloads}
-    plotly = get_plotlyjs()
     script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
     names = ", ".join(dict.fromkeys(run.space or "run" for run in runs))
     return f"""<!doctype html>
@@ -55,7 +52,7 @@ def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] 
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, script)}">
+<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
 <title>{html.escape(names)} - evotune</title>
 <link rel="icon" href="data:,">
 <style>
@@ -71,7 +68,6 @@ def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] 
 <main id="page"></main>
 <script type="application/json" id="data">{_embedded(data)}</script>
 <script>{script}</script>
-<script>{plotly}</script>
 </body>
 </html>
 """
@@ -94,16 +90,13 @@ def _asset(name: str) -> str:
     return files("evotune.report.html").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _policy(*scripts: str) -> str:
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        for text in scripts
-    )
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = (
         "default-src 'none'",
-        f"script-src {hashes}",
+        f"script-src 'sha256-{digest}'",
         "style-src 'unsafe-inline'",
-        "img-src data: blob:",
+        "img-src data:",
     )
     return "; ".join(rules)
 

@@ -11,9 +11,12 @@ function el(tag, attributes, ...children) {
   return node;
 }
 
-// For plotly, whose texts know a few tags and entities.
-function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+// An SVG element.
+function shape(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
 function figureText(value, digits = 4) {

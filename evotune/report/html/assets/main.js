@@ -18,7 +18,7 @@
   }
   setTheme(root.dataset.theme);
   darkNow.addEventListener("change", () => { if (!chosen) setTheme(darkNow.matches ? "dark" : "light"); });
-  // On paper: light, and narrow, as the charts do not follow the paper's width by themselves.
+  // On paper: light, and as narrow as the paper before anything is drawn for it.
   let before = null;
   window.addEventListener("beforeprint", () => {
     before = root.dataset.theme;
@@ -42,5 +42,5 @@
   }
   page.append(shown, el("footer", {}, "Written by evotune " + report.evotune + ". Everything is in this file."));
   show(0);
-  plotlyIsThere.then(() => { root.dataset.ready = "true"; });
+  root.dataset.ready = "true";
 })();

@@ -1,8 +1,6 @@
-// Parallel coordinates: lines on a canvas, axes over it as SVG. Drawn here, since plotly's need WebGL
-// programs that are compiled from text in the page, which its content security policy forbids.
+// Parallel coordinates: lines on a canvas, axes over it as SVG.
 
 const PARALLEL_MARGIN = { left: 60, right: 60, top: 44, bottom: 14 };
-const CLICK_PX = 4; // less is a click, not a drag
 
 // axes: {name, ticks: [[place, text]]}; lines: {places: one of 0..1 an axis, share: 0 worst .. 1 best}, worst first.
 function parallelChart(label, height, axes, lines) {
@@ -13,18 +11,10 @@ function parallelChart(label, height, axes, lines) {
     if (!canvas.parentNode) {
       node.classList.add("parallel");
       node.append(canvas, over);
-      new ResizeObserver(() => drawParallel(node, canvas, over, axes, lines, state)).observe(node);
     }
     drawParallel(node, canvas, over, axes, lines, state);
   };
   return chart(label, height, draw);
-}
-
-function shape(tag, attributes, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
 }
 
 function drawParallel(node, canvas, over, axes, lines, state) {
@@ -61,35 +51,12 @@ function drawParallel(node, canvas, over, axes, lines, state) {
   }));
 }
 
-// Calls `moved` with where the pointer went down and where it is, in pixels of the chart, until it is released.
-function dragging(handle, frame, moved) {
-  handle.addEventListener("pointerdown", (down) => {
-    down.preventDefault();
-    const at = (event) => { const box = frame.getBoundingClientRect(); return { x: event.clientX - box.left, y: event.clientY - box.top }; };
-    const from = at(down);
-    const move = (event) => moved(from, at(event));
-    const up = (event) => {
-      move(event);
-      window.removeEventListener("pointermove", move);
-      window.removeEventListener("pointerup", up);
-    };
-    window.addEventListener("pointermove", move);
-    window.addEventListener("pointerup", up);
-  });
-}
-
 function isKept(line, state) {
   return state.kept.every((range, axis) => !range || (line.places[axis] >= range[0] && line.places[axis] <= range[1]));
 }
 
 function drawLines(canvas, width, height, lines, state, x, y) {
-  const scale = window.devicePixelRatio || 1;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  // Drawn by the processor: where there is no GPU the default draws thousands of lines in seconds, in which the
-  // whole page stands still (benchmarks/report_html.py).
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.scale(scale, scale);
+  const context = paintingOn(canvas, width, height);
   const low = colour("cloud"), high = colour("accent"), left = colour("line");
   const shown = lines.filter((line) => isKept(line, state));
   const dimmed = shown.length < lines.length ? lines.filter((line) => !isKept(line, state)) : [];

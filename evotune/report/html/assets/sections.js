@@ -1,4 +1,4 @@
-// The sections of one run, and those that compare several.
+// Sections of texts and tables: those of one run, and those that compare several.
 
 const TIMED_NOTE = "Baseline time / candidate time: above 1 is faster. Brackets and bars are 95% intervals.";
 
@@ -35,16 +35,6 @@ function metric(run) {
   return run.recorded
     ? { title: "time ms", of: (seen) => seen[0] / 1000, better: (a, b) => a < b, log: true }
     : { title: "speedup", of: (seen) => seen[0], better: (a, b) => a > b, log: false };
-}
-
-function runSections(run) {
-  const rows = trialRows(run);
-  return [
-    hero(run), progressSection(run, rows), leaderboardSection(run, rows), frontSection(run), casesSection(run, rows),
-    domainSection(run), explainSection(run),
-    defaultSection(run), ablationSection(run), ...parameterSections(run, rows), outcomeSection(run),
-    stageSection(run), devicesSection(run), stateSection(run), environmentSection(run),
-  ].filter(Boolean);
 }
 
 function hero(run) {
