@@ -122,9 +122,7 @@ def report(
     20,000 trials a page holds the best ones and a sample, and says so.
     """
     if style == "html" and output == "-" and sys.stdout.isatty():
-        raise UsageError(
-            "an HTML report is too large for a terminal: name a file with -o FILE"
-        )
+        raise UsageError("an HTML report is too large for a terminal: name a file with -o FILE")
     from evotune.api.run import open_run, report_pieces
 
     pieces = report_pieces([open_run(run, runs_dir) for run in runs], style)

@@ -28,14 +28,15 @@ const LEGEND_PX = 22;
 const PRINT_SCALE = 3; // a printer's points are smaller than a screen's
 
 const watcher = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (entry.isIntersecting) { watcher.unobserve(entry.target); drawChart(entry.target); }
+  for (const { target, isIntersecting, boundingClientRect } of entries) {
+    if (isIntersecting) { watcher.unobserve(target); drawChart(target, Math.round(boundingClientRect.width)); }
   }
 }, { rootMargin: "200px" });
 
 const resizer = new ResizeObserver((entries) => {
-  for (const { target } of entries) {
-    if (target.dataset.drawn && target.clientWidth !== charts.get(target)?.width) drawChart(target);
+  for (const { target, contentRect } of entries) {
+    const width = Math.round(contentRect.width);
+    if (target.dataset.drawn && charts.has(target) && width !== charts.get(target).width) drawChart(target, width);
   }
 });
 
@@ -48,13 +49,19 @@ function chart(label, height, make) {
   return node;
 }
 
-function drawChart(node) {
+// Whoever draws several charts knows their widths before: to ask for one after a change lays the whole page out again.
+function drawChart(node, width = node.clientWidth) {
   const drawn = charts.get(node);
   node.dataset.drawn = "true";
-  drawn.width = node.clientWidth;
-  if (!drawn.width) return;
+  drawn.width = width;
+  if (!width) return;
   const figure = drawn.make(node);
   if (figure) drawFigure(node, drawn, figure);
+}
+
+function drawCharts(nodes) {
+  const widths = nodes.map((node) => node.clientWidth);
+  nodes.forEach((node, at) => drawChart(node, widths[at]));
 }
 
 function drawWhole(node) {
@@ -63,12 +70,13 @@ function drawWhole(node) {
 }
 
 function redrawCharts() {
-  for (const node of charts.keys()) if (node.dataset.drawn) drawChart(node);
+  drawCharts([...charts.keys()].filter((node) => node.dataset.drawn));
 }
 
 // A printer gets every chart, also those that nobody scrolled to.
 function drawAllCharts() {
-  for (const node of charts.keys()) { watcher.unobserve(node); drawChart(node); }
+  for (const node of charts.keys()) watcher.unobserve(node);
+  drawCharts([...charts.keys()]);
 }
 
 function forgetCharts(under) {
@@ -140,7 +148,7 @@ function layoutOf(drawn, figure) {
   const x = scaleOf(ranges.x, width, figure.x.log, false);
   const y = scaleOf(ranges.y, height, figure.y.log, !figure.y.names);
   const column = figure.x.names ? width / figure.x.names.length : 0;
-  const xTicks = ticksOf(figure.x, ranges.x, Math.min(10, width / 56))
+  const xTicks = ticksOf(figure.x, ranges.x, Math.min(10, width / 40))
     .map(([at, text]) => [x(at), figure.x.names ? fitted(text, Math.max(column - 6, NAME_PX)) : text]);
   return { full, legend, left, top, width, height, x, y, column, row: figure.y.names ? height / figure.y.names.length : 0,
     ticks: { x: spaced(xTicks), y: yTicks.map(([at, text]) => [y(at), text]) }, targets: [], context: null,
