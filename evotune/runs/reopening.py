@@ -63,7 +63,7 @@ class ReopenedRun:
                 facts = read_facts(store)
             if facts.kind == "recorded":
                 raise UsageError(f"run {run.id} replays a recording: there is no kernel in it")
-            if not facts.baselines.chosen:
+            if store.meta("baselines") is None:
                 raise UsageError(f"run {run.id} ended before its first trial: nothing was tried")
             recorded = None
             if anywhere:

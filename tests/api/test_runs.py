@@ -17,7 +17,8 @@ from report.runs import failed, make_run, ok
 
 import evotune
 from evotune.api._given_space import trusting
-from evotune.api.run import Calls, Run
+from evotune.api.observing import Calls
+from evotune.api.run import Run
 from evotune.errors import UsageError
 from evotune.report.formats import REPORTS
 from evotune.trial import Configuration, OutcomeKind, Trial

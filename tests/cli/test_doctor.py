@@ -9,7 +9,7 @@ import pytest
 from evotune.backends.base.backend import Finding, Status
 from evotune.backends.cuda import _cuda_doctor, _nsight, _profiles
 from evotune.backends.cuda._probe import GpuState, probe
-from evotune.cli import doctor_command
+from evotune.api import machine
 
 from .conftest import Invoke
 
@@ -28,7 +28,7 @@ NO_GPU = GpuState(())
 def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
     """The findings of `doctor` on a machine whose probe answers `state`."""
     monkeypatch.setattr("evotune.backends.cuda._cuda_doctor.probe", lambda: state)
-    return doctor_command.examine()
+    return machine.examine()
 
 
 @pytest.fixture(autouse=True)
