@@ -1,20 +1,27 @@
 """Judges kernels beside other work: no right one may be refused, no cheat confirmed.
 
-    python benchmarks/busy_gate.py --load 4 --judgements 1000 --jobs 8 --minutes 60
+    python benchmarks/busy_gate.py --load 4 --judgements 1000 --pairs 8 --minutes 60
         -o benchmarks/results/busy_gate.json
-    python benchmarks/busy_gate.py --load 16 --cheats --judgements 200 --jobs 8 --minutes 30 -o FILE
+    python benchmarks/busy_gate.py --load 16 --judging 13 --spinning 8 --pairs 8 --minutes 60
+        -o FILE
+    python benchmarks/busy_gate.py --load 16 --cheats --judgements 200 --pairs 8 -o FILE
     python benchmarks/busy_gate.py --table FILE
 
-A job has two cores of its own, a pipeline of compilers and a device worker, and `--load` processes
-that spin on the same two cores: 16 of them give the machine a load of 16 on two cores; 0.5 is one
-process that spins half of the time. So a machine of 16 cores judges in 8 jobs at once.
+A machine of 16 cores has 8 pairs of cores. On each pair there are jobs, each with a pipeline of
+compilers and a device worker, and processes that spin. `--load` says how many other processes are
+busy on the two cores of a job: 16 of them give the machine a load of 16 on two cores; 0.5 is one
+process that spins half of the time. By default a pair has one job, and `--load` processes spin
+there. With `--judging` several jobs share two cores, and each is a part of the load of the others;
+then `--spinning` says how many processes spin. A job also waits, and is no load then. So each
+record says how many others were busy on average while it was judged (`beside`): a process that
+spins all the time had a share s of a core, so 2 / s processes were busy, itself among them.
 
 Right kernels are the C++ methods of tests/red_team (the spaces `unusual_cpu*` and the kernels
 without a fault of the others), and the defaults and seeds of the shipped CPU spaces. Cheats are
 those kernels whose time alone gives them away. A judgement is the search, and for `--confirmed` of
 the draws also a champion's confirmation. Undecided is neither passed nor refused: such a cheat is
 not caught, but it is not confirmed either. Results are appended to FILE; draws that it has are not
-judged again, so a campaign can be made in parts.
+judged again, so a campaign can be made in parts. All jobs share what was compiled.
 """
 
 from __future__ import annotations
@@ -31,10 +38,8 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +48,11 @@ from evotune.runs import spaces as shipped
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices
+from spinning import CORES, Spun, pairs_of_cores, spinning
 
-_CORES = 2  # of a job
-_TURN_S = 0.05
+_TOGETHER = (
+    4  # at most so many draws of a space go to a job at once: it opens one pipeline for them
+)
 _IN_PROCESS = ("features", "paged", "varlen")
 _RIGHT = ("right", "none", "last_row_first", "copies_rows_first")
 _SHIPPED = (
@@ -79,7 +86,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One kernel at one load. `stage` is the last one; `verdict` is that stage's."""
+    """One kernel at one load. `stage` is the last one; `verdict` is that stage's. `beside`: other
+    processes that were busy on the two cores, on average; None where no process spun all the time,
+    and of a time when all the load spun. `threads`: of the kernel and of its baseline."""
 
     load: float
     cheat: bool
@@ -92,6 +101,8 @@ class Judgement:
     reason: str
     seconds: float
     host_load: float
+    beside: float | None = None
+    threads: int = 2
 
 
 def right_kernels() -> list[Kernel]:
@@ -119,97 +130,71 @@ def cheats() -> list[Kernel]:
     return [Kernel(space, name) for space, names in _CHEATS.items() for name in names]
 
 
-# --- Other work on the cores of a job -------------------------------------------------------------
-
-
-def _spin(share: float, cores: Sequence[int]) -> None:
-    os.sched_setaffinity(0, cores)
-    parent = os.getppid()
-    while os.getppid() == parent:
-        began = time.perf_counter()
-        while time.perf_counter() - began < _TURN_S * share:
-            pass
-        if share < 1:
-            time.sleep(_TURN_S * (1 - share))
-
-
-@contextmanager
-def spinning(load: float, cores: Sequence[int]) -> Iterator[None]:
-    """Keeps `load` processes busy on the cores; a fraction is the share of the time of one."""
-    shares = [1.0] * int(load) + [load % 1] * (load % 1 > 0)
-    context = multiprocessing.get_context("spawn")
-    spinners: list[BaseProcess] = [
-        context.Process(target=_spin, args=(share, cores), daemon=True) for share in shares
-    ]
-    for spinner in spinners:
-        spinner.start()
-    try:
-        yield
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.join()
-
-
 # --- A job: judges kernels on two cores until the queue is empty or the time is over --------------
 
 
 def job(
-    number: int,
+    name: str,
     kernels: Any,
     results: Any,
     *,
     cores: Sequence[int],
+    spinners: Sequence[int],
+    cache: Path,
+    threads: int,
     load: float,
     deadline: float,
     confirmed: float,
     cheating: bool,
 ) -> None:
     os.sched_setaffinity(0, cores)
-    rng = random.Random(f"{load} {number}")
+    rng = random.Random(f"{load} {name}")
     # A pipeline keeps a worker that spins for nobody: a job has one at a time.
-    with tempfile.TemporaryDirectory() as folder, spinning(load, cores):
+    with tempfile.TemporaryDirectory() as folder:
         pipeline, opened = None, ""
         try:
             while time.time() < deadline:
                 try:
-                    draw, kernel = kernels.get(timeout=0.5)
+                    together = kernels.get(timeout=0.5)
                 except queue.Empty:
                     break
-                began = time.monotonic()
-                if opened != kernel.space:
-                    if pipeline is not None:
-                        pipeline.close()
-                    pipeline, opened = open_pipeline(Path(folder), kernel), kernel.space
-                assert pipeline is not None
-                stage, outcome = judge(pipeline, kernel, draw, rng.random() < confirmed)
-                verdict = PASSED if outcome.ok else UNDECIDED if outcome.undecided else REFUSED
-                results.put(
-                    Judgement(
-                        load,
-                        cheating,
-                        kernel.space,
-                        kernel.name,
-                        draw,
-                        stage,
-                        verdict,
-                        outcome.kind.value,
-                        outcome.reason,
-                        round(time.monotonic() - began, 1),
-                        round(os.getloadavg()[0], 1),
+                for draw, kernel in together:
+                    before, began = Spun.so_far(spinners), time.monotonic()
+                    if opened != kernel.space:
+                        if pipeline is not None:
+                            pipeline.close()
+                        pipeline = open_pipeline(Path(folder), kernel, cache, threads)
+                        opened = kernel.space
+                    assert pipeline is not None
+                    stage, outcome = judge(pipeline, kernel, draw, rng.random() < confirmed)
+                    verdict = PASSED if outcome.ok else UNDECIDED if outcome.undecided else REFUSED
+                    results.put(
+                        Judgement(
+                            load,
+                            cheating,
+                            kernel.space,
+                            kernel.name,
+                            draw,
+                            stage,
+                            verdict,
+                            outcome.kind.value,
+                            outcome.reason,
+                            round(time.monotonic() - began, 1),
+                            round(os.getloadavg()[0], 1),
+                            before.beside(Spun.so_far(spinners)),
+                            threads,
+                        )
                     )
-                )
         finally:
             if pipeline is not None:
                 pipeline.close()
     results.put(None)
 
 
-def open_pipeline(folder: Path, kernel: Kernel) -> Pipeline:
+def open_pipeline(folder: Path, kernel: Kernel, cache: Path, threads: int) -> Pipeline:
     place = folder / kernel.space.replace("/", "_")
-    if kernel.index < 0:
-        return Pipeline(place, kernel.space)
-    return Pipeline(place, str(shipped.find_space(kernel.space)))
+    space = kernel.space if kernel.index < 0 else str(shipped.find_space(kernel.space))
+    return Pipeline(place, space, device=f"cpu:{threads}", cache=cache)
 
 
 def judge(pipeline: Pipeline, kernel: Kernel, draw: int, confirm: bool) -> tuple[str, Any]:
@@ -237,52 +222,68 @@ def drawn(kernels: Sequence[Kernel], count: int, seed: int) -> list[tuple[int, K
     return sorted(numbered, key=lambda item: (spaces.index(item[1].space), item[1].name, item[0]))
 
 
+def together(draws: Sequence[tuple[int, Kernel]]) -> Iterator[list[tuple[int, Kernel]]]:
+    """Draws of the same space that follow each other, a few at a time."""
+    part: list[tuple[int, Kernel]] = []
+    for draw, kernel in draws:
+        if part and (kernel.space != part[0][1].space or len(part) == _TOGETHER):
+            yield part
+            part = []
+        part.append((draw, kernel))
+    if part:
+        yield part
+
+
 def campaign(options: argparse.Namespace, known: Sequence[Judgement]) -> Iterator[Judgement]:
     """Judges what is not `known`."""
     done = {(each.space, each.kernel, each.draw) for each in known if each.load == options.load}
     kernels = cheats() if options.cheats else [*right_kernels(), *shipped_kernels()]
     if options.kernels:
         kernels = [each for each in kernels if each.name in options.kernels]
-    own = sorted(os.sched_getaffinity(0))
-    pairs = [own[at : at + _CORES] for at in range(0, len(own) - _CORES + 1, _CORES)] or [own]
-    jobs = min(options.jobs, len(pairs))
+    pairs = pairs_of_cores(options.pairs)
     context = multiprocessing.get_context("spawn")
     waiting, results = context.Queue(), context.Queue()
-    for draw, kernel in drawn(kernels, options.judgements, options.seed):
-        if (kernel.space, kernel.name, draw) not in done:
-            waiting.put((draw, kernel))
+    draws = drawn(kernels, options.judgements, options.seed)
+    for part in together([(n, k) for n, k in draws if (k.space, k.name, n) not in done]):
+        waiting.put(part)
     deadline = time.time() + 60 * options.minutes
-    workers = [
-        context.Process(
-            target=job,
-            args=(number, waiting, results),
-            kwargs={
-                "cores": pairs[number],
-                "load": options.load,
-                "deadline": deadline,
-                "confirmed": options.confirmed,
-                "cheating": options.cheats,
-            },
-        )
-        for number in range(jobs)
-    ]
-    for worker in workers:
-        worker.start()
-    open_jobs = jobs
-    while open_jobs and time.time() < deadline:
-        try:
-            found = results.get(timeout=1.0)
-        except queue.Empty:
-            open_jobs = min(open_jobs, sum(worker.is_alive() for worker in workers))
-            continue
-        if found is None:
-            open_jobs -= 1
-        else:
-            yield found
-    waiting.cancel_join_thread()
-    for worker in workers:
-        worker.terminate()  # its own children end with it
-        worker.join()
+    spinners = options.load if options.spinning is None else options.spinning
+    with tempfile.TemporaryDirectory() as cache, spinning(spinners, pairs) as spun:
+        workers = [
+            context.Process(
+                target=job,
+                args=(f"{pair} {number}", waiting, results),
+                kwargs={
+                    "cores": pairs[pair],
+                    "spinners": spun[pair],
+                    "cache": Path(cache),
+                    "threads": options.threads,
+                    "load": options.load,
+                    "deadline": deadline,
+                    "confirmed": options.confirmed,
+                    "cheating": options.cheats,
+                },
+            )
+            for number in range(options.judging)
+            for pair in range(len(pairs))
+        ]
+        for worker in workers:
+            worker.start()
+        open_jobs = len(workers)
+        while open_jobs and time.time() < deadline:
+            try:
+                found = results.get(timeout=1.0)
+            except queue.Empty:
+                open_jobs = min(open_jobs, sum(worker.is_alive() for worker in workers))
+                continue
+            if found is None:
+                open_jobs -= 1
+            else:
+                yield found
+        waiting.cancel_join_thread()
+        for worker in workers:
+            worker.terminate()  # its own children end with it
+            worker.join()
 
 
 def table(results: Sequence[Judgement]) -> str:
@@ -330,10 +331,18 @@ def write(path: Path, results: Sequence[Judgement]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--load", type=float, default=4.0, help="spinning processes for each job")
+    parser.add_argument("--load", type=float, default=4.0, help="busy processes beside each job")
     parser.add_argument("--judgements", type=int, default=100)
     parser.add_argument("--confirmed", type=float, default=0.1, help="share that is confirmed too")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=1, help="of cores")
+    parser.add_argument("--judging", type=int, default=1, help="jobs on two cores")
+    parser.add_argument("--spinning", type=float, help="of the load; by default all of it")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=CORES,
+        help="of a kernel; a run on busy cores would choose 1 (default: %(default)s)",
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -13,11 +13,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from evotune.trial import TOO_NOISY, Outcome, OutcomeKind
+
 if TYPE_CHECKING:
+    from evotune.backends.base.launch import CompileFailure
     from evotune.workers.compile_pool import CompilePool
     from evotune.workers.local import LocalExecutor
 
 PATIENCE_S = 3600.0
+
+
+def assert_cut_short(found: Outcome | CompileFailure, kind: OutcomeKind, reason: str) -> None:
+    """That something which needs a core and never ends was ended. Where it got a core for less than
+    a tenth of the time, nobody knows whether it would have ended."""
+    if found.kind is OutcomeKind.UNDECIDED:
+        assert found.reason.startswith(f"{TOO_NOISY}: the "), found
+        assert "had no core for most of " in found.reason, found
+    else:
+        assert found.kind is kind, found
+        assert reason in found.reason, found
 
 
 def passing_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:

@@ -152,14 +152,16 @@ def _needed(text: str, kind: str, method: ast.FunctionDef) -> set[str] | None:
         if inner.get_type() == "function" and inner.get_lineno() == method.lineno
     ]
     named = [each.arg for each in (*method.args.posonlyargs, *method.args.args)]
-    found: set[str] = set()
-    for scope in _with_inner(table):
-        for symbol in scope.get_symbols():
-            if symbol.get_name() in named[:1] and symbol.is_referenced():
-                return None
-            if symbol.is_global():
-                found.add(symbol.get_name())
-    return found
+    # From Python 3.12 on a symbol table does not tell what a comprehension alone uses.
+    names = (node for node in ast.walk(method) if isinstance(node, ast.Name))
+    if any(each.id in named[:1] and isinstance(each.ctx, ast.Load) for each in names):
+        return None
+    return {
+        symbol.get_name()
+        for scope in _with_inner(table)
+        for symbol in scope.get_symbols()
+        if symbol.is_global()
+    }
 
 
 def _with_inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -129,14 +129,16 @@ def test_another_content_of_the_headers_is_another_version(
 ) -> None:
     headers_version.cache_clear()
     search_folders.cache_clear()
-    before = headers_version(12)
+    version = NvrtcCompiler().version()
+    major = int(version.removeprefix("NVRTC ").partition(".")[0])
+    before = headers_version(major)
     assert "CCCL " in before
-    assert before.split(", ")[0] in NvrtcCompiler().version()
+    assert before.split(", ")[0] in version
     (tmp_path / "cmath").write_text("#define OTHER\n")
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "_OWN", tmp_path)
         headers_version.cache_clear()
         search_folders.cache_clear()
-        assert headers_version(12) != before
+        assert headers_version(major) != before
     headers_version.cache_clear()
     search_folders.cache_clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
@@ -367,7 +368,7 @@ def test_a_kernel_of_another_pytorch_waits_for_a_check(
     other.environment.write_text(json.dumps(described))
     package = exported(tmp_path / "pkg", attention_run, other, name="two_pytorchs")
     versions = [each["versions"]["torch"] for each in package["certificate"]["champions"]]
-    assert set(versions) == {torch.__version__, "2.6.0"}
+    assert set(versions) == {importlib.metadata.version("torch"), "2.6.0"}
     with imported(tmp_path / "pkg" / "two_pytorchs") as module:
         difference = module._loaded._loaded.versions.difference()
         assert difference == f"torch is {torch.__version__} here and was 2.6.0"

@@ -121,7 +121,7 @@ def test_the_model_finds_losses_that_few_places_of_a_region_have() -> None:
         found = [point_of(PROBLEM, case) for _, case in drawn_round(of_tiles, more)]
         assert len(found) <= 3
         more += scored(found, of_tiles)
-    lost = [point for point in more if of_tiles(point) < 1.0]
+    lost = [each for each in more if of_tiles(each) < 1.0]
     rng = random.Random(5)
     anywhere = [
         point(rng.randint(128, 8192), batch=rng.randint(1, 8), heads=16) for _ in range(500)

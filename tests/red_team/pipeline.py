@@ -59,9 +59,13 @@ class Pipeline:
         *spaces: str,
         device: str = "cpu",
         without: frozenset[str] = frozenset(),
+        cache: Path | None = None,
     ) -> None:
         """All `spaces` have the same problem; they share one worker. A shipped space is given by
-        its path. `without`: checks to leave out, to find the kernels that one check alone catches.
+        its path.
+
+        - without: checks to leave out, to find the kernels that one check alone catches
+        - cache: of what is compiled, shared with others; by default one in the folder
         """
         self._planners: dict[str, tuple[Planner, str, list[str]]] = {}
         baselines: dict[str, str] = {}
@@ -81,7 +85,7 @@ class Pipeline:
             baselines |= {case.label: baseline for case in timed}
         self._executor = open_local_executor(
             folder=folder / "logs",
-            cache=folder / "cache",
+            cache=cache or folder / "cache",
             profiles=[setup.profile],
             problem=problem.name,
             dtype=problem.dtype,

@@ -317,6 +317,15 @@ def _with_byte_code(package: Path) -> None:
         target.write_bytes(_byte_code[content])
 
 
+def operators(package: ModuleType) -> Any:
+    """The package's operators in torch.ops. Their namespace need not have the module's name: an
+    earlier import may still have that one, until its garbage is collected."""
+    found = torch
+    for name in package.info()["operator"].split(".")[1:-1]:
+        found = getattr(found, name)
+    return found
+
+
 @contextlib.contextmanager
 def imported(package: Path) -> Iterator[ModuleType]:
     """The package's module. It is forgotten afterwards, and its hook is undone."""

@@ -27,7 +27,7 @@ from evotune.runs.setup import load_kernel_setup
 from evotune.runs.spaces import shipped_spaces
 from evotune.space.reading.case_file import read_cases
 from evotune.workers.executor import TIMED
-from tests.export.runtime.packages import description, imported, write
+from tests.export.runtime.packages import description, imported, operators, write
 from tests.patience import PATIENCE_S
 
 Open = Callable[..., ModuleType]
@@ -247,7 +247,7 @@ def test_several_outputs_come_by_name(opened: Open) -> None:
     assert list(found) == ["out", "scales"]
     for key, value in norm(*inputs()).items():
         torch.testing.assert_close(found[key], value)
-    out, scales = getattr(torch.ops, module.__name__).rms_norm(*inputs(), eps=1e-4)
+    out, scales = operators(module).rms_norm(*inputs(), eps=1e-4)
     torch.testing.assert_close(scales, norm(*inputs(), 1e-4)["scales"])
     assert out.shape == (8, 32)
 
@@ -337,7 +337,7 @@ def test_an_option_that_is_none_is_left_out(opened: Open) -> None:
 def test_the_operator_keeps_its_promises(opened: Open) -> None:
     for outputs in (("out",), ("out", "scales")):
         module = opened(outputs)
-        overload = getattr(torch.ops, module.__name__).rms_norm.default
+        overload = operators(module).rms_norm.default
         torch.library.opcheck(overload, inputs(), {"eps": 1e-5})
 
 
@@ -395,7 +395,7 @@ def test_what_the_fallback_gives_is_as_a_kernel_would_give_it(
     for each in found.values() if isinstance(found, dict) else [found]:
         assert each.dtype == torch.float32
     module.set_fallback(lambda x, weight: {"out": x, "scales": x[:, 0]})
-    x, operator = X.double(), getattr(torch.ops, module.__name__).rms_norm
+    x, operator = X.double(), operators(module).rms_norm
     for call in (module.rms_norm, operator):
         found = call(x, WEIGHT)
         if isinstance(found, torch.Tensor):
