@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import functools
 import graphlib
@@ -83,3 +84,15 @@ def test_a_module_is_short_enough_to_be_read_at_once() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files()}
     long = {str(p.relative_to(_ROOT)): n for p, n in lengths.items() if n > _MOST_LINES}
     assert not long
+
+
+def test_nothing_follows_what_makes_a_module_a_program() -> None:
+    """A program would run without the names that follow."""
+    late = [
+        str(path.relative_to(_ROOT))
+        for path in files()
+        if "templates" not in path.parts
+        for node in ast.parse(path.read_text(encoding="utf-8")).body[:-1]
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+    ]
+    assert not late

@@ -166,10 +166,6 @@ def _write(folder: Path, reasons: dict[str, str]) -> None:
         (folder / f"{way}.reason").write_text(reason)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # Assembles PTX by nvJitLink, NVIDIA's library for linking at run time, without a GPU.
 #
 # The driver assembles PTX too, but inside the process that loads it, which waits: half a second for
@@ -227,3 +223,7 @@ def _library() -> ctypes.CDLL | None:
     except (RuntimeError, OSError, AttributeError):  # it is absent, or too old
         return None
     return library if (major.value, minor.value) >= nvrtc_version() else None
+
+
+if __name__ == "__main__":
+    main()

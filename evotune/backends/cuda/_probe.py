@@ -118,10 +118,6 @@ def main() -> None:
         print(json.dumps({"profiles": [profile.to_json() for profile in profiles()]}))
 
 
-if __name__ == "__main__":
-    main()
-
-
 # The profiles of this machine's GPUs, read from the CUDA runtime and from NVML.
 #
 # Reading them creates no CUDA context but loads the driver, so `probe` does it in a process of its
@@ -226,3 +222,7 @@ def _id(runtime: Any, index: int, nvml: Any) -> str:
         return _text(nvml.nvmlDeviceGetUUID(handle))
     except (nvml.NVMLError, AttributeError, RuntimeError):
         return number
+
+
+if __name__ == "__main__":
+    main()
