@@ -75,8 +75,11 @@ Disassembly of section .text:
 """
 
 
-def test_all_functions_of_a_library_are_read() -> None:
-    found = _x86_view.read_view(DISASSEMBLY, "objdump 2.40")
+@pytest.mark.parametrize("beginning", ["", "    1140:\tendbr64\n"])
+def test_all_functions_of_a_library_are_read(beginning: str) -> None:
+    """Where a compiler guards indirect calls (`-fcf-protection`), functions begin with endbr64."""
+    text = DISASSEMBLY.replace("    1140:", beginning + ("    1144:" if beginning else "    1140:"))
+    found = _x86_view.read_view(text, "objdump 2.40")
     assert found.loop_instructions == {
         **{"fma": 1, "vector": 1, "scalar": 1, "load": 1, "other": 2, "branch": 1}
     }

@@ -7,6 +7,7 @@ points to.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import re
@@ -141,14 +142,17 @@ def _points_to(found: re.Match[str], line: str) -> int | None:
 
 
 def _functions(lines: Sequence[_Line], symbols: set[int]) -> list[list[_Line]]:
-    starts = symbols | {
+    called = {
         each.points_to
         for each in lines
         if each.points_to is not None and each.name.startswith(("call", "lea"))
     }
+    starts = sorted(symbols | called)
     functions: list[list[_Line]] = []
+    begun = 0
     for each in lines:
-        if each.address in starts or not functions:
+        before, begun = begun, bisect.bisect_right(starts, each.address)
+        if begun > before or not functions:  # a function may begin with padding, such as endbr64
             functions.append([])
         functions[-1].append(each)
     return functions
