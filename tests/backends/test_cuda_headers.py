@@ -75,6 +75,19 @@ def test_a_header_is_found_and_what_it_declares_works(
     assert not isinstance(made, CompileFailure), made.reason
 
 
+def test_limits_of_floats_need_nothing_of_cccl(tmp_path: Path) -> None:
+    """CCCL's own file has none from version 3 on: here it is left out."""
+    limits = (
+        *("FLT_MAX == 0x1.fffffep127f", "FLT_MIN == 0x1p-126f", "FLT_EPSILON == 0x1p-23f"),
+        *("FLT_TRUE_MIN == 0x1p-149f", "DBL_MAX == 0x1.fffffffffffffp1023", "FLT_DIG == 6"),
+        *("DBL_MIN == 0x1p-1022", "DBL_EPSILON == 0x1p-52", "DBL_TRUE_MIN == 0x1p-1074"),
+    )
+    exact = "".join(f'static_assert({each}, "");\n' for each in limits)
+    for text in ("", "#define _CUDA_STD_CFLOAT\n"):
+        made = _compile(tmp_path, f"{text}#include <cfloat>\n{exact}{EMPTY}")
+        assert not isinstance(made, CompileFailure), made.reason
+
+
 def test_all_of_them_go_together(tmp_path: Path) -> None:
     includes = "".join(f"#include <{header}>\n" for header in (*HEADERS, *reversed(HEADERS)))
     made = _compile(tmp_path, includes + EMPTY)
