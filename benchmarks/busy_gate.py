@@ -14,7 +14,8 @@ process that spins half of the time. By default a pair has one job, and `--load`
 there. With `--judging` several jobs share two cores, and each is a part of the load of the others;
 then `--spinning` says how many processes spin. A job also waits, and is no load then. So each
 record says how many others were busy on average while it was judged (`beside`): a process that
-spins all the time had a share s of a core, so 2 / s processes were busy, itself among them.
+spins all the time had a share s of a core, so 2 / s processes were busy, itself among them. A
+judgement with fewer beside it than `--load` says counts for a lower load.
 
 Right kernels are the C++ methods of tests/red_team (the spaces `unusual_cpu*` and the kernels
 without a fault of the others), and the defaults and seeds of the shipped CPU spaces. Cheats are
@@ -50,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from red_team.pipeline import CONFIRMATION, SEARCH, SPACES, Pipeline, choices
 from spinning import CORES, Spun, pairs_of_cores, spinning
 
+_LOADS = (0.5, 4.0, 16.0)
 _TOGETHER = (
     4  # at most so many draws of a space go to a job at once: it opens one pipeline for them
 )
@@ -103,6 +105,13 @@ class Judgement:
     host_load: float
     beside: float | None = None
     threads: int = 2
+
+    @property
+    def reached(self) -> float:
+        """The load for which this judgement counts: a lower one where too few others were busy."""
+        if self.beside is None or self.beside >= self.load:
+            return self.load
+        return max((each for each in _LOADS if each <= self.beside), default=0.0)
 
 
 def right_kernels() -> list[Kernel]:
@@ -236,7 +245,7 @@ def together(draws: Sequence[tuple[int, Kernel]]) -> Iterator[list[tuple[int, Ke
 
 def campaign(options: argparse.Namespace, known: Sequence[Judgement]) -> Iterator[Judgement]:
     """Judges what is not `known`."""
-    done = {(each.space, each.kernel, each.draw) for each in known if each.load == options.load}
+    done = {(each.space, each.kernel, each.draw) for each in known if each.reached >= options.load}
     kernels = cheats() if options.cheats else [*right_kernels(), *shipped_kernels()]
     if options.kernels:
         kernels = [each for each in kernels if each.name in options.kernels]
@@ -293,7 +302,7 @@ def table(results: Sequence[Judgement]) -> str:
     ]
     groups: dict[tuple[bool, float], list[Judgement]] = defaultdict(list)
     for each in results:
-        groups[each.cheat, each.load].append(each)
+        groups[each.cheat, each.reached].append(each)
     for (cheat, load), group in sorted(groups.items()):
         counts = Counter(each.verdict for each in group)
         confirmed = [each for each in group if each.stage == CONFIRMATION]
@@ -304,7 +313,7 @@ def table(results: Sequence[Judgement]) -> str:
         bad = each.verdict == (PASSED if each.cheat else REFUSED)
         if bad and (each.stage == CONFIRMATION or not each.cheat):
             lines.append(
-                f"- load {each.load:g} {each.space} {each.kernel} ({each.stage}): "
+                f"- load {each.reached:g} {each.space} {each.kernel} ({each.stage}): "
                 f"{each.outcome} {each.reason}"
             )
     return "\n".join(lines)
