@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -144,9 +144,9 @@ def compiled(builds: Sequence[Build], processes: int) -> list[Build]:
     started = time.monotonic()
     found: dict[str, dict[str, str]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        made = pool.map(made_by, jobs.values())
-        for number, (name, each) in enumerate(zip(jobs, made, strict=True), start=1):
-            found[name] = each
+        running = {pool.submit(made_by, job): name for name, job in jobs.items()}
+        for number, done in enumerate(as_completed(running), start=1):
+            found[running[done]] = done.result()
             if number % 20 == 0 or number == len(jobs):
                 seconds = time.monotonic() - started
                 print(f"{number} of {len(jobs)}, {seconds:.0f} s", file=sys.stderr)
@@ -200,7 +200,8 @@ def main() -> None:
         before = [build for build in before if build.space in given.only]
     after = compiled(before, given.processes)
     found = list(differences(before, after))
-    print(*found, sep="\n")
+    for line in found:
+        print(line)
     print(json.dumps({**summary(after), "differ": len(found)}))
     sys.exit(bool(found))
 
