@@ -41,7 +41,7 @@ class Text(NamedTuple):
     `in_float`: the text of an int as a float, where that is less work than its conversion.
 
     A kernel may have an object in the place of an int that C++ converts to one. A unary + does so
-    in the text, and a product with 1.0f asks for a float (kernels/attention/key_place.cuh).
+    in the text, and a product with 1.0f asks for a float (kernels/attention/parts/key_place.cuh).
     """
 
     text: str

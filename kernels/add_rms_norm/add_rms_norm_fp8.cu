@@ -15,7 +15,7 @@
 // Shared    8 * ROWS * WARPS_PER_ROW bytes.
 // Archs     sm_89 and later: conversions to e4m3.
 // Adds to add_rms_norm.cu: a maximum beside the sum, outputs of three types, each total stored as soon as it is known.
-#include "../attention/maximum.cuh"
+#include "../attention/parts/arithmetic.cuh"
 #include "../rows/row_team.cuh"
 
 #include "../rows/e4m3.cuh"

@@ -6,7 +6,7 @@
 //             VALUE_DIM, which is HEAD_DIM as a rule. Each has strides of its own, in elements: any that keep rows
 //             contiguous. heads is a multiple of kv_heads: a group of heads shares one kv head. Any length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
-// Types       float32. HEAD_DIM and CAUSAL are compiled in, and so are features: row_features.h.
+// Types       float32. HEAD_DIM and CAUSAL are compiled in, and so are features: parts/features.h.
 // Archs       any. Workspace: none.
 // Adds        nothing: the first rung. It explains the algorithm that all others share.
 //
@@ -30,7 +30,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "row_features.h"
+#include "parts/features.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 //             group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
-// Problem     HEAD_DIM and VALUE_DIM (multiples of 8, up to 256), CAUSAL, DTYPE, and features: row_features.h.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 8, up to 256), CAUSAL, DTYPE, and features: parts/features.h.
 //
 // How it works. WARPS rows of one head share a block of threads, and with it the BLOCK_N keys and values that lie in
 // shared memory at a time. A lane's share changes within a step:
@@ -31,8 +31,8 @@
 // Archs        sm_80 and later.
 // Adds to 1_scalar.cpp: a warp for each row, keys and values in shared memory, 16-bit types.
 // References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
-#include "element.cuh"
-#include "row_features.h"
+#include "parts/arithmetic.cuh"
+#include "parts/features.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 //             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT32, or DTYPE_BFLOAT16 in and out (uint16_t here) with every sum in float32.
-// Problem     HEAD_DIM and VALUE_DIM (multiples of 8), CAUSAL, DTYPE, and features: row_features.h.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 8), CAUSAL, DTYPE, and features: parts/features.h.
 //
 // How it works. A task is BLOCK_M rows of one head. It walks over blocks of BLOCK_N keys, STEP_M rows at a time:
 //   S = Q K^T            STEP_M x BLOCK_N scores in a buffer that stays in cache
@@ -33,7 +33,7 @@
 //   PARTS       runs in which each product's depth is summed (1, 2, 4, 8): more are slower, and round less. In float32,
 //               one sum of 512 products (BLOCK_N 512, PARTS 1) can miss the gate's limit of the largest error.
 //   PREFETCH    rows ahead in the operand that streams by, K or V (0 = off).
-//   EXP_METHOD  poly3, poly4 (bfloat16 only), poly5, poly6, libm: see simd.h.
+//   EXP_METHOD  poly3, poly4 (bfloat16 only), poly5, poly6, libm: see parts/simd.h.
 //   LOOP_ORDER  inside a task: kv_outer (a K/V block serves all steps while it is in L1) or q_outer (Q, O and S of
 //               one step stay in L1 while K and V pass by).
 //   TASK_ORDER  head_major, row_major, or longest_first (row_major from the end, where causal rows see most keys).
@@ -57,9 +57,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "register_tile.h"
-#include "row_features.h"
-#include "simd.h"
+#include "parts/features.h"
+#include "parts/register_tile.h"
+#include "parts/simd.h"
 
 namespace {
 

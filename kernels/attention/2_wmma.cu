@@ -29,7 +29,7 @@
 //   PRODUCER_WARPS  0: all warps also copy, and one barrier of the block per stage keeps them together.
 //                   1, 2, 4: that many more warps, which only copy; stages are handed over through mbarriers.
 //   STAGES          stages of the ring (1..8). With 1, copies and products take turns; only other blocks fill the gaps.
-//   SWIZZLE         layout of Q, K and V in shared memory: none, pad, tile: see wmma_rows.cuh, also for why not xor.
+//   SWIZZLE         layout of Q, K and V in shared memory: none, pad, tile: see wmma/block.cuh, also for why not xor.
 //   VEC_WIDTH       elements a copy moves (2, 4, 8): cp.async of 4, 8 or 16 bytes; only the last bypasses L1.
 //   Q_IN_REGS       0/1: Q's fragments stay in registers, or are read again for every K.
 //   EPILOGUE        shared: O goes to shared memory as float32, and out by rows in 16-byte stores.
@@ -51,10 +51,9 @@
 //              that no warp waits for each block of keys; warps that share tiles by rows and by keys.
 // References   CUDA C++ Programming Guide, "Warp Matrix Functions"; PTX ISA: "wmma", "cp.async", "mbarrier";
 //              Milakov & Gimelshein 2018 (online softmax); see the helpers.
-#include "wmma_block.cuh"
-#include "wmma_ring.cuh"
-#include "wmma_tile.cuh"
-#include "wmma_warp.cuh"
+#include "wmma/block.cuh"
+#include "wmma/ring.cuh"
+#include "wmma/warp.cuh"
 
 namespace {
 

@@ -10,7 +10,7 @@
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM and VALUE_DIM (multiples of 16; VALUE_DIM <= HEAD_DIM <= 256), CAUSAL, DTYPE, and features:
-//             row_features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have
+//             parts/features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have
 //             their own binary. VIEW_HEADS, VIEW_KV_HEADS, Q_ROW, K_ROW, V_ROW and OUT_ROW, 0 if not given: this
 //             binary is for views whose heads are neighbours, with these numbers of heads and distances between rows.
 //
@@ -21,8 +21,9 @@
 //   O = alpha O + P V    P's accumulator layout is already that of the A operand
 // The row sums l stay spread over four lanes until the end. Then O / l goes through shared memory to 16-byte stores.
 // Blocks that hold no visible key are never read; the last block's missing keys are zeros in shared memory. A window
-// moves the first block, too, and masks the blocks at both of its ends (tile_worker.cuh: attend_all). Features that
-// change scores do so before the softmax (score_change.cuh); sinks join a row's sum at its end (mma_tile.cuh: total).
+// moves the first block, too, and masks the blocks at both of its ends (mma/worker.cuh: attend_all). Features that
+// change scores do so before the softmax (parts/score_change.cuh); sinks join a row's sum at its end (mma/tile.cuh:
+// total).
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
@@ -33,7 +34,7 @@
 //   V_WAIT        late: a second barrier, so that QK need not wait for V; early: one barrier a block. STAGES 1: late.
 //   Q_IN_REGS     0/1: Q's fragments stay in registers, or are read again for every block.
 //   SHARE_QK_SMEM 0/1: K and V overwrite Q in shared memory; needs Q_IN_REGS.
-//   SWIZZLE       none, xor, pad: see shared_rows.cuh.
+//   SWIZZLE       none, xor, pad: see mma/shared_rows.cuh.
 //   KV_ORDER      forward or reverse: which end of the keys is first. Causal's masked blocks are at the far end.
 //   RESCALE_LOG2  0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that; until
 //                 then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
@@ -48,7 +49,7 @@
 //   PERSISTENT    0: a block a tile. n: n blocks a multiprocessor walk over the tiles. Needs SPLIT_KV == 1.
 //   MIN_CTAS      blocks a multiprocessor that the register allocation must allow (1..4).
 //
-//   A space may leave choices out: see choices.cuh.
+//   A space may leave choices out: see mma/block.cuh.
 //
 // Decode (seq_len_q 1) is bound by how fast K and V arrive: SMs x bytes under way / latency (some 50 KB an SM fill an
 // H200). So it needs PACK_GQA, which reads K and V once a group; BLOCK_M 16; a large (STAGES - 1) * BLOCK_N; and a
@@ -82,14 +83,12 @@
 //              do not pass through shared memory; XOR swizzles; masked and whole blocks apart; splits of the keys over
 //              blocks, and tiles packed with GQA heads, which fill the device where queries are few.
 // References   FlashAttention-2, Dao 2023; PTX ISA: mma.m16n8k16, ldmatrix, cp.async; see the helpers.
-#include "cluster_push.cuh"
-#include "last_block.cuh"
-#include "mma_block.cuh"
-#include "mma_tile.cuh"
-#include "part_merge.cuh"
-#include "row_features.h"
-#include "split_merge.cuh"
-#include "tile_worker.cuh"
+#include "mma/block.cuh"
+#include "mma/tile.cuh"
+#include "mma/worker.cuh"
+#include "parts/blocks.cuh"
+#include "parts/features.h"
+#include "parts/merge.cuh"
 
 namespace {
 

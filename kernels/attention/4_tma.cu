@@ -46,11 +46,11 @@
 //              rows by a whole warpgroup (wgmma), whose operands need no loads from shared memory into registers.
 // Next         5_wgmma.cu: scores issued ahead, warpgroups that take turns, output by TMA, clusters.
 // References   Milakov & Gimelshein 2018 (online softmax); PTX ISA: see the helpers.
-#include "mma_sync.cuh"
-#include "strides.cuh"
-#include "wgmma_panels.cuh"
-#include "wgmma_product.cuh"
-#include "wgmma_tma.cuh"
+#include "parts/arithmetic.cuh"
+#include "parts/strides.cuh"
+#include "wgmma/panels.cuh"
+#include "wgmma/product.cuh"
+#include "wgmma/tma.cuh"
 
 #ifndef VALUES_WAIT_LATE  // a space numbers its choices from 1, so no choice has the value 0
 #define VALUES_WAIT_LATE 0
@@ -59,7 +59,6 @@
 
 namespace {
 
-using Element = unsigned short;  // the bits: only conversions and products look inside
 using Rows = Panels<HEAD_DIM>;
 constexpr bool kBfloat16 = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kLate = VALUES_WAIT == VALUES_WAIT_LATE;

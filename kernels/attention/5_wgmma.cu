@@ -9,7 +9,7 @@
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128, 192, 256), VALUE_DIM (of the same, at most HEAD_DIM), CAUSAL, DTYPE, and
-//             features: row_features.h.
+//             features: parts/features.h.
 //
 // How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps loads Q, and K
 // and V in blocks of BLOCK_N keys, by TMA, STAGES deep, the last block first. It runs ahead of the consumers by as many
@@ -18,7 +18,7 @@
 //   P = 2^(c (S - m))    c = softmax_scale log2(e); masks only in blocks that not all rows of the warpgroup see whole
 //   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded
 // A window ends the walk over the blocks early, and masks the last ones, too. Features that change scores do so before
-// the softmax (score_change.cuh); sinks join a row's sum at its end (wgmma_place.cuh: total).
+// the softmax (parts/score_change.cuh); sinks join a row's sum at its end (wgmma/tile.cuh: total).
 // Then O / l goes through Q's shared memory and out by TMA, which leaves out rows that do not exist. Keys that do not
 // exist arrive as zeros, and are masked.
 //
@@ -31,7 +31,7 @@
 //   PRODUCER_WARPS       1, or 4: only a whole warpgroup can give registers away (setmaxnreg).
 //   PRODUCER_REGISTERS   24..56, a multiple of 8: registers of a producer thread, with PRODUCER_WARPS 4. Consumers get
 //                        the rest, up to 240.
-//   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma_consumer.cuh.
+//   OVERLAP              0/1: the next block's scores are issued before this block's values; see wgmma/consumer.cuh.
 //   WEIGHT_SETS          1, 2: sets of registers for packed weights. 2 needs OVERLAP.
 //   PING_PONG            0/1: warpgroups take turns in issuing products. Needs CONSUMER_WARPGROUPS > 1.
 //   Q_IN_REGS            0/1: Q's fragments stay in registers: products of 128 keys then read a third less.
@@ -39,24 +39,24 @@
 //   RESCALE_LOG2         0: O is rescaled for every block. 4, 8: only when some row's maximum grew by more than 2^that;
 //                        until then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
 //   KEEP_MAXIMUM         0/1: weights are relative to the maximum of the blocks before; a block whose scores are far
-//                        above it is computed again. See wgmma_consumer_weights.cuh. No difference with a soft cap.
-//   BIAS_IN_PRODUCT      0/1: a bias that is linear in the key comes out of the product Q K^T: see wgmma_key_bias.cuh.
+//                        above it is computed again. See wgmma/consumer.cuh. No difference with a soft cap.
+//   BIAS_IN_PRODUCT      0/1: a bias that is linear in the key comes out of the product Q K^T: see wgmma/key_bias.cuh.
 //   STORE                bulk: through shared memory and TMA; direct: from registers, 4 bytes a lane.
 //   SPLIT_KV             1, 2, 4, 8: blocks of a cluster that share the keys of a tile, in whole blocks of keys. They
-//                        merge their sums over distributed shared memory: see wgmma_merge.cuh. For grids of few tiles.
+//                        merge their sums over distributed shared memory: see wgmma/merge.cuh. For grids of few tiles.
 //   PACK_GQA             0/1: the rows of a tile are those of several heads of a group, so that few queries fill it.
 //   CLUSTER              1, 2: blocks of a cluster that have tiles side by side. Each loads its part of every block of
 //                        K and V for all of them (multicast). CAUSAL: they all go through the keys of the last tile.
 //   HALF_BLOCKS          0/1: of a block at either end of the keys only the half that rows of the warpgroup see is
-//                        computed. See wgmma_consumer.cuh.
+//                        computed. See wgmma/consumer.cuh.
 //   HIDE_ENDS            0/1: the factors of a tile's rows are computed under its last product, and its output is read
 //                        from shared memory under the next tile's first block. Needs STORE bulk and QUERY_STAGES 2.
 //   SKIP_MASKED          0/1: with CAUSAL, and at the far end of a window, a warpgroup leaves out blocks of keys that
 //                        only other warpgroups of its tile see.
 //   PERSISTENT           0: a block a tile. n: n blocks a multiprocessor walk over the tiles.
 //   SHARE_TAIL           0/1: a last round of fewer tiles than blocks is shared out: each block takes equally many
-//                        blocks of keys. See wgmma_schedule.cuh, wgmma_tail.cuh. Not for CAUSAL, nor for windows.
-//   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma_schedule.cuh.
+//                        blocks of keys. See wgmma/tile.cuh, wgmma/merge.cuh. Not for CAUSAL, nor for windows.
+//   WALK, HEAD_SECTION, ROW_ORDER  the order of the tiles: see wgmma/tile.cuh.
 //   L2_PROMOTION         128, 256: bytes that a TMA load brings to the L2 cache at a time. In the maps alone.
 //   MIN_CTAS             blocks a multiprocessor that the register allocation must allow (1..3).
 //
@@ -91,20 +91,18 @@
 //              computed; weights that wait for no maximum; some exponentials by multiply-adds; registers moved from
 //              the producer to the consumers; clusters that load once for two blocks; splits, packed heads, features.
 // References   FlashAttention-3, Shah et al. 2024; PTX ISA: see the helpers. Lab book: docs/lab/wgmma.md.
-#include "cluster_multicast.cuh"
-#include "mma_sync.cuh"
-#include "row_features.h"
-#include "strides.cuh"
-#include "wgmma_choices.cuh"
-#include "wgmma_consumer.cuh"
-#include "wgmma_key_bias.cuh"
-#include "wgmma_merge.cuh"
-#include "wgmma_place.cuh"
-#include "wgmma_producer.cuh"
-#include "wgmma_rings.cuh"
-#include "wgmma_schedule.cuh"
-#include "wgmma_tail.cuh"
-#include "wgmma_tma.cuh"
+#include "parts/arithmetic.cuh"
+#include "parts/blocks.cuh"
+#include "parts/features.h"
+#include "parts/strides.cuh"
+#include "wgmma/choices.cuh"
+#include "wgmma/consumer.cuh"
+#include "wgmma/key_bias.cuh"
+#include "wgmma/merge.cuh"
+#include "wgmma/producer.cuh"
+#include "wgmma/rings.cuh"
+#include "wgmma/tile.cuh"
+#include "wgmma/tma.cuh"
 
 #if CLUSTER_BLOCKS > 1
 #define CLUSTER_DIMS __cluster_dims__(CLUSTER_BLOCKS, 1, 1)

@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "scalar_row.h"
+#include "parts/scalar_row.h"
 
 extern "C" void attention_paged(const float* q, const float* k_pages, const float* v_pages, const int* page_table,
                                 const int* seq_lens, float* out, float softmax_scale, int sequences, int queries,

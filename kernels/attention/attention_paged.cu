@@ -12,9 +12,9 @@
 //
 // How it works. The rows of a sequence that share a kv head, queries x group of them, are packed into tiles of BLOCK_M.
 // Reading the keys takes nearly all of the time, so everything serves the copies: each block gets an equal share of all
-// tiles of keys, whatever the lengths (paged_schedule.cuh); the numbers of pages are read a tile ahead, and the copies
-// run STAGES - 1 tiles ahead, from one sequence into the next (paged_copy.cuh). The arithmetic is that of
-// 3_mma.cu (tile_worker.cuh). At the end of a block's keys of a unit, its warps' parts merge in shared memory.
+// tiles of keys, whatever the lengths (paged/pages.cuh); the numbers of pages are read a tile ahead, and the copies
+// run STAGES - 1 tiles ahead, from one sequence into the next (paged/pages.cuh). The arithmetic is that of
+// 3_mma.cu (mma/worker.cuh). At the end of a block's keys of a unit, its warps' parts merge in shared memory.
 // If others have keys of that unit, the part goes to `partials`, and the last block to arrive merges them in order.
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
@@ -38,17 +38,14 @@
 // Archs        sm_80 and later.
 // Adds to 3_mma.cu: pages, equal shares of uneven lengths, copies that go on from tile to tile.
 // References   Flash-Decoding, Dao et al. 2023; PagedAttention, Kwon et al. 2023; FlashInfer, Ye et al. 2025.
-#include "paged_choices.cuh"
+#include "paged/pages.cuh"
 
-#include "last_block.cuh"
-#include "mma_block.cuh"
-#include "mma_sync.cuh"
-#include "paged_copy.cuh"
-#include "paged_schedule.cuh"
-#include "paged_tile.cuh"
-#include "split_merge.cuh"
-#include "strides.cuh"
-#include "tile_worker.cuh"
+#include "mma/block.cuh"
+#include "mma/worker.cuh"
+#include "parts/arithmetic.cuh"
+#include "parts/blocks.cuh"
+#include "parts/merge.cuh"
+#include "parts/strides.cuh"
 
 namespace {
 
@@ -160,7 +157,7 @@ __device__ __forceinline__ void store_out(const Tile& tile, int row, int column,
       make_uint2(pack<kBfloat16>(o[0] * inverse, o[1] * inverse), pack<kBfloat16>(o[2] * inverse, o[3] * inverse));
 }
 
-// Merges the `count` parts of a unit, which blocks stored one behind the other, in their order. In split_merge.cuh the
+// Merges the `count` parts of a unit, which blocks stored one behind the other, in their order. In parts/merge.cuh the
 // compiler knows the number of parts; here it does not. A load that is skipped at run time occupies its registers
 // anyway, so the code does not skip loads: past the end it loads the last part again.
 __device__ __forceinline__ void merge_blocks(const Tile& tile, const float* parts, int count) {

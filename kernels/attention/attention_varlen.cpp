@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "scalar_row.h"
+#include "parts/scalar_row.h"
 
 extern "C" void attention_varlen(const float* q, const float* k, const float* v, const int* cu_seqlens_q,
                                  const int* cu_seqlens_k, float* out, float softmax_scale, int sequences, int heads,

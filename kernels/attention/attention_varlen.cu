@@ -9,8 +9,8 @@
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32; tables of int32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
 //
-// How it works. A block of threads finds its tile in the table of boundaries (varlen_schedule.cuh) and works on it as
-// 3_mma.cu does, with the same code (tile_worker.cuh): for it a sequence is a problem of its own, whose rows
+// How it works. A block of threads finds its tile in the table of boundaries (varlen/schedule.cuh) and works on it as
+// 3_mma.cu does, with the same code (mma/worker.cuh): for it a sequence is a problem of its own, whose rows
 // lie heads * HEAD_DIM apart. Blocks whose number has no tile leave at once.
 //
 // Tunables (T = 32 * WARPS_Q threads); 3_mma.cu explains the ones that it has too
@@ -37,10 +37,10 @@
 #define KV_EVICTION_NORMAL 1
 #define KV_EVICTION KV_EVICTION_NORMAL
 
-#include "mma_block.cuh"
-#include "strides.cuh"
-#include "tile_worker.cuh"
-#include "varlen_schedule.cuh"
+#include "mma/block.cuh"
+#include "mma/worker.cuh"
+#include "parts/strides.cuh"
+#include "varlen/schedule.cuh"
 
 namespace {
 

@@ -9,11 +9,11 @@
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32; tables of int32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128), CAUSAL, DTYPE.
 //
-// How it works. As 5_wgmma.cu, with the same code (wgmma_consumer.cuh, wgmma_producer.cuh). Persistent blocks walk over
-// the tiles, those with the most keys first (varlen_walk.cuh). One warp finds tiles, while those before are loaded and
-// computed. It writes where a tile lies to shared memory, behind the mbarriers. The loading thread reads this at once. The
-// consumers read it when Q has arrived. The loading thread asks for the next tile when it has a few blocks of this one
-// left: a block that drew earlier would keep a tile from another block that is sooner free.
+// How it works. As 5_wgmma.cu, with the same code (wgmma/consumer.cuh, wgmma/producer.cuh). Persistent blocks walk over
+// the tiles, those with the most keys first (varlen/walk.cuh). One warp finds tiles, while those before are loaded and
+// computed. It writes where a tile lies to shared memory, behind the mbarriers. The loading thread reads this at once.
+// The consumers read it when Q has arrived. The loading thread asks for the next tile when it has a few blocks of this
+// one left: a block that drew earlier would keep a tile from another block that is sooner free.
 // Maps know no sequences, so a tile's last rows, and its last keys, may be those of the next sequence:
 //   rows    are computed, and not stored: a warpgroup not all of whose 64 rows exist stores from registers, row by row.
 //           One that has no row leaves all products out.
@@ -25,7 +25,7 @@
 //   RESCALE_LOG2, KEEP_MAXIMUM, HALF_BLOCKS, HIDE_ENDS, SKIP_MASKED, L2_PROMOTION  as in 5_wgmma.cu.
 //   PACK_GQA      0/1: the rows of a tile are those of several heads of a group, the heads of a position together.
 //   STORE         bulk: through Q's shared memory and by TMA; direct: from registers, 4 bytes a lane.
-//   WALK          snake, queue; HEAD_SECTION: see varlen_walk.cuh.
+//   WALK          snake, queue; HEAD_SECTION: see varlen/walk.cuh.
 //   MIN_CTAS      blocks a multiprocessor (1..3).
 //
 // Constraints  as in 5_wgmma.cu, which explains the registers, with OVERLAP 1, WEIGHT_SETS 1, PRODUCER_WARPS 4.
@@ -42,19 +42,18 @@
 // Archs        sm_90a: for others attention_varlen.cu.
 // Adds to 5_wgmma.cu: a walk over tiles of unequal lengths by a warp of its own, and values that are cleared.
 // References   FlashAttention-3, Shah et al. 2024 (varlen); PTX ISA: see the helpers.
-#include "varlen_choices.cuh"
+#include "varlen/tile.cuh"
 
-#include "varlen_place.cuh"
-#include "varlen_walk.cuh"
-#include "wgmma_consumer.cuh"
-#include "wgmma_producer.cuh"
-#include "wgmma_rings.cuh"
-#include "wgmma_tma.cuh"
+#include "varlen/walk.cuh"
+#include "wgmma/consumer.cuh"
+#include "wgmma/producer.cuh"
+#include "wgmma/rings.cuh"
+#include "wgmma/tma.cuh"
 
 namespace {
 
-// The blocks of keys that are still to be loaded when the next tile is asked for: by our estimate they take as long as a
-// draw, a search in the table and the first loads. Not measured.
+// The blocks of keys that are still to be loaded when the next tile is asked for: by our estimate they take as long as
+// a draw, a search in the table and the first loads. Not measured.
 constexpr int kAhead = (384 + BLOCK_N - 1) / BLOCK_N;
 
 // Called by the second warp of the producers. It finds a tile while the one before it is loaded.

@@ -40,11 +40,11 @@
 // Shared      128 * K_PANELS * STAGES * (BLOCK_M + BLOCK_N) + 16 * STAGES bytes
 // Archs       sm_90a: for others linear_mma.cu.
 // References  PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor".
-#include "../attention/cluster_multicast.cuh"
-#include "../attention/last_block.cuh"
-#include "../attention/mma_sync.cuh"
-#include "../attention/wgmma_panels.cuh"
-#include "../attention/wgmma_product.cuh"
+#include "../attention/parts/arithmetic.cuh"
+#include "../attention/parts/blocks.cuh"
+#include "../attention/wgmma/panels.cuh"
+#include "../attention/wgmma/product.cuh"
+#include "../attention/wgmma/tma.cuh"
 #include "linear_epilogue.cuh"
 #include "linear_stages.cuh"
 #include "linear_tiles.cuh"

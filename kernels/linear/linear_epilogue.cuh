@@ -9,8 +9,7 @@
 //            Functions, 7.1.26 (erf to 1.5e-7).
 #pragma once
 
-#include "../attention/element.cuh"
-#include "../attention/mma_sync.cuh"
+#include "../attention/parts/arithmetic.cuh"
 
 namespace {
 

@@ -24,13 +24,12 @@
 // Shared      2 * BLOCK_K * STAGES * (BLOCK_M + BLOCK_N) bytes
 // Archs       sm_80 and later; on sm_90 linear.cu is faster, so the space leaves sm_90 out.
 // References  PTX ISA, "mma", "ldmatrix".
-#include "../attention/async_copy.cuh"
-#include "../attention/element.cuh"
-#include "../attention/last_block.cuh"
-#include "../attention/mma_sync.cuh"
+#include "../attention/parts/arithmetic.cuh"
+#include "../attention/parts/async_copy.cuh"
+#include "../attention/parts/blocks.cuh"
 #define SWIZZLE_XOR 1
 #define SWIZZLE_PAD 2
-#include "../attention/shared_rows.cuh"
+#include "../attention/mma/shared_rows.cuh"
 
 namespace {
 

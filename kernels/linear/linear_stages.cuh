@@ -6,7 +6,7 @@
 // Archs      sm_90a.
 #pragma once
 
-#include "../attention/wgmma_panels.cuh"
+#include "../attention/wgmma/panels.cuh"
 #include "linear_tiles.cuh"
 
 namespace {

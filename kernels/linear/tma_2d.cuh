@@ -1,11 +1,10 @@
-// TMA loads of a box of a matrix, beside those of tensors of four dimensions in wgmma_tma.cuh and
-// cluster_multicast.cuh.
+// TMA loads of a box of a matrix, beside those of tensors of four dimensions in ../attention/wgmma/tma.cuh.
 //
 // Archs     sm_90 and later.
 // Reference PTX ISA, "cp.async.bulk.tensor" (.multicast::cluster).
 #pragma once
 
-#include "../attention/wgmma_tma.cuh"
+#include "../attention/wgmma/tma.cuh"
 
 namespace {
 

@@ -4,7 +4,7 @@
 // Reference  PTX ISA, "cvt"; Micikevicius et al. 2022, "FP8 formats for deep learning".
 #pragma once
 
-#include "../attention/element.cuh"
+#include "../attention/parts/arithmetic.cuh"
 
 namespace {
 

@@ -15,7 +15,7 @@
 // Reference PTX ISA, "Cache Operators".
 #pragma once
 
-#include "../attention/element.cuh"
+#include "../attention/parts/arithmetic.cuh"
 
 namespace {
 

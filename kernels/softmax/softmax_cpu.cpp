@@ -5,12 +5,12 @@
 //           EXP_METHOD       poly5, poly6: a polynomial on whole vectors; libm: the library's, one at a time
 //           RECOMPUTE        exp is computed again for the output, instead of stored and read back
 //           SCHEDULE, CHUNK  how OpenMP hands out rows, and how many at a time
-// Archs     any: vectors as wide as the machine has them (../attention/simd.h). Workspace: none.
+// Archs     any: vectors as wide as the machine has them (../attention/parts/simd.h). Workspace: none.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 
-#include "../attention/simd.h"
+#include "../attention/parts/simd.h"
 
 #if SCHEDULE == SCHEDULE_STATIC
 #define OMP_SCHEDULE static

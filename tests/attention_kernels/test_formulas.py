@@ -7,13 +7,14 @@ configuration, with the configuration's macros as constants; the compiler then c
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
@@ -61,17 +62,17 @@ PACKED = {"sequences": 5, "heads": 4, "kv_heads": 2, "tokens_q": 900, "tokens_k"
 PACKED |= {"longest_q": 400, "longest_k": 400}
 # 24 rows of a kv head: fewer than some tiles have.
 PAGES = {"sequences": 3, "queries": 12, "heads": 4, "kv_heads": 2, "longest": 500, "page_size": 16}
-SIZES_IN = ("wmma_block.cuh", "mma_block.cuh", "wgmma_rings.cuh", "wgmma_choices.cuh")
-SIZES_IN += ("varlen_choices.cuh", "varlen_place.cuh", "linear_stages.cuh", "linear_tiles.cuh")
+_SIZES_OF = ("wmma/block", "mma/block", "wgmma/rings", "wgmma/choices", "varlen/walk")
+_SIZES_OF += ("varlen/tile", "paged/pages")
+SIZES_IN = {*(f"attention/{name}.cuh" for name in _SIZES_OF)}
+SIZES_IN |= {"linear/linear_stages.cuh", "linear/linear_tiles.cuh"}
 WGMMA_REGISTERS = (
     "PRODUCER_WARPS == 4 ? (kMoveRegisters ? kConsumerRegisters : kEntryRegisters) : -1"
 )
 MMA_BYTES = (
     "kCluster ? kInboxAt + 8 : most(most(kStagesEnd, kQueryBytes), WARPS_KV > 1 ? kInboxAt : 0)"
 )
-MMA_TEMPLATES = tuple(
-    f"attention/{name}.cuh" for name in ("shared_rows", "part_merge", "split_merge")
-)
+MMA_TEMPLATES = tuple(f"attention/{name}.cuh" for name in ("mma/shared_rows", "parts/merge"))
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
 WGMMA_BYTES = (
     "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0) + (HIDE_ENDS ? 32 * QUERY_STAGES : 0)"
@@ -92,7 +93,7 @@ RUNGS = [
         "attention-wmma",
         "attention/2_wmma.cu",
         WMMA_BYTES,
-        ("attention/wmma_rows.cuh",),
+        ("attention/wmma/block.cuh",),
         shape=DENSE,
         sizes=SIZES,
     ),
@@ -117,7 +118,7 @@ RUNGS = [
         "attention-varlen",
         "attention/attention_varlen.cu",
         VARLEN_BYTES,
-        ("attention/shared_rows.cuh",),
+        ("attention/mma/shared_rows.cuh",),
         defaults="constexpr int VALUE_DIM = HEAD_DIM, WARPS_KV = 1;",
         shape=PACKED,
         sizes=SIZES,
@@ -137,7 +138,7 @@ RUNGS = [
         "attention-paged",
         "attention/attention_paged.cu",
         PAGED_BYTES,
-        ("attention/shared_rows.cuh", "attention/split_merge.cuh"),
+        ("attention/mma/shared_rows.cuh", "attention/parts/merge.cuh"),
         defaults="constexpr int SWIZZLE_XOR = 1, SWIZZLE_PAD = 2, SWIZZLE = SWIZZLE_XOR, "
         "VALUE_DIM = HEAD_DIM, SHARE_QK_SMEM = 1;",
         shape=PAGES,
@@ -181,11 +182,11 @@ def text_of(source: str, seen: set[str] | None = None) -> str:
     path = KERNELS / source
 
     def included(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in SIZES_IN or name in seen:
+        header = os.path.normpath(PurePosixPath(source).parent / match[1])
+        if header not in SIZES_IN or header in seen:
             return ""
-        seen.add(name)
-        return text_of(str(path.parent / name), seen)
+        seen.add(header)
+        return text_of(header, seen)
 
     return re.sub(r'^#include "([^"]+)"$', included, path.read_text(), flags=re.MULTILINE)
 
@@ -205,11 +206,13 @@ def macros_of(stated: Stated) -> str:
 
 
 def templates_of(stated: Stated) -> Iterator[str]:
-    """The class templates of the headers, with nothing in them but constants of numbers."""
+    """The class templates over numbers, with nothing in them but constants of numbers."""
     for header in stated.templates:
         text = (KERNELS / header).read_text()
-        struct = r"^(template <[^\n]*>\nstruct \w+) \{\n(.*?)^\};$"
+        struct = r"^(template <int [^\n]*>\nstruct \w+) \{\n(.*?)^\};$"
         for head, body in re.findall(struct, text, re.MULTILINE | re.DOTALL):
+            if "class " in head:
+                continue
             lines = re.findall(r"^  static constexpr (?:int|bool|unsigned) .*$", body, re.MULTILINE)
             yield "\n".join([head, "{", *lines, "};"])
 

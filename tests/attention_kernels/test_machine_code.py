@@ -1,6 +1,6 @@
 """ptxas keeps each softmax of 5_wgmma.cu beside the MMA that it is to run under.
 
-`finish_first` in wgmma_product.cuh sees to that. Without it ptxas moves the exponentials behind
+`finish_first` in wgmma/product.cuh sees to that. Without it ptxas moves the exponentials behind
 the wait for that MMA, and nothing else shows it than the time.
 """
 
@@ -38,7 +38,7 @@ def between_waits(
     mistakes: Mapping[str, str] | None = None,
 ) -> list[dict[str, int]]:
     """For each stretch from the wait for a block's scores to the next wait, the instructions in it
-    by name. `mistakes` maps texts of wgmma_product.cuh to wrong ones."""
+    by name. `mistakes` maps texts of wgmma/product.cuh to wrong ones."""
     space = find_space("attention-wgmma")
     planner = load_setup(space, "h200", compile_only=True).planner
     assert planner is not None
@@ -50,7 +50,7 @@ def between_waits(
     job = next(job for job in jobs if dict(job.defines)["CAUSAL"] == causal)
     if mistakes:
         shutil.copytree(space.parents[1] / "kernels" / "attention", folder / "kernels/attention")
-        header = folder / "kernels/attention/wgmma_product.cuh"
+        header = folder / "kernels/attention/wgmma/product.cuh"
         text = header.read_text()
         for right, wrong in mistakes.items():
             assert right in text

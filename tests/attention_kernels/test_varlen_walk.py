@@ -1,4 +1,4 @@
-"""varlen_walk.cuh on the CPU: every tile once, those with the most keys first."""
+"""varlen/walk.cuh on the CPU: every tile once, those with the most keys first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 GROUPS, BLOCK_N, HEADS, HEAD_SECTION = 2, 96, 5, 2
 BLOCK_M = 64 * GROUPS
 LISTING = """
-#include "varlen_walk.cuh"
+#include "varlen/walk.cuh"
 
 extern "C" void list_tiles(const int* q, const int* k, int sequences, int heads, int heads_log2,
                            int* counter, int* found, int* count) {

@@ -133,13 +133,14 @@ class Sent:
             )
             text = (kernels / "attention" / "1_scalar.cpp").read_text()
             (space / "kernel.cpp").write_text('#include "header.h"\n' + text)
-            shutil.copy(kernels / "attention" / "row_features.h", space)
+            (space / "parts").mkdir()
+            shutil.copy(kernels / "attention" / "parts" / "features.h", space / "parts")
         else:
             (space / "space.yaml").write_text(PYTHON)
             text = (kernels / "softmax" / "problem.py").read_text()
             (space / "problem.py").write_text(f"{text}\nopen({str(self.mark)!r}, 'w').close()\n")
-            for name in ("softmax/softmax_cpu.cpp", "attention/simd.h"):
-                (space / name).parent.mkdir()
+            for name in ("softmax/softmax_cpu.cpp", "attention/parts/simd.h"):
+                (space / name).parent.mkdir(parents=True)
                 shutil.copy(kernels / name, space / name)
         self.space = space
         sender.does("run space.yaml --trials 1 --champions 1")

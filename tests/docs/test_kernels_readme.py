@@ -14,7 +14,10 @@ RUNGS = sorted(path for path in FOLDER.glob("[0-9]_*") if path.suffix != ".md")
 KERNELS = [*RUNGS, *sorted(FOLDER.glob("attention_*"))]
 NAMED_FILE = re.compile(r"\b((?:[0-9]|attention)_\w+\.(?:cpp|cuh?|md))\b")
 TEXTS = (".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".py", ".yaml")
-FILES = sorted(path.name for path in FOLDER.iterdir() if path.name != "README.md")
+PATHS = sorted(path for path in FOLDER.rglob("*") if path.is_file() and path.name != "README.md")
+FILES = [path.relative_to(FOLDER).as_posix() for path in PATHS if "__pycache__" not in path.parts]
+HEADERS = [name for name in FILES if name.endswith((".cuh", ".h"))]
+NAMED_HEADER = re.compile(r"\b((?:parts|mma|wmma|wgmma|varlen|paged)/\w+\.(?:cuh|h)\b)")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -37,6 +40,14 @@ def test_a_kernel_that_is_named_is_there(folder: str) -> None:
     assert not [(text, name) for text, name in named if name not in names]
 
 
+@pytest.mark.parametrize("folder", ["kernels", "docs", "tests", "evotune"])
+def test_a_header_that_is_named_is_there(folder: str) -> None:
+    texts = [each for each in (ROOT / folder).rglob("*") if each.suffix in TEXTS]
+    named = {(each.name, name) for each in texts for name in NAMED_HEADER.findall(each.read_text())}
+    assert named
+    assert not [(text, name) for text, name in named if name not in HEADERS]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("attention_*.yaml")))
 def test_every_space_is_in_the_guide(path: Path) -> None:
     assert f"`{path.stem.replace('_', '-')}`" in GUIDE
@@ -49,7 +60,12 @@ def test_a_kernel_header_has_all_parts(path: Path, part: str) -> None:
     assert re.search(rf"^(?://)? *(?:{part})\b", header, re.M), f"{path.name}: no {part}"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.cuh")), ids=lambda path: path.name)
-def test_a_device_header_says_its_architectures(path: Path) -> None:
-    header = path.read_text().partition("#pragma once")[0]
-    assert "// Archs " in header
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_lies_in_a_folder_and_begins_with_what_it_is(name: str) -> None:
+    assert name.count("/") == 1
+    head, found, _ = (FOLDER / name).read_text().partition("#pragma once")
+    assert found
+    assert re.fullmatch(r"(//.*\n)+", head), "comments alone"
+    assert len(head) > 200
+    if name.endswith(".cuh"):
+        assert re.search(r"^// Archs +\S", head, re.M)

@@ -56,7 +56,7 @@ _KEYS = 128  # of a block
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("formulas")
     lines = ["#include <cmath>", "#define __device__", "#define __forceinline__ inline"]
-    lines.append('#include "key_place.cuh"')
+    lines.append('#include "parts/key_place.cuh"')
     for number, text in enumerate(FORMULAS):
         name = f"F{number}({MACRO.partition('(')[2]}"
         lines.append(f"#define {name} {macro(text)}")
@@ -79,7 +79,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("number", range(len(FORMULAS)), ids=FORMULAS)
 def test_the_text_computes_what_the_tree_means(compiled: ctypes.CDLL, number: int) -> None:
-    """With the key as an int, and as GPU kernels have it (key_place.cuh), which may round the
+    """With the key as an int, and as GPU kernels have it (parts/key_place.cuh), which may round the
     parts of a sum apart."""
     functions: list[Any] = [compiled[f"{kind}{number}"] for kind in "fg"]
     for function in functions:

@@ -1,7 +1,7 @@
 """A shipped CUDA kernel compiled for the CPU and run as its space launches it.
 
 The files are compiled unchanged, except for the headers that hold only instructions, for the line
-that declares shared memory, and for the one instruction of strides.cuh.
+that declares shared memory, and for the one instruction of attention/parts/strides.cuh.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from evotune.runs.launches import CasePlanner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Value
 from evotune.workers.executor import TIMED, CaseJob
-from tests.attention_kernels.hopper.emulation import addresses_of, compiled
+from tests.attention_kernels.hopper.emulation import REPLACEMENT, addresses_of, compiled
 from tests.attention_kernels.warps.emulation import INSTRUCTION, SUM
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 _INSTRUCTIONS = (
-    *("async_copy.cuh", "mma_sync.cuh", "element.cuh", "last_block.cuh", "maximum.cuh"),
-    *("wgmma_product.cuh", "wgmma_tma.cuh", "tma_2d.cuh", "e4m3.cuh"),
-    *("cluster_multicast.cuh", "cluster_push.cuh"),
+    *("attention/parts/arithmetic.cuh", "attention/parts/async_copy.cuh"),
+    *("attention/parts/blocks.cuh", "attention/wgmma/product.cuh", "attention/wgmma/tma.cuh"),
+    *("linear/tma_2d.cuh", "rows/e4m3.cuh"),
 )
 _DECLARED = "extern __shared__ __align__({}) unsigned char shared_memory[];\n"
 _FENCE = 4096  # elements before and behind each tensor, all NaN, or
@@ -169,15 +169,15 @@ class EmulatedKernel:
     def _build(self, job: CaseJob) -> ctypes.CDLL:
         left = dict(self._mistakes)
         own = ROOT / job.compile.source
-        files = [each for end in ("cu*", "h") for each in (ROOT / "kernels").glob(f"*/*.{end}")]
+        files = [each for end in ("cu*", "h") for each in (ROOT / "kernels").rglob(f"*.{end}")]
         for source in sorted(files, key=lambda each: each != own):
             text = source.read_text().replace(INSTRUCTION, SUM)
             for alignment in (16, 128, 1024):
                 text = text.replace(_DECLARED.format(alignment), "")
             for right in [right for right in left if right in text]:
                 text = text.replace(right, left.pop(right), 1)
-            if source.name in _INSTRUCTIONS:
-                text = "#pragma once\nusing Element = unsigned short;\n"
+            if source.relative_to(ROOT / "kernels").as_posix() in _INSTRUCTIONS:
+                text = REPLACEMENT
             to = self._folder / source.relative_to(ROOT)
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_text(text)

@@ -23,7 +23,7 @@ from evotune.space.document import load_space
 from .emulation import ROOT
 from .test_supports import INCLUDE
 
-HEADERS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("kernels/*/*.cuh"))
+HEADERS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("kernels/**/*.cuh"))
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _defaults() -> list[CompileJob]:
 
 
 def test_there_are_headers() -> None:
-    assert len(HEADERS) > 40
+    assert len(HEADERS) > 30
     assert set(HEADERS) <= set(jobs()), "a kernel of a shipped space includes each header"
 
 

@@ -26,20 +26,9 @@ from evotune.problems.problem import Case
 
 HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
-REPLACED = (
-    "bit_range.cuh",
-    "cluster_multicast.cuh",
-    "cluster_push.cuh",
-    "maximum.cuh",
-    "mma_sync.cuh",
-    "wgmma_product.cuh",
-    "wgmma_tma.cuh",
-)
-
-COMPILED = (
-    *("4_tma.cu", "5_wgmma.cu", "wgmma_*.cuh", "part_merge.cuh", "split_merge.cuh"),
-    *("strides.cuh", "row_features.h", "key_place.cuh", "score_change.cuh"),
-)
+REPLACED = ("parts/arithmetic.cuh", "parts/blocks.cuh", "wgmma/product.cuh", "wgmma/tma.cuh")
+REPLACEMENT = "#pragma once\nusing Element = unsigned short;\n"
+COMPILED = ("4_tma.cu", "5_wgmma.cu", "wgmma/*.cuh", "parts/*.cuh", "parts/features.h")
 COMPILER = (
     *("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC"),
     # A GPU stops at an address that is no multiple of the access's size, and so does the model.
@@ -80,10 +69,12 @@ def build(folder: Path, job: CompileJob, mistakes: Mapping[str, str] | None = No
         text = source.read_text()
         for right in [right for right in left if right in text]:
             text = text.replace(right, left.pop(right), 1)
-        (folder / source.name).write_text(text)
+        to = folder / source.relative_to(KERNELS)
+        to.parent.mkdir(exist_ok=True)
+        to.write_text(text)
     assert not left, f"nowhere in the kernel: {left}"
     for name in REPLACED:
-        (folder / name).write_text("#pragma once\n")
+        (folder / name).write_text(REPLACEMENT)
     options = [f"-I{folder}", *job.macros, f'-DKERNEL_FILE="{Path(job.source).name}"']
     return compiled(folder, HERE / "device.hpp", options)
 

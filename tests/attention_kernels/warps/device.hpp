@@ -2,7 +2,7 @@
 //
 //   shared memory  a pointer to the block's own.
 //   copies         cp.async is done by the wait that covers it, no earlier; until then there is NaN in its place. The
-//                  copies of copy_handover.cuh are done at once: a wait that is too short is not seen.
+//                  copies of parts/async_copy.cuh are done at once: a wait that is too short is not seen.
 //   mma, ldmatrix  done by a warp's lanes together, on words that they exchange.
 //   wmma           each lane reads whole operands, and has eight elements in a row of every accumulator.
 #pragma once
@@ -50,7 +50,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 
 bool __syncthreads_or(bool value);
 
-// ---- async_copy.cuh ----
+// ---- parts/async_copy.cuh: copies ----
 
 // Begins a block whose threads have copied nothing.
 void start_copies(int threads);
@@ -64,7 +64,7 @@ inline void prefetch_to_l2(const void*) {}
 void wait_copy_groups(int left);
 template <int GROUPS> void wait_copy_groups() { wait_copy_groups(GROUPS); }
 
-// ---- copy_handover.cuh ----
+// ---- parts/async_copy.cuh: mbarriers ----
 
 template <int BYTES>
 void copy_async(unsigned shared, const void* from, bool exists = true) {
@@ -144,7 +144,7 @@ void mma_sync(Accumulator& d, const fragment<matrix_a, 16, 16, 16, T, row_major>
 }
 }  // namespace nvcuda::wmma
 
-// ---- mma_sync.cuh ----
+// ---- parts/arithmetic.cuh: sums, fragments ----
 
 void load_matrix_transposed(unsigned (&tiles)[4], unsigned shared);
 
@@ -158,7 +158,7 @@ void multiply(float (&product)[4], const unsigned (&a)[4], unsigned b0, unsigned
   multiply_add<BFLOAT16>(product, a, b0, b1, 0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-// ---- last_block.cuh; blocks run one after the other ----
+// ---- parts/blocks.cuh: the last block; blocks run one after the other ----
 
 inline bool last_to_arrive(int* counter, int count) {
   bool last = false;
@@ -170,11 +170,11 @@ inline bool last_to_arrive(int* counter, int count) {
   return __syncthreads_or(last);
 }
 
-// ---- cluster_push.cuh: a model of clusters of 3_mma.cu is missing ----
+// ---- parts/blocks.cuh: clusters; a model of clusters of 3_mma.cu is missing ----
 
 inline void send(unsigned, unsigned, bool, float, float) { fail("a cluster"); }
 
-// ---- element.cuh ----
+// ---- parts/arithmetic.cuh: elements ----
 
 template <bool BFLOAT16>
 float to_float(uint16_t bits) {

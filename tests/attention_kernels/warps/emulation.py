@@ -1,7 +1,7 @@
 """A CUDA rung before Hopper's compiled for the CPU and run as a space launches it.
 
 The files are compiled unchanged, except for the headers that hold only instructions, and for two
-lines: where shared memory is declared, and the one instruction of strides.cuh.
+lines: where shared memory is declared, and the one instruction of parts/strides.cuh.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from evotune.backends.base.session import c_value
 from evotune.workers.executor import CaseJob
 from tests.attention_kernels.hopper.emulation import (
     KERNELS,
+    REPLACEMENT,
     Array,
     Memory,
     Ran,
@@ -23,10 +24,7 @@ from tests.attention_kernels.hopper.emulation import (
 )
 
 HERE = Path(__file__).parent
-REPLACED = (
-    *("async_copy.cuh", "mma_sync.cuh", "last_block.cuh", "cluster_push.cuh", "element.cuh"),
-    *("copy_handover.cuh", "maximum.cuh", "mma.h"),
-)
+REPLACED = ("parts/arithmetic.cuh", "parts/async_copy.cuh", "parts/blocks.cuh", "mma.h")
 _SHARED = ("1024", "128", "16")
 INSTRUCTION = (
     'asm("mad.wide.s32 %0, %1, %2, %3;\\n" : "=l"(to) : "r"(row_bytes), "r"(rows), "l"(from));'
@@ -51,16 +49,18 @@ def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None)
     for alignment in _SHARED:
         declared = f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];\n"
         replaced[declared] = ""
-    for source in (*KERNELS.glob("*.cu*"), KERNELS / "row_features.h"):
+    for source in (*KERNELS.rglob("*.cu*"), KERNELS / "parts/features.h"):
         text = source.read_text()
         for old, new in replaced.items():
             text = text.replace(old, new)
         for right in [right for right in left if right in text]:
             text = text.replace(right, left.pop(right), 1)
-        (folder / source.name).write_text(text)
+        to = folder / source.relative_to(KERNELS)
+        to.parent.mkdir(exist_ok=True)
+        to.write_text(text)
     assert not left, f"nowhere in the kernel: {left}"
     for name in REPLACED:
-        (folder / name).write_text("#pragma once\nusing Element = unsigned short;\n")
+        (folder / name).write_text(REPLACEMENT)
     (folder / "kernel.cu").write_text((folder / Path(job.compile.source).name).read_text())
     return compiled(folder, HERE / "launching.hpp", [f"-I{folder}", *job.compile.macros])
 
