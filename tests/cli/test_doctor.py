@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from evotune.api import machine
 from evotune.backends.base.backend import Finding, Status
 from evotune.backends.cuda import _cuda_doctor, _nsight, _profiles
 from evotune.backends.cuda._probe import GpuState, probe
-from evotune.api import machine
 
 from .conftest import Invoke
 
