@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,7 +22,6 @@ from evotune.backends.cuda._sanitizer import (
 )
 from evotune.problems.problem import TensorSpec
 from evotune.trial import Check, OutcomeKind
-from tests.patience import PATIENCE_S
 
 CASE = SanitizedCase("x.bin", LaunchPlan("f", (), (), ()), (TensorSpec("q", (4,), "float16"),))
 MEMCHECK_CLEAN = f"""\
@@ -205,31 +203,43 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
         assert (check.status, "does not start" in check.detail) == ("skipped", True)
 
 
+def install_above_a_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tool whose program goes on when the tool is killed, and holds the tool's output. Returns a
+    file with the program's process ids, a line for each tool."""
+    begun = folder / "begun"
+    tool = install(folder, monkeypatch, "")
+    program = f"echo $$ >> {begun}; while :; do sleep 1; done"
+    tool.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\nsh -c '{program}'\nexit\n")
+    return begun
+
+
 def test_the_program_under_a_tool_that_hangs_has_ended_with_its_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An alarm ends it, as it ends `sanitized_launch`."""
-    begun, ended = tmp_path / "begun", tmp_path / "ended"
-    kill = subprocess.Popen.kill
-
-    def kill_once_begun(tool: subprocess.Popen[bytes]) -> None:
-        """The program under the tool may begin late on a busy machine."""
-        tools = 0
-        while tools < len(TOOLS):
-            tools = begun.read_text().count("\n") if begun.exists() else 0
-            time.sleep(0.01)
-        kill(tool)
-
-    tool = install(tmp_path, monkeypatch, "")
-    tool.write_text(
-        f"#!/bin/sh\nPATH=/usr/bin:/bin\nsh -c 'echo >> {begun}; sleep 2; echo >> {ended}'\nexit\n"
-    )
+    begun = install_above_a_program(tmp_path, monkeypatch)
     monkeypatch.setattr(_sanitizer, "LIMIT_S", 1.0)
-    monkeypatch.setattr(_sanitizer, "_ALARM_S", PATIENCE_S)
-    monkeypatch.setattr(subprocess.Popen, "kill", kill_once_begun)
     details = [check.detail for check in checks_of_tools()]
     assert details == [f"{name} did not end within 1 s" for name in TOOLS]
-    assert ended.read_text().count("\n") == len(TOOLS)
+    pids = begun.read_text().split() if begun.exists() else []  # late on a busy machine
+    assert not any(is_at_work(pid) for pid in pids)
+
+
+def test_the_program_under_a_tool_ends_with_the_block_that_needs_it_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = install_above_a_program(tmp_path, monkeypatch)
+    with sanitizing([CASE]):
+        while not begun.exists() or begun.read_text().count("\n") < len(TOOLS):
+            time.sleep(0.01)
+    assert not any(is_at_work(pid) for pid in begun.read_text().split())
+
+
+def is_at_work(pid: str) -> bool:
+    """Whether the process runs; one that ended may wait to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_tool_at_work_ends_with_the_block_that_needs_it_no_more(

@@ -21,6 +21,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -44,9 +45,9 @@ from evotune.util.processes import module_command
 LIMIT_S = 180.0
 """A tool that runs longer is stopped, and its check is skipped."""
 
-_ALARM_S = 20.0
-"""The program under a tool ends at most this much later than the tool, by its own alarm: it sets
-that when it has started. Until then it holds the tool's output."""
+_END_S = 20.0
+"""The program under a tool that is killed ends within this time. Until then it holds the tool's
+output."""
 
 DONE = "launched every case"
 """The last line that the program prints; without it the tool has not seen every launch."""
@@ -134,9 +135,9 @@ class _Tool:
             try:
                 output, _ = communicate(process, LIMIT_S)
             except subprocess.TimeoutExpired:
-                process.kill()
+                _kill(process)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.communicate(timeout=_ALARM_S)
+                    process.communicate(timeout=_END_S)
                 words = f"{self.name} did not end within {LIMIT_S:g} s"
                 return sanitizer_check(self.name, "skipped", words)
         return read_findings(self.name, output.decode(errors="replace"))
@@ -159,7 +160,28 @@ class _Tool:
         with self._lock:
             self._stopped = True
             if self._process is not None:
-                self._process.kill()  # does nothing to a process that has ended
+                _kill(self._process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a tool and what runs under it: without its tool a program can hang until its alarm.
+    Does nothing to a tool that has ended."""
+    process.send_signal(signal.SIGSTOP)  # so that it starts nothing, and reaps nothing
+    if process.poll() is None:
+        for pid in _below(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.kill()
+
+
+def _below(pid: int) -> list[int]:
+    """The processes that this one started, and those that they started."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                found += [child, *_below(child)]
+    return found
 
 
 def read_findings(tool: str, output: str) -> Check:
