@@ -17,7 +17,9 @@ from evotune.workers.device_worker import open_session
 
 pytestmark = pytest.mark.gpu
 
-PLACES, IN_A_ROW, RUNS = 3, 12, 600
+PLACES, IN_A_ROW = 3, 12
+RUNS, MOST_RUNS, SETTLED = 600, 20_000, 180
+"""Runs go on until so many writes have settled: beside another process few may."""
 ELEMENTS, WRITTEN = 1 << 20, 1024
 BUSY = """
 import random, time
@@ -54,8 +56,9 @@ def test_the_last_call_has_met_writes_that_are_settled() -> None:
     sampler = session.sampler(calls)
     call_us = min(sampler.time_us() for _ in range(100))
     rng = random.Random(0)
-    settled = late = 0
-    for run in range(1, RUNS + 1):
+    settled = late = run = 0
+    while run < RUNS or (settled < SETTLED and run < MOST_RUNS):
+        run += 1
         new = torch.full((1, WRITTEN), float(run), device=session.torch_device)
         first = rng.randrange(0, ELEMENTS - WRITTEN)
         interventions = [
@@ -76,6 +79,6 @@ def test_the_last_call_has_met_writes_that_are_settled() -> None:
             part = slice(first, first + WRITTEN)
             late += sure and bool((y[p, part] != x[p, part] + 1).any())
         sampler.run()
-    print(f"{settled} of {RUNS * PLACES} settled, {late} of them late")
+    print(f"{settled} of {run * PLACES} settled, {late} of them late")
     assert late == 0
-    assert settled > RUNS * PLACES / 10
+    assert settled >= SETTLED
