@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from call_timing import about, device_of, run, times_of
+from lab.call_timing import about, device_of, run, times_of
 
 _IN_GRAPHS = ("package", "SDPA", "hook")
 

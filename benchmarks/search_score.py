@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from search_peers import PEERS, Times, peer_runs
+from lab.search_peers import FOLDER, PEERS, Times, peer_runs
 
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
@@ -33,7 +33,6 @@ from evotune.runs.replay import replay
 from evotune.search.performance import PerformanceScale
 
 RESULTS = Path(__file__).parent / "results" / "search_score.json"
-FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
 # evolution@16 has 16 proposals in flight, as a run on a device has.
 OWN = ("evolution", "evolution@16", "local", "random")
 SMALLEST_BUDGET = 25

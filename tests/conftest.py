@@ -100,10 +100,12 @@ def nobody_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def benchmark_module() -> Iterator[Callable[[str], ModuleType]]:
     """Imports a module of benchmarks/ by its name."""
-    folder = str(Path(__file__).parents[1] / "benchmarks")
-    sys.path.insert(0, folder)
+    folder = Path(__file__).parents[1] / "benchmarks"
+    folders = [str(folder), str(folder / "lab")]
+    sys.path[:0] = folders
     yield importlib.import_module
-    sys.path.remove(folder)
+    for each in folders:
+        sys.path.remove(each)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 The model is a Gaussian process over the run's valid trials. Where the space's files were read, its
 covariance also has a linear part in figures of each configuration's launches (`LaunchFigures`):
 they are known without compiling, and say how well a configuration fits the device. They raise the
-rank correlation of single changes from a hundred trials on (`benchmarks/explain_predictions.py`).
+rank correlation of single changes from a hundred trials on
+(`benchmarks/lab/explain_predictions.py`).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def warm_starts(
 
 
 LOOKAHEAD_PER_DEVICE = 16
-"""Enough to feed each of many GPUs (`benchmarks/lookahead.py`); fixed for the run."""
+"""Enough to feed each of many GPUs (`benchmarks/lab/lookahead.py`); fixed for the run."""
 
 
 @dataclass(frozen=True, slots=True)

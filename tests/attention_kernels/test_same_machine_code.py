@@ -34,7 +34,7 @@ def test_a_comment_changes_nothing_and_an_operator_does(
 ) -> None:
     for name in ("kernels/attention", "kernels/softmax"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "lab")
     script: Any = importlib.import_module("same_machine_code")
     monkeypatch.setattr(script, "compiled", lambda builds, _: [now(each) for each in builds])
 

@@ -17,7 +17,7 @@ PAGES = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "kernels")
 
 
 def benchmark(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "lab"))
     return importlib.import_module(name)
 
 

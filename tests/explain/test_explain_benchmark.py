@@ -1,5 +1,5 @@
-"""`benchmarks/explain_trials.py` without a device: a later call goes on, no item begins too late,
-and an intervention counts the faster of two times."""
+"""`benchmarks/lab/explain_trials.py` without a device: a later call goes on, no item begins too
+late, and an intervention counts the faster of two times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with features and packages' attention: see benchmarks/feature_models.py."""
+"""Models with features and packages' attention: see benchmarks/lab/feature_models.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Another project's tests of attention, run against a package: see
-benchmarks/export_flash_tests.py."""
+benchmarks/lab/export_flash_tests.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evotune.workers.executor import TIMED
 from tests.export.making import ROOT
 from tests.export.runtime.packages import imported
 
-SCRIPT = ROOT / "benchmarks" / "export_flash_tests.py"
+SCRIPT = ROOT / "benchmarks" / "lab" / "export_flash_tests.py"
 TESTS = """
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Whole models with a package's attention: see benchmarks/export_models.py."""
+"""Whole models with a package's attention: see benchmarks/lab/export_models.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random calls of packages: see benchmarks/export_random_calls.py."""
+"""Random calls of packages: see benchmarks/lab/export_random_calls.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.export.making import ROOT
 from tests.export.runtime.packages import attention_package, description, imported
 
 Benchmarks = Callable[[str], ModuleType]
-SCRIPT = ROOT / "benchmarks" / "export_random_calls.py"
+SCRIPT = ROOT / "benchmarks" / "lab" / "export_random_calls.py"
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Packages under several threads at once: see benchmarks/export_streams.py."""
+"""Packages under several threads at once: see benchmarks/lab/export_streams.py."""
 
 from __future__ import annotations
 

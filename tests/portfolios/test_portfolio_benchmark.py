@@ -1,4 +1,4 @@
-"""The lists of cases that `benchmarks/portfolio.py` takes."""
+"""The lists of cases that `benchmarks/lab/portfolio.py` takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from evotune.problems.attention import Attention
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "lab"
 
 
 @pytest.fixture

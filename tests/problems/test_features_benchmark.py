@@ -1,5 +1,5 @@
-"""`benchmarks/attention_features.py --pair` on the CPU: a feature's champion is timed in turn with
-that of plain attention, and the feature's record keeps the ratio."""
+"""`benchmarks/lab/attention_features.py --pair` on the CPU: a feature's champion is timed in turn
+with that of plain attention, and the feature's record keeps the ratio."""
 
 from __future__ import annotations
 

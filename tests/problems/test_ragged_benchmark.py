@@ -1,4 +1,4 @@
-"""benchmarks/attention_ragged.py without a GPU: what is run, what is kept, and when it ends."""
+"""benchmarks/lab/attention_ragged.py without a GPU: what is run, what is kept, and when it ends."""
 
 from __future__ import annotations
 
@@ -108,4 +108,4 @@ def test_the_command_and_the_note_of_a_file_outlive_new_records(
         assert json.loads(path.read_text()) == {**said, "jobs": [record]}, name
         new = tmp_path / f"new_{name}.json"
         opened(benchmark_module(name), new).keep(record)
-        assert json.loads(new.read_text())["command"].startswith(f"python benchmarks/{name}.py")
+        assert json.loads(new.read_text())["command"].startswith(f"python benchmarks/lab/{name}.py")

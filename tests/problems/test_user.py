@@ -462,7 +462,7 @@ _SHAPES: dict[str, list[dict[str, int]]] = {
 @pytest.mark.parametrize("dtype", UserProblem.dtypes)
 @pytest.mark.parametrize("name", user_emulations.PROBLEMS)
 def test_right_ways_of_the_shipped_problems_are_within_the_limits(name: str, dtype: str) -> None:
-    """3 seeds here; benchmarks/limits.py takes 100."""
+    """3 seeds here; benchmarks/lab/limits.py takes 100."""
     problem = _shipped(name, dtype)
     for shape in _SHAPES[name]:
         for way_name, way in user_emulations.HONEST[name].items():

@@ -1,4 +1,4 @@
-"""`benchmarks/attention_cuda.py` without a GPU: what its files keep, by name and type, and what
+"""`benchmarks/lab/attention_cuda.py` without a GPU: what its files keep, by name and type, and what
 `--confirm` confirms."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evotune.trial import Outcome, OutcomeKind
 from evotune.workers.executor import BaselineReport, BaselineTiming
 from tests.runs.runs import few_random_tests
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "lab"
 
 
 class Timer:

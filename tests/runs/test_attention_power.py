@@ -1,4 +1,4 @@
-"""`benchmarks/attention_power.py`: champions on a cool device and at its power limit."""
+"""`benchmarks/lab/attention_power.py`: champions on a cool device and at its power limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which `benchmarks/search_noise.py` confirms champions."""
+"""The rules by which `benchmarks/lab/search_noise.py` confirms champions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from evotune.trial import Configuration
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "lab"
 
 
 @pytest.fixture

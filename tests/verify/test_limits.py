@@ -80,7 +80,7 @@ RIGHT = [(name, dtype) for name in emulations.HONEST for dtype in Attention.dtyp
 
 @pytest.mark.parametrize(("name", "dtype"), spread(RIGHT))
 def test_a_right_way_is_within_the_limits(name: str, dtype: str) -> None:
-    """2 seeds here; benchmarks/limits.py takes 100."""
+    """2 seeds here; benchmarks/lab/limits.py takes 100."""
     problem = Attention(dtype)
     for shape, causal in SHAPES:
         for seed, scale in ((0, 0.0), (1, 0.31)):
@@ -113,7 +113,7 @@ def test_pytorchs_own_ways_are_within_the_limits(dtype: str, causal: bool) -> No
 @pytest.mark.parametrize("name", ["weights_in_float", "in_order", "logsumexp"])
 def test_another_rounding_passes_and_a_flipped_last_bit_does_not(name: str) -> None:
     """Results of ramp inputs lie near 1/2. Just above it a unit in the last place is largest as a
-    share of the limit. 12 seeds here; benchmarks/limits_of_rounding.py takes 200."""
+    share of the limit. 12 seeds here; benchmarks/lab/limits_of_rounding.py takes 200."""
     problem = Attention("float16")
     case = problem.case({"batch": 1, "heads": 2, "seq_len": 96, "head_dim": 64}, {"causal": True})
     found: dict[str, list[float]] = {rounding: [] for rounding in roundings.ROUNDINGS}

@@ -121,7 +121,7 @@ class Session(Protocol):
     ones. The first calls find the caches as earlier code left them, which differs between the two
     sides of a pair. On a CPU five calls may make a sample: there the same code came out 6% faster
     as a candidate than as the baseline, and 3% with one untimed call
-    (`benchmarks/confirmations.py --of itself`)."""
+    (`benchmarks/lab/confirmations.py --of itself`)."""
     step_bytes: int
     """In a watched run so many bytes in a row may be written before a call without the call being
     able to tell by the time; 0: any number, since they are written while calls are made."""

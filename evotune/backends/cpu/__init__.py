@@ -51,7 +51,7 @@ class CpuBackend(Backend):
     loads_files = True
     times_user_problems = True
     least_half_width = 0.04
-    """Programs differed by 0.7% to 3.6% in six figures of `benchmarks/carries_over.py` on quiet
+    """Programs differed by 0.7% to 3.6% in six figures of `benchmarks/lab/carries_over.py` on quiet
     machines."""
 
     def understands(self, request: str) -> bool:
