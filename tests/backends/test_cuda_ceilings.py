@@ -35,6 +35,10 @@ MEASURED = Ceilings(kind="measured", tensor_flops=9e14, fma_flops=6e13, launch_u
         ("rtx4090", 82.6, 41.3),
         ("t4", 8.1, 8.1),
         ("h100", 67.0, 33.5),
+        ("h20", 39.5, 19.8),
+        ("rtx3090", 35.6, 17.8),
+        ("rtx5090", 104.8, 52.4),
+        ("rtxpro6000", 126.0, 63.0),
     ],
 )
 def test_the_model_gives_published_figures(

@@ -123,7 +123,7 @@ def test_each_shell_gets_a_completion_script(invoke: Invoke, shell: str) -> None
         ("evotune export latest --na", {"--name"}),
         ("evotune run --warm-start lat", {"latest"}),
         ("evotune run --strategy ev", {"evolution"}),
-        ("evotune compile --device rtx", {"rtx4090"}),
+        ("evotune compile --device rtx4", {"rtx4090"}),
     ],
 )
 def test_completion_knows_commands_options_runs_and_spaces(

@@ -235,7 +235,12 @@ _RATES = {
     89: _Rates(1024, 128),
     90: _Rates(4096, 128),
     100: _Rates(8192, 128),
+    103: _Rates(8192, 128),
+    120: _Rates(1024, 128),
+    121: _Rates(1024, 128),
 }
+_SLOWER = {"NVIDIA H20": _Rates(956, 128)}
+"""Products whose tensor cores are slower than their architecture's."""
 
 
 def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str]) -> Ceilings:
@@ -275,7 +280,7 @@ def modelled(profile: DeviceProfile, dtype: str) -> Ceilings:
     attributes = profile.attributes
     arch, count = int(attributes.get("arch", 0)), int(attributes.get("multiprocessors", 0))
     dram = float(attributes.get("memory_gbps", 0)) * 1e9
-    rates = _RATES.get(arch)
+    rates = _SLOWER.get(profile.name, _RATES.get(arch))
     if rates is None or not (count and profile.peak_gflops):
         note = f"no published rates are known for sm_{arch}"
         return Ceilings(kind="model", dram_bytes_per_s=dram or None, notes=(note,))

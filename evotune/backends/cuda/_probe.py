@@ -141,7 +141,10 @@ _MEMORY_CLOCK_KHZ = 36
 _BUS_BITS = 37
 _MAJOR, _MINOR = 75, 76
 
-_TENSOR_FLOPS_PER_CLOCK = {75: 1024, 80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192}
+_TENSOR_FLOPS_PER_CLOCK = {
+    **{75: 1024, 80: 2048, 86: 1024, 89: 1024, 90: 4096},
+    **{100: 8192, 103: 8192, 120: 1024, 121: 1024},
+}
 """By architecture, FLOPs of a multiprocessor: dense FP16 with float32 sums. From NVIDIA's
 architecture white papers."""
 _CLOCK_HEADROOM = 1.02  # a GPU may run a little above the clock that it reports

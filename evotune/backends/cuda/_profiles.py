@@ -17,7 +17,8 @@ _KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The figures of one product. `tensor_gflops` are dense FP16 with float32 sums."""
+    """The figures of one product. `tensor_gflops` are dense FP16 with float32 sums. `variant` is a
+    part of the driver's name that tells two products of one name apart."""
 
     product: str
     arch: int
@@ -26,6 +27,7 @@ class _Model:
     memory_bytes: int
     memory_gbps: float
     tensor_gflops: float
+    variant: str = ""
 
 
 _MODELS = {
@@ -38,6 +40,19 @@ _MODELS = {
     "l40s": _Model("NVIDIA L40S", 89, 142, 96 * _MIB, 48 * _GIB, 864.0, 362e3),
     "rtx4090": _Model("NVIDIA GeForce RTX 4090", 89, 128, 72 * _MIB, 24 * _GIB, 1008.0, 165e3),
     "t4": _Model("Tesla T4", 75, 40, 4 * _MIB, 16 * _GIB, 320.0, 65e3),
+    "a100-40": _Model("NVIDIA A100", 80, 108, 40 * _MIB, 40 * _GIB, 1555.0, 312e3, "40GB"),
+    "a100-80": _Model("NVIDIA A100", 80, 108, 40 * _MIB, 80 * _GIB, 2039.0, 312e3, "80GB"),
+    "a30": _Model("NVIDIA A30", 80, 56, 24 * _MIB, 24 * _GIB, 933.0, 165e3),
+    "rtx3090": _Model("NVIDIA GeForce RTX 3090", 86, 82, 6 * _MIB, 24 * _GIB, 936.0, 71e3),
+    "l20": _Model("NVIDIA L20", 89, 92, 96 * _MIB, 48 * _GIB, 864.0, 119.5e3),
+    "h20": _Model("NVIDIA H20", 90, 78, 60 * _MIB, 96 * _GIB, 4000.0, 148e3),
+    "gh200": _Model("NVIDIA GH200", 90, 132, 50 * _MIB, 96 * _GIB, 4000.0, 990e3),
+    "b300": _Model("NVIDIA B300", 103, 160, 126 * _MIB, 288 * _GIB, 8000.0, 2250e3),
+    "rtx5090": _Model("NVIDIA GeForce RTX 5090", 120, 170, 96 * _MIB, 32 * _GIB, 1792.0, 210e3),
+    "rtxpro6000": _Model(
+        "NVIDIA RTX PRO 6000 Blackwell", 120, 188, 128 * _MIB, 96 * _GIB, 1792.0, 504e3
+    ),
+    "gb10": _Model("NVIDIA GB10", 121, 48, 24 * _MIB, 128 * _GIB, 273.0, 125e3),
 }
 
 # By architecture: shared memory per block and per multiprocessor (KiB), resident blocks, threads.
@@ -48,6 +63,9 @@ _LIMITS = {
     89: (99, 100, 24, 1536),
     90: (227, 228, 32, 2048),
     100: (227, 228, 32, 2048),
+    103: (227, 228, 32, 2048),
+    120: (99, 100, 24, 1536),
+    121: (99, 100, 24, 1536),
 }
 
 
@@ -100,5 +118,6 @@ def matches(name: str, found: str) -> bool:
 
     Board and memory may follow the product, after a blank or a hyphen; an L40 is no L4.
     """
-    wanted = _MODELS[name].product
-    return found == wanted or found.startswith((wanted + " ", wanted + "-"))
+    model = _MODELS[name]
+    begins = found == model.product or found.startswith((model.product + " ", model.product + "-"))
+    return begins and model.variant in found
