@@ -16,7 +16,6 @@ from evotune.cli.options import (
     trust_option,
 )
 from evotune.cli.terminal import Terminal, pass_terminal, write_output
-from evotune.space.counting.expansion import FULL, SHOWN_S
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,6 +79,7 @@ def schema(output: str) -> int:
 def _check_parts(found: CheckReport) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report.wording import value_text
+    from evotune.space.counting.expansion import SHOWN_S
 
     yield text_table((found.name, found.path), list(_size_facts(found)))
     parameters = [
@@ -134,6 +134,8 @@ def _counted(number: int | None) -> str:
 
 
 def _size_facts(found: CheckReport) -> Iterator[tuple[str, str]]:
+    from evotune.space.counting.expansion import FULL
+
     size = found.size
     about = "" if size.exact else " (estimated)"
     yield "device", found.device
