@@ -123,6 +123,9 @@ class AttentionCalls:
         enable_gqa: bool,
     ) -> torch.Tensor | None:
         """The output, or None when the kernels do not serve the call."""
+        if mask is not None and not _is_compiling():  # whatever the call's mode: it costs nothing
+            self._mask.count()
+            return None
         # Under autocast native code leaves each call to Python.
         if not _is_traced() and self._direct is not None and not _is_any_autocast_enabled():
             out: torch.Tensor | Literal[False] | None
@@ -135,11 +138,11 @@ class AttentionCalls:
             return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
         with below_function_modes():
             if self._direct is not None:
-                if modes_look_at_calls():
-                    self._other.count()
-                    return None
                 # Native code serves calls under a default device, which it does not see here.
-                out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+                unseen = not modes_look_at_calls()
+                out = unseen and self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+                if not unseen:
+                    self._other.count()
                 if out is not None:
                     return None if out is False else out
             return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)

@@ -152,3 +152,16 @@ def test_the_benchmark_times_each_state(
     assert paths == [
         f"hook{case}, {state}" for state in states for case in ("", ", miss", ", mask")
     ]
+
+
+def test_a_masked_call_is_counted_as_such_whatever_its_sizes(
+    opened: Callable[..., ModuleType],
+) -> None:
+    """Nothing is asked of the tensors, so no mode of PyTorch makes it cost more."""
+    module = opened()
+    given, mask = tensors(9, heads=4), torch.ones(9, 9, dtype=torch.bool)
+    with module.active(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            functional.scaled_dot_product_attention(*given)
+        functional.scaled_dot_product_attention(*given, attn_mask=mask)
+    assert module.info()["misses"]["mask"]["count"] == 1
