@@ -35,7 +35,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tune_takes_cases_and_warns_of_those_that_it_skips(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def not_searched(run: RunFolder, *rest: object) -> RunResult:
+    def not_searched(run: RunFolder, *rest: object, **named: object) -> RunResult:
         return RunResult(run, "trials", 0)
 
     monkeypatch.setattr(starting, "_finish", not_searched)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok
 
-from evotune.runs import starting
+from evotune.api import tuning
 from evotune.runs.starting import RunRequest, RunResult
 from evotune.trial import Outcome
 from tests.patience import PATIENCE_S
@@ -62,7 +62,7 @@ def test_a_run_may_confirm_no_champion_and_says_what_confirms_one(
         asked.append(request.options["champions"])
         return RunResult(make_run(tmp_path, [ok(2.0)]), "trials", 1)
 
-    monkeypatch.setattr(starting, "start_run", start_run)
+    monkeypatch.setattr(tuning, "start_run", start_run)
     result = invoke("run", RECORDING, "--champions", "0")
     assert (result.exit_code, asked) == (0, [0])
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("no win: ")]
@@ -80,7 +80,7 @@ def test_a_run_that_could_confirm_none_of_its_champions_is_undecided(
     why = "confirming ended after 90 s"
     run = make_run(tmp_path, [ok(2.0)], confirmations=confirmations, meta={"unconfirmed": why})
     result = RunResult(run, "trials", 1)
-    monkeypatch.setattr(starting, "start_run", lambda request, observer: result)
+    monkeypatch.setattr(tuning, "start_run", lambda request, observer: result)
     assert invoke("run", RECORDING, "-q").exit_code == code
 
 

@@ -20,7 +20,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     """The options with which runs begin; none searches."""
     seen: list[RunOptions] = []
 
-    def finish(run: Any, store: Any, setup: Any, options: RunOptions, *rest: Any) -> RunResult:
+    def finish(
+        run: Any, store: Any, setup: Any, options: RunOptions, *rest: Any, **named: Any
+    ) -> RunResult:
         seen.append(options)
         return RunResult(run, "trials", 0)
 
