@@ -21,9 +21,7 @@ from evotune.runs.baseline_choice import chosen_baseline
 from evotune.runs.confirming import ConfirmingTime
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
-from evotune.runs.observer import OTHER_WORK, WARNING, Observer
-from evotune.runs.phases import BASELINES, OPENING, PhaseTimes
-from evotune.runs.plans_ahead import PlansAhead
+from evotune.runs.observer import BASELINES, OPENING, OTHER_WORK, WARNING, Observer, PhaseTimes
 from evotune.runs.setup import KernelSetup
 from evotune.store import UNCONFIRMED, RunStore
 from evotune.store.facts import Baselines, TimedBaseline, read_facts, stored
@@ -44,6 +42,12 @@ from evotune.workers.local import BackgroundExecutor, LocalExecutor
 if TYPE_CHECKING:
     from evotune.runs.cluster_run import Cluster
 
+import heapq
+import sys
+import threading
+from collections.abc import Iterable
+
+from evotune.runs.setup import RecordedSetup
 
 _LOOK_S = 1.0
 _LOOK_SHARE = 50
@@ -297,3 +301,129 @@ class KernelRun:
 
 def _in_words(chosen: Mapping[str, str]) -> str:
     return "baselines: " + ", ".join(f"{name} for {case}" for case, name in chosen.items())
+
+
+# A run on a recorded space, and its executor: every outcome is looked up, none is measured.
+class RecordedRun:
+    """The kind of run that needs no device."""
+
+    confirms = False
+
+    def __init__(self, setup: RecordedSetup) -> None:
+        self.setup = setup
+
+    def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
+        return InlineExecutor(self.setup.recording.outcome, self.setup.delay_ms / 1000)
+
+    def proposal(self, number: int, configuration: Configuration) -> Proposal:
+        return Proposal(number, configuration)
+
+    def expect_finalists(self, executor: Executor) -> None:
+        """None will be confirmed."""
+
+    def confirmed(
+        self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
+    ) -> Iterator[tuple[Trial, Outcome]]:
+        """None: a recording cannot be measured again."""
+        return iter(())
+
+
+class InlineExecutor:
+    """Trials take virtual time: `duration_s` each, on `devices` devices at once. `poll` returns the
+    trial that finishes next. `delay_s` is a real pause per trial, for watching a run or stopping it
+    half-way.
+    """
+
+    def __init__(
+        self,
+        outcome_of: Callable[[Configuration], Outcome],
+        delay_s: float = 0.0,
+        *,
+        devices: int = 1,
+        duration_s: Callable[[Proposal], float] = lambda proposal: 1.0,
+    ) -> None:
+        self._outcome_of = outcome_of
+        self._delay_s = delay_s
+        self._duration_s = duration_s
+        self._free_s = [0.0] * devices  # when each device is free again
+        self._running: list[tuple[float, int, Proposal]] = []
+        self.now_s = 0.0
+        """Virtual time: when the last trial that was polled finished."""
+
+    @property
+    def step(self) -> str:
+        """Not known: recorded trials take no time."""
+        return ""
+
+    def submit(self, proposal: Proposal) -> None:
+        finish_s = max(self.now_s, self._free_s[0]) + self._duration_s(proposal)
+        heapq.heapreplace(self._free_s, finish_s)
+        heapq.heappush(self._running, (finish_s, proposal.number, proposal))
+
+    def set_contender(self, fitness: float) -> None:
+        """Does nothing: recorded outcomes take no samples."""
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
+        if not self._running:
+            return []
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        self.now_s, number, proposal = heapq.heappop(self._running)
+        return [(number, self._outcome_of(proposal.configuration))]
+
+    def drop(self) -> None:
+        self._running.clear()
+
+    def close(self) -> None:
+        self._running.clear()
+
+
+# Plans likely champions in a thread of its own while the search ends.
+#
+# A champion's proposal has hundreds of cases, of which each is drawn and planned: that takes
+# seconds.
+_SWITCH_S = 0.0005
+"""Threads take turns this often while one plans: the executor's must not keep devices waiting."""
+
+
+class PlansAhead:
+    """Proposals by trial, each made once. `plan` gives equal ones for equal trials, and may be
+    called in any thread."""
+
+    def __init__(self, plan: Callable[[Trial], Proposal]) -> None:
+        self._plan = plan
+        self._made: dict[int, Proposal] = {}
+        self._planning = threading.Lock()
+        self._wanted: frozenset[int] = frozenset()
+
+    def expect(self, trials: Iterable[Trial]) -> None:
+        """Begins to plan these, the first one first. Of those expected before, no others follow."""
+        trials = list(trials)
+        self._wanted = frozenset(trial.number for trial in trials)
+        if self._wanted - self._made.keys():
+            # A process that ends does not wait for it.
+            threading.Thread(target=self._work, args=(trials,), daemon=True).start()
+
+    def _work(self, trials: Iterable[Trial]) -> None:
+        usual_s = sys.getswitchinterval()
+        for trial in trials:
+            with self._planning:
+                sys.setswitchinterval(min(usual_s, _SWITCH_S))
+                try:
+                    if trial.number in self._wanted and trial.number not in self._made:
+                        self._made[trial.number] = self._plan(trial)
+                except Exception:  # noqa: BLE001 (whoever asks for it plans it again, and meets it)
+                    return
+                finally:
+                    sys.setswitchinterval(usual_s)
+
+    def made(self) -> list[Proposal]:
+        """Those that are there, without waiting."""
+        return list(self._made.values())
+
+    def of(self, trial: Trial) -> Proposal:
+        """Waits for the one that is being planned. Raises what `plan` raises."""
+        with self._planning:
+            if trial.number not in self._made:
+                self._made[trial.number] = self._plan(trial)
+            return self._made[trial.number]

@@ -40,8 +40,8 @@ from evotune.space.language.scalar import Environment
 from evotune.space.specs import KernelSpec, filled
 from evotune.trial import Check, Configuration, Region, Value
 from evotune.verify.kept_checks import ALL_KINDS
-from evotune.workers.build_review import BuildRules
 from evotune.workers.executor import EDGE, HELD_OUT, RANDOM, SERVED, TIMED, CaseJob, Proposal
+from evotune.workers.in_flight import BuildRules
 
 _RANDOM_TESTS, _MOST_RANDOM_TESTS = 120, 240
 """For each kind of timed cases, such as a mask, and in all: so many meet most pairs of classes."""

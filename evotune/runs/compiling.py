@@ -20,10 +20,10 @@ from evotune.trial import Configuration, Json, NamedFigures, OutcomeKind, whole
 from evotune.util.files import scratch_folder
 from evotune.util.stop_signal import interruptible
 from evotune.workers.build_cache import BuildCache, writable_cache_dir
-from evotune.workers.build_review import BuildRules, review_build
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.compile_worker import cached
 from evotune.workers.executor import Proposal
+from evotune.workers.in_flight import BuildRules, review_build
 
 if TYPE_CHECKING:
     pass

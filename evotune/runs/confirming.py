@@ -15,7 +15,7 @@ from itertools import chain, islice
 
 import msgspec
 
-from evotune.runs.phases import CHECKING, CONFIRMING_CHAMPIONS, PLANNING, TIMING_CHAMPIONS
+from evotune.runs.observer import CHECKING, CONFIRMING_CHAMPIONS, PLANNING, TIMING_CHAMPIONS
 from evotune.store import RunStore
 from evotune.timing.processes import LEAST, MOST, SETTLED, combined, fitness_by_process, widened
 from evotune.trial import CUT_SHORT, Outcome, OutcomeKind, Trial

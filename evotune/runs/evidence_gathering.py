@@ -29,9 +29,9 @@ from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun
 from evotune.store import RunStore
 from evotune.trial import Configuration, Value
-from evotune.workers.build_review import review_build
 from evotune.workers.device_slot import ProblemSource
 from evotune.workers.executor import TIMED, CaseJob
+from evotune.workers.in_flight import review_build
 
 
 @runtime_checkable

@@ -17,11 +17,10 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.backends.registry import work_together
 from evotune.errors import NoSuchGpu, UsageError
-from evotune.problems import Case, Problem, create_problem
-from evotune.problems.problem import WrongKey
+from evotune.languages import language
+from evotune.problems import create_problem
+from evotune.problems.problem import Case, Problem, WrongKey, WrongSymbol
 from evotune.run_options import RunOptions
-from evotune.runs._bound_cases import bind_space
-from evotune.runs._compile_options import refuse_options
 from evotune.runs._planning import Planner, architecture
 from evotune.runs.folder import RunFolder
 from evotune.runs.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
@@ -34,14 +33,16 @@ from evotune.runs.spaces import (
     space_file_name,
     space_path,
 )
-from evotune.space.bound import BoundSpace
+from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
-from evotune.space.specs import GivenCase, ProblemSpec
+from evotune.space.specs import GivenCase, KernelSpec, ProblemSpec, filled, parameters_in
 from evotune.store import RunStore
 from evotune.util.commands import command_line
 from evotune.util.files import read_regular
+from evotune.util.words import did_you_mean
+from evotune.workers.executor import HELD_OUT, TIMED
 
 _RECORDED = DeviceProfile("recorded", "recorded", "", {})
 
@@ -402,3 +403,61 @@ def _reasons(document: SpaceDocument, profile: DeviceProfile) -> list[str]:
     """Why no kernel supports the device; none where one does."""
     reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
     return [reason for reason in reasons if reason] if all(reasons) else []
+
+
+# A space bound to its problem's cases and to a device.
+def bind_space(
+    document: SpaceDocument, spec: ProblemSpec, problem: Problem, profile: DeviceProfile
+) -> tuple[BoundSpace, dict[str, list[Case]]]:
+    """The bound space and its cases by role; every mistake is a SpaceError with a position."""
+    if spec.cases:
+        timed, held_out = [problem.case(each.shape, each.variant) for each in spec.cases], []
+    else:
+        timed, held_out = (_cases(spec, problem, group) for group in ("shapes", "held_out"))
+    bound = bind(document, [dict(case.symbols) for case in timed], dict(profile.attributes))
+    return bound, {TIMED: timed, HELD_OUT: held_out}
+
+
+def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
+    """A case for each shape of `shapes` or `held_out` in each variant. SpaceError at a wrong
+    value."""
+    found = []
+    for i, shape in enumerate(getattr(spec, group)):
+        for j, variant in enumerate(spec.variants):
+            try:
+                found.append(problem.case(shape, variant))
+            except ValueError as error:
+                name = error.name if isinstance(error, WrongSymbol) else ""
+                place = spec.at("variants", j, name) if name in variant else spec.at(group, i, name)
+                raise place.error(str(error)) from error
+    return found
+
+
+# Refuses compiler options that are not on the list of their language.
+def refuse_options(document: SpaceDocument) -> None:
+    """Compiler options come from a list: others can load plugins or write files."""
+    for kernel in document.kernels:
+        for option in kernel.options:
+            for form in _forms(document, kernel, option):
+                known = language(kernel.language)
+                if not known.takes_option(form):
+                    message = f"option {form!r} is not allowed; allowed: {known.options_in_words}"
+                    raise kernel.position.error(message)
+
+
+def _forms(document: SpaceDocument, kernel: KernelSpec, option: str) -> Iterator[str]:
+    """The option for each value of the parameter that it names."""
+    names = list(dict.fromkeys(parameters_in(option)))
+    if len(names) > 1:
+        found = " and ".join(names)
+        raise kernel.position.error(f"option {option!r} names {found}; it may name one parameter")
+    if not names:
+        yield option
+        return
+    known = {spec.name: spec for spec in document.parameters}
+    if names[0] not in known:
+        hint = did_you_mean(names[0], known)
+        raise kernel.position.error(f"option {option!r} names no parameter: {names[0]}{hint}")
+    spec = known[names[0]]
+    for value in (*spec.parameter.values, spec.otherwise):
+        yield filled(option, {spec.name: value})

@@ -31,13 +31,18 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
-from evotune.workers.build_review import BuildRules
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import DeviceSlot, ProblemSource
 from evotune.workers.early_worker import EarlyWorker
 from evotune.workers.executor import CHECKS, TIMING, BaselineReport, Proposal
-from evotune.workers.in_flight import InFlight, Twins, failed_to_compile, speaks_for_its_code
+from evotune.workers.in_flight import (
+    BuildRules,
+    InFlight,
+    Twins,
+    failed_to_compile,
+    speaks_for_its_code,
+)
 from evotune.workers.messages import (
     Answer,
     BaselineFailed,

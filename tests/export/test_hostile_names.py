@@ -13,7 +13,7 @@ from evotune.export._descriptions import _summary, json_text
 from evotune.export._package_readme import readme
 from evotune.export.runtime._checking import Result, Row
 from evotune.export.runtime._missed import Misses
-from evotune.export.runtime._package_facts import Facts
+from evotune.export.runtime._package import Facts
 from evotune.portfolios.portfolio_file import Portfolio, PortfolioCase, markdown
 from evotune.space.specs import GivenCase
 

@@ -18,7 +18,7 @@ import pytest
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.runs import cluster_run
-from evotune.runs._recorded_run import InlineExecutor
+from evotune.runs._kernel_run import InlineExecutor
 from evotune.runs.cluster_run import ClusterRequest, cluster_request, connected
 from evotune.runs.folder import list_runs
 from evotune.store import RunStore

@@ -16,8 +16,8 @@ from evotune.runs._planning import Planner
 from evotune.runs.confirming import timed_again
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Value
-from evotune.workers.build_review import review_build
 from evotune.workers.executor import HELD_OUT, Proposal
+from evotune.workers.in_flight import review_build
 
 SHIPPED = Path(__file__).parents[2] / "search_spaces"
 SPACE = Path(__file__).parents[1] / "data" / "cuda" / "cuda.yaml"

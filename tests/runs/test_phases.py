@@ -9,8 +9,7 @@ from report.runs import make_run, ok
 from evotune.report.data import RunData
 from evotune.report.summary import summarize
 from evotune.runs.folder import RunFolder
-from evotune.runs.observer import SilentObserver
-from evotune.runs.phases import BASELINES, OPENING, SEARCHING, PhaseTimes
+from evotune.runs.observer import BASELINES, OPENING, SEARCHING, PhaseTimes, SilentObserver
 from evotune.runs.starting import resume_run
 from evotune.store import PHASES, RunStore
 

@@ -16,10 +16,8 @@ from evotune.backends.cpu import CpuBackend
 from evotune.errors import UsageError
 from evotune.run_options import RunOptions
 from evotune.runs import _kernel_run
-from evotune.runs._kernel_run import KernelRun
-from evotune.runs._recorded_run import InlineExecutor
+from evotune.runs._kernel_run import InlineExecutor, KernelRun, PlansAhead
 from evotune.runs.observer import SilentObserver
-from evotune.runs.plans_ahead import PlansAhead
 from evotune.runs.search_loop import SearchLoop, first_asked
 from evotune.runs.setup import load_kernel_setup
 from evotune.search.catalog import create_strategy

@@ -15,8 +15,8 @@ from evotune.runs._planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration
 from evotune.user_code import trust
-from evotune.workers.build_review import review_build
 from evotune.workers.executor import Proposal
+from evotune.workers.in_flight import review_build
 
 SPACE = """\
 name: written-in-triton

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._asked_features import NONE, Asked, same_cases
-from ._attention_cases import in_words, listed_shape
+from ._asked_features import NONE, Asked, asked_of, same_cases
 from ._certificate import Contents
 from ._dispatch import CONTIGUOUS, LAYOUT, OUTSIDE, STRIDED, Choice, Dispatch
 from ._loaded_kernels import DEVICE, LoadedKernels, Refused
@@ -386,3 +385,33 @@ def _rows_are_aligned(tensor: torch.Tensor) -> bool:
     """Whether every row begins at a multiple of `ALIGNMENT` bytes if the tensor does."""
     strides = [tensor.stride(i) for i in range(3) if tensor.shape[i] > 1]
     return not any(stride * tensor.element_size() % ALIGNMENT for stride in strides)
+
+
+# A case of attention, for people and for lists of cases.
+_SIZES = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+
+
+def listed_shape(symbols: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape as a list of cases has it: with `features`, and without what is usual."""
+    shape = {name: symbols[name] for name in _SIZES}
+    if symbols["value_dim"] != symbols["head_dim"]:
+        shape["value_dim"] = symbols["value_dim"]
+    shape |= features
+    if _has_own_scale(symbols):
+        shape["scale"] = symbols["softmax_scale"]
+    return shape
+
+
+def in_words(symbols: Mapping[str, Any]) -> str:
+    words = [f"{name} {symbols[name]}" for name in (*_SIZES, "causal")]
+    if symbols["value_dim"] != symbols["head_dim"]:
+        words.append(f"value_dim {symbols['value_dim']}")
+    if _has_own_scale(symbols):
+        words.append(f"scale {symbols['softmax_scale']:g}")
+    if features := asked_of(symbols).words():
+        words.append(features)
+    return ", ".join(words)
+
+
+def _has_own_scale(symbols: Mapping[str, Any]) -> bool:
+    return bool(symbols["softmax_scale"] != 1.0 / math.sqrt(symbols["head_dim"]))

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ._shown_text import shown
+from ._missed import shown
 
 _CERTIFICATE = "certificate.json"
 _DISPATCH = "dispatch.json"

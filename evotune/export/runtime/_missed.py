@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ._shown_text import shown
+
+# Text of a package's files as a terminal may show it.
+def shown(text: str) -> str:
+    """The text without characters that a terminal obeys: control sequences, the direction of text.
+    Line breaks stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
 
 _MOST_CASES = 10_000
 

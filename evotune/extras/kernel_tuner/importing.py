@@ -13,7 +13,6 @@ from pathlib import Path
 from evotune.backends.cuda.stated_options import IN_WORDS, is_allowed
 from evotune.errors import SpaceError, UsageError
 from evotune.extras.importer import Imported
-from evotune.extras.kernel_tuner.expression_text import c_text
 from evotune.extras.kernel_tuner.kernel_source import (
     KernelSource,
     forwarding_kernel,
@@ -39,12 +38,20 @@ from evotune.extras.kernel_tuner.messages import (
     TuneCall,
     Variant,
 )
-from evotune.extras.kernel_tuner.sizes import AXES, Sizes, find_sizes, fixed_tunables
-from evotune.extras.kernel_tuner.tensors import Tensors, find_tensors, tensor_text
+from evotune.extras.kernel_tuner.tensors import (
+    AXES,
+    Sizes,
+    Tensors,
+    find_sizes,
+    find_tensors,
+    fixed_tunables,
+    tensor_text,
+)
 from evotune.extras.kernel_tuner.texts import (
     ProblemText,
     ScriptError,
     SpaceText,
+    c_text,
     in_a_comment,
     product_text,
     quoted,

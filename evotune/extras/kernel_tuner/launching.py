@@ -7,16 +7,17 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
-from evotune.extras.kernel_tuner.expression_text import (
+from evotune.extras.kernel_tuner.messages import TunableValue, TuneCall
+from evotune.extras.kernel_tuner.texts import (
+    NAME,
     NamesOf,
+    ScriptError,
     as_condition,
     checked,
     from_text,
     unparsed,
     whole_number,
 )
-from evotune.extras.kernel_tuner.messages import TunableValue, TuneCall
-from evotune.extras.kernel_tuner.texts import NAME, ScriptError
 from evotune.extras.kernel_tuner.traced import NotWritten
 from evotune.languages import language
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from evotune.extras.kernel_tuner.answers import torch_expression
-from evotune.extras.kernel_tuner.generated_source import variants_of
 from evotune.extras.kernel_tuner.messages import (
     Array,
     Pointer,
@@ -22,7 +23,17 @@ from evotune.extras.kernel_tuner.messages import (
 )
 from evotune.extras.kernel_tuner.restrictions import read_restrictions
 from evotune.extras.kernel_tuner.stubs import KernelResult, Missing, TunablePrecision
-from evotune.extras.kernel_tuner.traced import FunctionOfTunables, NotWritten, Tunables
+from evotune.extras.kernel_tuner.texts import c_text
+from evotune.extras.kernel_tuner.traced import (
+    Combination,
+    FunctionOfTunables,
+    Given,
+    NotWritten,
+    Traced,
+    Tunables,
+    called,
+    drawn,
+)
 
 _IGNORED = ("device", "platform", "strategy", "strategy_options", "log", "compiler", "cache")
 _LEFT_OUT = ("verify", "atol", "metrics", "observers", "objective", "objectives")
@@ -311,3 +322,188 @@ def _options(found: object) -> tuple[str, ...]:
         if not isinstance(item, str):
             raise Unsuitable(f"a compiler option is a {type(item).__name__}; make it a text")
     return tuple(items)
+
+
+# Finds how a script's `answer` follows from the kernel's arguments, by their values.
+#
+# Simple expressions over the arrays and the scalars are tried in turn. One that gives the answer's
+# values on the script's own data is the reference, whatever way the script took.
+_Array: TypeAlias = np.ndarray[Any, Any]
+
+_MOST_ELEMENTS = 4096
+_FEWEST_VALUES = 8  # different ones: less tells too little
+_ROWS = 4
+_UNARY: dict[str, Any] = {
+    "{}": lambda x: x,
+    "{}.square()": np.square,
+    "{}.sqrt()": np.sqrt,
+    "{}.exp()": np.exp,
+    "{}.log()": np.log,
+    "{}.sin()": np.sin,
+    "{}.cos()": np.cos,
+    "{}.tanh()": np.tanh,
+    "{}.abs()": np.abs,
+    "{}.relu()": lambda x: np.maximum(x, 0),
+    "-{}": np.negative,
+}
+_BINARY: dict[str, Any] = {
+    "{} + {}": np.add,
+    "{} - {}": np.subtract,
+    "{} * {}": np.multiply,
+    "{} / {}": np.divide,
+    "{}.maximum({})": np.maximum,
+    "{}.minimum({})": np.minimum,
+}
+_WITH_CONSTANT: dict[str, Any] = {
+    "{1!r} * {0}": np.multiply,
+    "{0} + {1!r}": np.add,
+    "{0} - {1!r}": np.subtract,
+    "{0} / {1!r}": np.divide,
+    "{0} ** {1!r}": np.power,
+}
+
+
+def torch_expression(
+    expected: _Array, inputs: Mapping[str, _Array], constants: Mapping[str, float]
+) -> str:
+    """The answer as a torch expression over the inputs' names; "" where none is found."""
+    if expected.dtype.kind != "f" or not np.isfinite(expected).all():
+        return ""
+    named = {name: array for name, array in inputs.items() if array.dtype.kind in "fiu"}
+    known = np.array(expected)
+    with np.errstate(all="ignore"):
+        for tried in (_elementwise(known, named, constants), _products(known, named)):
+            for text, values, wanted in tried:
+                if _agree(values, wanted, expected.dtype):
+                    return text
+    return ""
+
+
+def _agree(values: _Array, wanted: _Array, dtype: np.dtype[Any]) -> bool:
+    if values.shape != wanted.shape or len(np.unique(wanted)) < _FEWEST_VALUES:
+        return False
+    tolerance = 2e-2 if dtype.itemsize == 2 else 1e-4
+    scale = float(np.abs(wanted).max())
+    return np.allclose(values, wanted, rtol=tolerance, atol=tolerance * scale * 1e-2)
+
+
+def _elementwise(
+    expected: _Array, inputs: Mapping[str, _Array], constants: Mapping[str, float]
+) -> Iterator[tuple[str, _Array, _Array]]:
+    """Expressions with the values of some elements: theirs and the answer's."""
+    places = np.random.default_rng(0).integers(0, expected.size, _MOST_ELEMENTS)
+    wanted = expected.reshape(-1)[places].astype(np.float64)
+    parts = {
+        name: array.reshape(-1)[places].astype(np.float64)
+        for name, array in inputs.items()
+        if array.shape == expected.shape
+    }
+    for name, part in parts.items():
+        for words, unary in _UNARY.items():
+            yield words.format(name), unary(part), wanted
+    for first, second in itertools.permutations(parts, 2):
+        for words, binary in _BINARY.items():
+            yield words.format(first, second), binary(parts[first], parts[second]), wanted
+    numbers = dict.fromkeys([*constants.values(), 1.0, 2.0])
+    for name, number in itertools.product(parts, numbers):
+        for words, binary in _WITH_CONSTANT.items():
+            yield words.format(name, number), binary(parts[name], number), wanted
+    for (first, second), number in itertools.product(itertools.permutations(parts, 2), numbers):
+        yield f"{number!r} * {first} + {second}", number * parts[first] + parts[second], wanted
+
+
+def _products(
+    expected: _Array, inputs: Mapping[str, _Array]
+) -> Iterator[tuple[str, _Array, _Array]]:
+    """Products of two matrices, by some rows of the answer."""
+    if expected.ndim != 2:
+        return
+    matrices = {name: array for name, array in inputs.items() if array.ndim == 2}
+    rows = np.linspace(0, len(expected) - 1, _ROWS).astype(int)
+    wanted = expected[rows].astype(np.float64)
+    for (first, a), (second, b) in itertools.product(matrices.items(), repeat=2):
+        for words, left, right in (
+            ("{} @ {}", a, b), ("{} @ {}.T", a, b.T), ("{}.T @ {}", a.T, b)
+        ):  # fmt: skip
+            if (left.shape[0], right.shape[1]) == expected.shape and left.shape[1] == len(right):
+                product = left[rows].astype(np.float64) @ right.astype(np.float64)
+                yield words.format(first, second), product, wanted
+
+
+# The source of a kernel that a function of the tunables writes, as text with their names in it.
+#
+# The function gets values that leave a mark where they are written. The text between the marks must
+# be the same for all values of a tunable; a tunable that changes it gets a text for each value.
+_MOST_TEXTS = 512
+_MOST_CHARACTERS = 4 << 20
+_DRAWN = 20
+_MARK = re.compile("\x01([^\x01\x02]*)\x02([^\x01\x02]*)\x01")
+
+
+class _Marked(Traced):
+    """Written, it leaves its expression and its value; asked, it is its value."""
+
+    def __str__(self) -> str:
+        return f"\x01{self.text}\x02{self.value}\x01"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
+
+    __repr__ = __str__
+
+
+_GLUED = re.compile(
+    '[A-Za-z0-9_\x01]\x01[^\x01\x02]*\x02|\x02[^\x01\x02]*\x01[A-Za-z0-9_\x01]|"[^"\n]*\x01'
+)
+"""A mark that is a part of a word, or in a string: no macro is replaced there."""
+
+
+def variants_of(function: Callable[..., Any], tunables: Tunables) -> tuple[Variant, ...]:
+    """The texts that the function writes. NotWritten when these are too many or too long."""
+    call = called(function, tunables)
+
+    def text(values: Combination, marked: Combination) -> str:
+        given = {n: _Marked(marked[n], n, []) if n in marked else v for n, v in values.items()}
+        found = call(Given(given, set()))
+        if not isinstance(found, str):
+            raise NotWritten(f"it returns a {type(found).__name__}")
+        return found
+
+    def pattern(values: Combination, free: list[str]) -> str:
+        """The text with the expressions of the free tunables; "" where they change more."""
+        try:
+            found = text(values, {name: values[name] for name in free})
+        except (TypeError, ValueError, AttributeError, NotWritten):
+            return ""
+        plain = _MARK.sub(lambda mark: mark[2], found)
+        whole = plain == text(values, {}) and not _GLUED.search(found)
+        return _MARK.sub(_in_c, found) if whole else ""
+
+    first = {name: values[0] for name, values in tunables.items()}
+    text(first, {})
+    free = []
+    for name, values in tunables.items():
+        patterns = {pattern({**first, name: value}, [name]) for value in values}
+        if len(patterns) == 1 and "" not in patterns:
+            free.append(name)
+    chosen = [name for name in tunables if name not in free]
+    count = math.prod(len(tunables[name]) for name in chosen)
+    if count > _MOST_TEXTS:
+        words = f"its text differs in {count} ways with {', '.join(chosen)}"
+        raise NotWritten(f"{words}; evotune takes {_MOST_TEXTS}")
+    made = []
+    for values in itertools.product(*(tunables[name] for name in chosen)):
+        own = dict(zip(chosen, values, strict=True))
+        others = [{**each, **own} for each in ({**first}, *drawn(tunables, _DRAWN))]
+        found = {pattern(each, free) for each in others}
+        if len(found) > 1 or "" in found:
+            raise NotWritten(f"its text depends on {', '.join(free)} in a way that is not seen")
+        made.append(Variant({name: own[name] for name in chosen if len(tunables[name]) > 1},
+                            found.pop()))  # fmt: skip
+    if sum(len(variant.text) for variant in made) > _MOST_CHARACTERS:
+        raise NotWritten("its texts are longer than 4 MiB together")
+    return tuple(made)
+
+
+def _in_c(mark: re.Match[str]) -> str:
+    return c_text(ast.parse(mark[1], mode="eval").body)

@@ -14,7 +14,7 @@ import torch
 
 from evotune.export.runtime._asked_features import asked_of
 from evotune.export.runtime._attention_package import Call
-from evotune.export.runtime._feature_checking import compared
+from evotune.export.runtime._checking import compared
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.space.reading.case_file import read_cases
