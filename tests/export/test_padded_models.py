@@ -233,7 +233,7 @@ def test_tokens_on_one_side_stay(
 
 
 def test_where_sequences_stay(package: ModuleType) -> None:
-    in_place = sys.modules[f"{package.__name__}._padded_places"].in_place
+    in_place = sys.modules[f"{package.__name__}._padded_models"].in_place
     rows, keys = in_place(torch.tensor([[1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 0, 0]]).bool())
     assert rows.boundaries.diff().view(4, 3).tolist() == [
         [2, 1, 0],
@@ -254,7 +254,7 @@ def test_where_sequences_stay(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("layout", ["rows first", "heads first", "parts of one", "gaps", "one"])
 def test_any_memory_is_packed(package: ModuleType, layout: str) -> None:
-    places = sys.modules[f"{package.__name__}._padded_places"]
+    places = sys.modules[f"{package.__name__}._padded_models"]
     rows = tensors()[0].transpose(1, 2)
     given = {
         "rows first": lambda: rows,
@@ -282,7 +282,7 @@ def test_a_captured_graph_packs_all_places(
         module = sys.modules[f"{package.__name__}.{name}"]
         monkeypatch.setattr(module, "is_capturing", lambda tensor: True)
     mask = masked(registry, exist, False)
-    places = sys.modules[f"{package.__name__}._padded_places"]
+    places = sys.modules[f"{package.__name__}._padded_models"]
     with monkeypatch.context() as patch:
         for read in ("tolist", "item", "__bool__", "__int__", "nonzero"):
             patch.setattr(torch.Tensor, read, lambda *_: pytest.fail("it was read"))
@@ -338,7 +338,7 @@ def test_rows_of_other_models_all_exist(package: ModuleType, registry: Registry)
         torch.testing.assert_close(attend(registry, mask), right(tensors(), mask))
     assert registry.left_to_sdpa == 2  # such a case was not measured
     assert package.info()["misses"]["not measured to win"]["count"] == 2
-    places = sys.modules[f"{package.__name__}._padded_places"]
+    places = sys.modules[f"{package.__name__}._padded_models"]
     for exact in (False, True):
         rows, keys = places.packing(padding(), 3, False, is_exact=exact)
         assert rows.places is None

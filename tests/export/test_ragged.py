@@ -261,7 +261,7 @@ def test_pages_that_do_not_fit_reach_no_kernel(
 
 def test_a_gpu_asserts_the_same_when_it_is_asked_to(varlen: ModuleType, paged: ModuleType) -> None:
     """On a CPU the same calls of PyTorch raise."""
-    tables = sys.modules[f"{varlen.__name__}._ragged_tables"]
+    tables = sys.modules[f"{varlen.__name__}._ragged_package"]
     symbols: dict[str, Any] = {"tokens_q": 70, "tokens_k": 90, "longest_q": 30, "longest_k": 40}
     cache = pages([70, 35, 23, 17])
     symbols |= {"queries": 2, "longest": 70, "pages": len(cache[1]), "page_size": 16}

@@ -116,7 +116,7 @@ def test_a_value_that_pytorch_ignores_gets_pytorchs_result(package: ModuleType) 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_the_assertion_of_a_gpu_knows_the_ends(package: ModuleType, dtype: torch.dtype) -> None:
     """On a CPU the same call of PyTorch raises."""
-    held = sys.modules[f"{package.__name__}._value_ranges"]
+    held = sys.modules[f"{package.__name__}._problem_package"]
     held._assert_on_device(torch.tensor([[5, 9], [7, 8]], dtype=dtype), 5, 9)
     held._assert_on_device(torch.tensor([0, 9], dtype=dtype), 0, 9)
     for least, most in ((5, 8), (6, 9)):

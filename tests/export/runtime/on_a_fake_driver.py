@@ -390,7 +390,7 @@ def test_native_code_keeps_no_more_decisions_than_python_does(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = opened()
-    monkeypatch.setattr(sys.modules[f"{module.__name__}._native_decisions"], "_MOST_DECISIONS", 4)
+    monkeypatch.setattr(sys.modules[f"{module.__name__}._operators"], "_MOST_DECISIONS", 4)
     decisions = module._loaded._operator.decisions  # type: ignore[attr-defined]
     added: set[int] = set()
     for name in ("add", "add_miss"):
@@ -422,7 +422,7 @@ def test_counters_of_forgotten_decisions_are_used_again_on_their_stream(
 ) -> None:
     counter = {"name": "counter", "bytes": 1 << 19, "init": "zero_once"}  # half an arena
     module = opened(native, plan={**PLAN, "workspaces": [PLAN["workspaces"][0], counter]})  # type: ignore[index]
-    for name in ("_native_decisions", "_attention_package"):
+    for name in ("_operators", "_attention_package"):
         monkeypatch.setattr(sys.modules[f"{module.__name__}.{name}"], "_MOST_DECISIONS", 2)
     notes(driver)
     gc.freeze()  # what was made before: a collection need not look at it
