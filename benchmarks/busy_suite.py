@@ -10,9 +10,9 @@ each test: the other workers of the pair count as well. The processes begin to s
 have collected the tests. FILE has one record for each test, and how many others were really busy on
 its cores on average: a process that spins all the time had a share s of a core, so 2 / s were busy.
 
-Tests that FILE has are not run again, so a campaign can be made in parts; tests that run when the
-minutes are over belong to the next part. `--again` runs those that failed, with nothing beside
-them: a test that fails there as well does not fail because the machine is busy.
+FILE's tests are not run again, so a campaign can be made in parts. A test that is cut off by
+`--minutes` is run in the next part. `--again` runs the failed tests on a quiet machine: a test that
+fails there too does not fail because the machine is busy.
 
 This module is also pytest's plugin for such a run.
 """
@@ -207,7 +207,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="on two cores")
     parser.add_argument("--spinning", type=int, help="on two cores; by default --beside")
     parser.add_argument("--minutes", type=float, default=24 * 60)
-    parser.add_argument("--again", action="store_true", help="those that failed, quiet")
+    parser.add_argument(
+        "--again", action="store_true", help="run the failed tests on a quiet machine"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("busy_suite.json"))
     parser.add_argument("--table", type=Path, help="print that file's table, run nothing")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")

@@ -39,7 +39,7 @@ def _spin(share: float, cores: Sequence[int]) -> None:
 @contextmanager
 def spinning(count: float, pairs: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
     """Keeps `count` processes busy on each pair of cores; a fraction is the share of the time of
-    one. Yields, for each pair, those that spin all the time."""
+    one. Yields, for each pair, the process numbers that spin all the time."""
     shares = [1.0] * int(count) + [count % 1] * (count % 1 > 0)
     spinners: list[subprocess.Popen[bytes]] = []
     always: list[list[int]] = []

@@ -5,12 +5,12 @@
 
 `--save` compiles every shipped space whose kernel has a file of kernels/attention, for an A100
 (sm_80), an L4 (sm_89) and an H200 (sm_90a), or for this machine's CPU: the default configuration
-with the cases that only a champion is checked on, and random valid configurations, so many a space,
-shared out among its devices. DIR/builds.json gets each compiler run and the SHA-256 of what it
-made.
+with the cases that only a champion is checked on, and `--random` valid configurations, divided
+among the space's devices. It writes each compiler run to DIR/builds.json, with the SHA-256 of its
+output.
 
-`--compare` compiles the same runs from the sources of this checkout, and lists those that make
-anything else. It ends with 1 if there is one. Two figures are compared:
+`--compare` repeats these runs with the sources of this checkout and lists the runs whose output
+differs. The exit code is 1 if there is one. Two figures are compared:
 
 - `file`: of a GPU the whole cubin. Its names of internal symbols have the name of the kernel's
   file in them, but of no header. Of a CPU the whole shared library, which is stripped.
