@@ -15,7 +15,7 @@ import torch
 
 from evotune.problems._attention_features import Features
 from evotune.problems._attention_scores import Scores
-from evotune.problems.element_types import torch_dtype
+from evotune.problems.element_types import table_on, torch_dtype
 from evotune.problems.problem import Case, Tensors, TensorSpec
 
 _SPECIAL, _SPECIAL_OF_LARGE = 4.0, 4096.0
@@ -105,7 +105,7 @@ def _sinks(case: Case, values: torch.Tensor, kind: str) -> torch.Tensor:
         shift = (high, 1.0, low)
     else:
         shift = (250.0, -250.0, 0.0) if kind == "large_logits" else (1.0, 1.0, 1.0)
-    return values + torch.tensor(shift, device=values.device)[turn]
+    return values + table_on(values.device, shift)[turn]
 
 
 def _needles(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -157,10 +157,11 @@ def _ramp(
     sink = keys // 4 + seed // 64 % max(1, (keys + 1) // 2)
     k[:, :, sink, one] = _SPECIAL
     sinks = [sink, min(sink + 1, keys - 1), (sink + keys // 3) % keys]
-    k[:, :, sinks] = k[:, :, [sink]]
-    v[:, :, sinks] = 0.0
+    for place in sinks:  # a list of places would be copied to a GPU, which waits for it
+        k[:, :, place] = k[:, :, sink]
+        v[:, :, place] = 0.0
     turn, step = _turns(q, seed, len(_RAMP_TRAITS))
-    gaps = torch.tensor(_GAPS, device=q.device)[step % len(_GAPS)]
+    gaps = table_on(q.device, _GAPS)[step % len(_GAPS)]
     if case.symbols["dtype"] == "float16":
         gaps = gaps.clamp(max=_MOST_GAP_OF_FLOAT16)
     slopes = 2.0 + 4.0 * (step % 5) / 4
@@ -191,7 +192,7 @@ def _large(
     q = torch.where(_is(turn, _LARGE_TRAITS, "spread")[..., None], 30.0 * q, q)
     far = _is(turn, _LARGE_TRAITS, "far")
     place = 2 * step + (turn > _LARGE_TRAITS.index("far"))
-    highest, fall = torch.tensor(_FAR, device=q.device)[place % len(_FAR)].unbind(-1)
+    highest, fall = table_on(q.device, _FAR)[place % len(_FAR)].unbind(-1)
     direction = 1.0 - 2.0 * (place // len(_FAR) % 2)  # rising first: causal masks hide high scores
     offset = torch.where(far, highest - fall / 2, above * (150.0 + 100.0 * part))
     slope = torch.where(far, direction * fall / 2, rising * (120.0 + 30.0 * part))

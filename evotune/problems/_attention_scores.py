@@ -14,6 +14,7 @@ import torch
 
 from evotune.problems._attention_features import Features, sees
 from evotune.problems._score_mod import parsed
+from evotune.problems.element_types import table_on
 from evotune.problems.problem import Case, Tensors
 from evotune.space.language.nodes import Literal, Name, Node
 
@@ -42,7 +43,7 @@ class Scores:
             first = torch.zeros(queries, dtype=torch.int64, device=device)
             return first, torch.full_like(first, keys - 1)
         ends = sees(self.features, causal=s["causal"], queries=queries, keys=keys)
-        first, last = (torch.from_numpy(end).to(device) for end in ends)
+        first, last = (table_on(device, end) for end in ends)
         return first, last
 
     def seen(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from evotune.problems.element_types import table_on
+
 _TRAITS = 5
 _LARGE_TRAITS = ("spread", "above", "far", "below", "rising", "far", "falling", "masked")
 _SPIKES = (12.5, 6.5, 11.0, 8.0, 13.0, 9.5)
@@ -53,9 +55,9 @@ def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 
     def has(trait: str) -> torch.Tensor:
         names = [place for place, name in enumerate(_LARGE_TRAITS) if name == trait]
-        return torch.isin(turn % len(_LARGE_TRAITS), torch.tensor(names, device=device))
+        return torch.isin(turn % len(_LARGE_TRAITS), table_on(device, names))
 
-    far = torch.tensor(_FAR, device=device)[
+    far = table_on(device, _FAR)[
         (2 * step + (turn % len(_LARGE_TRAITS) > _LARGE_TRAITS.index("far"))) % len(_FAR)
     ]
     shift = (has("above").float() - has("below").float()) * (150.0 + 150.0 * share)
@@ -70,7 +72,7 @@ def _large(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     masked = torch.where(
         (turn % 2 == 0)[:, None], column % 3 == 1, column >= (2 * columns + 2) // 3
     )
-    floor = torch.tensor(_MASKED, device=device)[step % len(_MASKED)]
+    floor = table_on(device, _MASKED)[step % len(_MASKED)]
     return torch.where(masked & has("masked")[:, None], floor[:, None], made)
 
 
@@ -104,7 +106,7 @@ def _spikes(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     row is half as high."""
     columns, device = rows.shape[1], rows.device
     row = torch.arange(len(rows), device=device)
-    heights = torch.tensor(_SPIKES, device=device)[turn % len(_SPIKES)]
+    heights = table_on(device, _SPIKES)[turn % len(_SPIKES)]
     anywhere = turn * 7919 % columns
     place = torch.where(turn % 2 == 0, columns - 1 - turn * 31 % (columns // 16 + 1), anywhere)
     trait, part = turn // 2 % 3, turn // 6 % len(_NEIGHBOURS)
@@ -115,7 +117,7 @@ def _spikes(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     after = [(place + step).clamp(max=columns - 1) for step in (1, 37, 1025)]
     for other in after:
         rows[row, other] = torch.where(trait == 1, heights, rows[row, other])
-    unit = torch.tensor(_NEIGHBOURS, device=device)[part]
+    unit = table_on(device, _NEIGHBOURS)[part]
     higher = torch.exp2(heights.log2().floor()) * (1.0 + unit)
     lower = torch.exp2(heights.log2().floor())
     before = (place - 1 - turn % 3).clamp(min=0)

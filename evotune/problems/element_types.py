@@ -5,10 +5,11 @@ Importing this does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 ELEMENT_BYTES: Mapping[str, int] = {
@@ -32,6 +33,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
     found: torch.dtype = getattr(torch, torch_name(name))
     return found
+
+
+def table_on(device: torch.device | str, values: Sequence[object] | np.ndarray) -> torch.Tensor:
+    """A small table as a tensor on the device. A GPU copies it in its own time: `torch.tensor` with
+    a device would wait until the GPU has done all that was asked of it before."""
+    import torch
+
+    return torch.as_tensor(values).to(device, non_blocking=True)
 
 
 def torch_name(name: str) -> str:

@@ -34,7 +34,7 @@ from evotune.verify.accuracy import (
     worst_element,
 )
 from evotune.verify.buffers import BufferSets, Inspection, bits, other_word, repeats, unwritten
-from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet, elements_of
+from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet, elements_of, read_roundings
 from evotune.verify.watch import Watch, Watched
 
 _TOGETHER_BYTES = 64 << 20  # of inputs and outputs; a larger set is examined alone
@@ -208,6 +208,7 @@ class Gate:
         verdict: Verdict,
     ) -> None:
         """Judge the first launch of each kind: its result, and writes after it had returned."""
+        read_roundings(inputs)
         for kind, each, values in zip(kinds, found, inputs, strict=True):
             self._judge(case, kind, each, values, verdict)
             late = next((name for name, intact in each.flags.items() if not intact), "")
@@ -393,7 +394,7 @@ class Gate:
                 max_limit=LIMITS.max,
                 rms_error=errors.rms,
                 rms_limit=LIMITS.rms,
-                rounding=name in inputs.rounded and is_one_rounding(errors.max),
+                rounding=is_one_rounding(errors.max) and name in inputs.rounded,
             )
             # Finite errors imply a finite output, without another read from the device.
             output = found.output(name)

@@ -7,7 +7,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,23 +39,47 @@ class Alteration:
 @dataclass(frozen=True, slots=True)
 class InputSet:
     """Inputs of one kind and seed, and the `expected` outputs (see `accuracy`), on the pool's
-    device. A changed set is the normal set of its seed after `alterations`. `rounded` are the
-    outputs whose tolerances allow for rounding alone (`is_rounding`)."""
+    device. A changed set is the normal set of its seed after `alterations`.
+
+    The `checksum` and the `roundings` (`is_rounding` by output) stay on the device: reading them
+    waits for it, and a champion has thousands of sets.
+    """
 
     inputs: Mapping[str, torch.Tensor]
     expected: Mapping[str, torch.Tensor]
     alterations: tuple[Alteration, ...] = ()
-    checksum: int = 0
-    rounded: frozenset[str] = frozenset()
+    checksum: torch.Tensor | None = None
+    roundings: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    _read: list[frozenset[str]] = field(default_factory=list)
+
+    @property
+    def rounded(self) -> frozenset[str]:
+        """The outputs whose tolerances allow for rounding alone."""
+        read_roundings([self])
+        return self._read[0]
 
     def intact(self) -> bool:
         """True if its memory is unchanged since it was made."""
+        return bool(self.compared())
+
+    def compared(self) -> torch.Tensor:
+        """The same, on the device."""
+        assert self.checksum is not None
         return self.checksum == _checksum(self.inputs, self.expected, self.alterations)
 
     @property
     def nbytes(self) -> int:
         held = [*self.inputs.values(), *self.expected.values()]
         return sum(t.nbytes for t in (*held, *(each.values for each in self.alterations)))
+
+
+def read_roundings(sets: Sequence[InputSet]) -> None:
+    """Reads the roundings of all sets, for `InputSet.rounded`, and waits for the device once."""
+    unread = [each for each in sets if not each._read]
+    flags = [flag for each in unread for flag in each.roundings.values()]
+    found = iter(torch.stack(flags).tolist() if flags else ())
+    for each in unread:
+        each._read.append(frozenset([name for name in each.roundings if next(found)]))
 
 
 class InputPool:
@@ -109,7 +133,8 @@ class InputPool:
 
     def intact(self) -> bool:
         """True if all sets are unchanged: a candidate's stray write may hit them."""
-        return all(inputs.intact() for inputs in self._sets.values())
+        found = [each.compared() for each in self._sets.values()]
+        return not found or bool(torch.stack(found).all())
 
     def stream(self, case: Case, what: str, seed: int) -> int:
         """A seed for one purpose. No two sets share values, since it depends on kind and case."""
@@ -135,13 +160,13 @@ class InputPool:
         else:
             inputs = self._inputs(case, kind, seed)
             wanted = self._wanted(case, inputs)
-        rounded = frozenset(
-            spec.name
+        roundings = {
+            spec.name: is_rounding(wanted[spec.name], torch_dtype(spec.dtype))
             for spec in self._problem.tensors(case)
-            if spec.is_output and is_rounding(wanted[spec.name], torch_dtype(spec.dtype))
-        )
+            if spec.is_output
+        }
         checksum = _checksum(inputs, wanted, alterations)
-        return InputSet(inputs, wanted, alterations, checksum, rounded)
+        return InputSet(inputs, wanted, alterations, checksum, roundings)
 
     def _make_changed(
         self, case: Case, number: int, seed: int
@@ -292,12 +317,12 @@ def _checksum(
     inputs: Mapping[str, torch.Tensor],
     wanted: Mapping[str, torch.Tensor],
     alterations: Sequence[Alteration],
-) -> int:
-    """A checksum that shows any single changed value; computed on the tensors' device."""
+) -> torch.Tensor:
+    """A checksum that shows any single changed value; on the tensors' device."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     values = (each.values for each in alterations)
     tensors = (*inputs.values(), *wanted.values(), *values)
-    return sum(int(t.contiguous().view(words[t.element_size()]).sum()) for t in tensors)
+    return torch.stack([t.contiguous().view(words[t.element_size()]).sum() for t in tensors]).sum()
 
 
 def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
