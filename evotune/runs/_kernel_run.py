@@ -227,8 +227,6 @@ class KernelRun:
         how many threads are measured, where that is less than the machine has."""
         if self._cluster is None and (said := in_part(self.setup.profile)):
             self._observer.phase(said)
-        if self._early is not None:
-            self._early.wait()  # it is no other work
         found = others_at_work(self.setup.devices)
         if found:
             advice = sharing(self.setup.profile) if self._cluster is None else ""

@@ -111,7 +111,7 @@ class TimingSettings:
 
     @classmethod
     def thorough(cls) -> TimingSettings:
-        """Settings for a champion's reported figures, and for comparing two configurations."""
+        """Settings for comparing two configurations in one process."""
         return cls(
             min_rounds=20,
             max_rounds=60,
@@ -124,9 +124,9 @@ class TimingSettings:
         )
 
     @classmethod
-    def repeated(cls) -> TimingSettings:
-        """Settings for a champion's further processes, which differ by more than 1%, and for its
-        held-out cases, which decide nothing."""
+    def champion(cls) -> TimingSettings:
+        """Settings for each process of a champion. Processes differ by more than 1%, and its
+        interval is that of their mean."""
         return dataclasses.replace(cls.thorough(), max_rounds=40, half_width=0.01)
 
     def deciding(self, cases: int) -> TimingSettings:

@@ -215,7 +215,7 @@ class CaseTimer:
         for _ in range(count):
             own = {tensor: value.clone() for tensor, value in inputs.items()}
             calls.append(self._problem.baselines(subject.case, own, warm.baseline)[warm.baseline])
-        settings = TimingSettings.thorough()
+        settings = TimingSettings.champion()
         sampler = rotating_sampler(self._session, launches, settings)
         measurement = measure_paired(
             sampler,

@@ -314,7 +314,7 @@ class TrialRunner:
     ) -> list[Measurement]:
         repeat, seed = job.repeat > 0, self._seed(job)
         thorough = (job.confirm and not job.audit) or repeat
-        settings = TimingSettings.repeated() if repeat else TimingSettings.thorough()
+        settings = TimingSettings.champion() if thorough else TimingSettings.thorough()
         sample_us = self._session.champion_sample_us
         if not (thorough or rivals):
             settings = TimingSettings.fixed() if job.fixed_sampling else TimingSettings()
@@ -330,8 +330,6 @@ class TrialRunner:
             stages.at("timing case", number, len(measured))
             deciding = thorough and role == TIMED and not repeat
             own = settings.deciding(timed) if deciding else settings
-            if thorough and role == HELD_OUT:
-                own = dataclasses.replace(TimingSettings.repeated(), sample_us=sample_us)
             timer = CaseTimer(
                 self._session,
                 self._problem,

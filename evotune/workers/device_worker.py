@@ -63,12 +63,15 @@ def main() -> None:
         # PyTorch takes seconds to import. `open_channel` comes first, so that this process dies
         # with its parent meanwhile; a spare worker has imported it by the time it is needed.
         with lasting_imports():
+            import numpy.ma  # noqa: F401  (NumPy's percentiles import it at their first call)
+
             import evotune.workers._trial_runner  # noqa: F401
 
         message = channel.receive()
         if isinstance(message, Preload):
-            registry.named(message.backend).preload()
-            channel.send(Preloaded())
+            backend = registry.named(message.backend)
+            backend.preload()
+            channel.send(Preloaded(devices=backend.devices_here() if message.looks else ()))
             message = channel.receive()
         if isinstance(message, WriteTo):
             write_to(message.log)

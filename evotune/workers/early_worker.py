@@ -1,19 +1,27 @@
-"""A device worker that imports its libraries while the device is still looked for.
+"""A device worker that starts before its device is known, and finds it.
 
-Both take seconds. Its log is the run's as soon as the run has a folder.
+To look for a device takes the same libraries as to use it, and importing them takes seconds. Its
+log is the run's as soon as the run has a folder.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from evotune.backends.base.backend import Backend
+from evotune.backends.base.profile import DeviceProfile
 from evotune.workers.child import Child, wait_readable
-from evotune.workers.messages import DEVICE_WORKER, FromDeviceWorker, Preload, ToDeviceWorker
+from evotune.workers.messages import (
+    DEVICE_WORKER,
+    FromDeviceWorker,
+    Preload,
+    Preloaded,
+    ToDeviceWorker,
+)
 
 Worker: TypeAlias = Child[ToDeviceWorker, FromDeviceWorker]
 
@@ -26,26 +34,30 @@ class EarlyWorker:
     def __init__(self) -> None:
         self._worker: Worker | None = None
         self._environment: Mapping[str, str] = {}
-        self._is_loaded = False
 
     def start(self, backend: Backend) -> None:
-        """Starts it where the environment that the device's worker needs can be guessed."""
+        """Starts it where the environment that the device's worker needs can be guessed, and tells
+        the backend which devices it found. If it fails the backend looks for them itself."""
         environment = backend.likely_environment()
         if environment is None or self._worker is not None:
             return
         self._environment = environment
         self._worker = Child(DEVICE_WORKER, Path(os.devnull), environment)
-        self._worker.send(Preload(backend=backend.name))
+        self._worker.send(Preload(backend=backend.name, looks=True))
+        if found := self._devices():
+            backend.learn(found)
 
-    def wait(self) -> None:
-        """Waits until it has imported its libraries: until then it keeps a core busy."""
+    def _devices(self) -> Sequence[DeviceProfile]:
+        """Waits until it has imported its libraries."""
         until_s = time.monotonic() + _IMPORT_S
-        while self._worker is not None and not self._is_loaded:
+        while self._worker is not None:
             wait_readable([self._worker], 0.1)
             messages = self._worker.receive()
-            self._is_loaded = bool(messages)
             if messages is None or time.monotonic() > until_s:
                 self.close()
+            elif messages and isinstance(messages[0], Preloaded):
+                return messages[0].devices
+        return ()
 
     def take(self, environment: Mapping[str, str]) -> Worker | None:
         """The worker, if it has this environment; None when there is none."""

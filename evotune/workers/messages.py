@@ -54,13 +54,17 @@ class GateSettings(msgspec.Struct, frozen=True):
 
 
 class Preload(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The first message: the worker imports the libraries of this backend."""
+    """The first message: the worker imports the libraries of this backend, and with `looks` says
+    which devices they can use."""
 
     backend: str
+    looks: bool = False
 
 
 class Preloaded(_OfDevice, frozen=True, tag=True, kw_only=True):
     """The worker has imported its libraries."""
+
+    devices: tuple[DeviceProfile, ...] = ()
 
 
 class WriteTo(_OfDevice, frozen=True, tag=True, kw_only=True):

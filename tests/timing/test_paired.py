@@ -237,38 +237,40 @@ def test_eager_times_are_medians_of_interleaved_samples() -> None:
 
 
 def test_champions_are_sampled_more_thoroughly() -> None:
-    usual, thorough = TimingSettings(), TimingSettings.thorough()
-    assert thorough.min_rounds > usual.min_rounds
-    assert thorough.half_width < usual.half_width
-    assert np.isfinite(thorough.max_seconds)
+    usual, champion = TimingSettings(), TimingSettings.champion()
+    assert champion.min_rounds > usual.min_rounds
+    assert champion.half_width <= usual.half_width
+    assert np.isfinite(champion.max_seconds)
 
 
 def test_a_champion_is_timed_on_while_it_is_in_doubt_whether_it_leads() -> None:
     times = {"candidate": 1000.0, "baseline": 1250.0}
-    usual = TimingSettings.thorough().max_rounds
+    champion = TimingSettings.champion()
+    usual = champion.max_rounds
 
     def samples(noise: float, leader_speedup: float = 0.0, cases: int = 1) -> int:
         machine = SimulatedMachine(times, noise=noise, seed=1)
-        settings = dataclasses.replace(TimingSettings.thorough().deciding(cases), max_seconds=100)
+        settings = dataclasses.replace(champion.deciding(cases), max_seconds=100)
         result = measure(machine, settings, leader_speedup=leader_speedup)
         width = (result.speedup_high - result.speedup_low) / (2 * result.speedup)
-        assert result.samples <= usual or width <= settings.doubt or result.samples == 4 * usual
+        assert result.samples <= usual or width <= settings.doubt or result.samples == most
         return result.samples
 
+    most = usual + champion.deciding(1).extra_rounds
     assert samples(noise=0.001) < usual  # its interval is narrow soon
-    assert usual < samples(noise=0.06) < 4 * usual
-    assert samples(noise=0.3) == 4 * usual  # the extra rounds are limited
+    assert usual < samples(noise=0.06) < most
+    assert samples(noise=0.3) == most  # the extra rounds are limited
     # No extra rounds if the candidate surely does not beat the leader by more than `doubt`.
     assert samples(noise=0.06, leader_speedup=1.6) == usual
     assert samples(noise=0.06, leader_speedup=1.2) == samples(noise=0.06)
     # Over nine cases the mean is known well enough without extra rounds.
     assert samples(noise=0.06, cases=9) == usual
-    ordinary = dataclasses.replace(TimingSettings.thorough(), max_seconds=100)
+    ordinary = dataclasses.replace(champion, max_seconds=100)
     assert measure(SimulatedMachine(times, noise=0.06, seed=1), ordinary).samples == usual
 
 
 def test_the_time_of_a_champion_in_doubt_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine({"candidate": 25_000.0, "baseline": 25_000.0}, noise=0.3)
     monkeypatch.setattr(paired.time, "monotonic", lambda: machine.now_us / 1e6)
-    settings = TimingSettings.thorough().deciding(1)
+    settings = TimingSettings.champion().deciding(1)
     assert 25 < measure(machine, settings).samples < 35  # 0.1 s a round

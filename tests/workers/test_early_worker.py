@@ -1,16 +1,18 @@
-"""A worker that starts before its device is known becomes the device's, if it fits."""
+"""A worker that starts before its device is known finds it, and becomes the device's if it fits."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.cuda import _discover, _profiles
 from evotune.problems import create_problem
 from evotune.workers.device_slot import DeviceSlot, ProblemSource
 from evotune.workers.early_worker import EarlyWorker
@@ -54,14 +56,11 @@ def _started() -> tuple[EarlyWorker, int]:
 
 
 @pytest.mark.usefixtures("likely")
-@pytest.mark.parametrize("loaded", [False, True])
-def test_it_serves_requests_and_writes_into_the_device_s_log(tmp_path: Path, loaded: bool) -> None:
+def test_it_serves_requests_and_writes_into_the_device_s_log(tmp_path: Path) -> None:
     early, pid = _started()
     (tmp_path / "problem.py").write_text(TEXT)
     name = "problem.py:Doubled"
     source = ProblemSource(name, "float32", tmp_path)
-    if loaded:
-        early.wait()
     slot = DeviceSlot(tmp_path, PROFILE, source, deterministic=True, early=early)
     until_s = time.monotonic() + PATIENCE_S
     try:
@@ -90,10 +89,36 @@ def test_one_that_does_not_fit_the_device_ends(likely: Mapping[str, str]) -> Non
     assert early.take(likely) is None
 
 
-def test_one_that_dies_is_waited_for_no_longer(likely: Mapping[str, str]) -> None:
-    early, pid = _started()
-    os.kill(pid, 9)
-    early.wait()
+@pytest.mark.usefixtures("likely")
+def test_the_backend_learns_which_devices_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker answers for the CPU, whose `devices_here` finds none, and for a GPU's backend."""
+    learnt: list[Sequence[DeviceProfile]] = []
+    monkeypatch.setattr(registry.named("cpu"), "learn", learnt.append)
+    early, _ = _started()
+    early.close()
+    assert not learnt
+    monkeypatch.setattr(EarlyWorker, "_devices", lambda self: (PROFILE,))
+    early, _ = _started()
+    early.close()
+    assert learnt == [(PROFILE,)]
+
+
+def test_what_a_worker_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> NoReturn:
+        raise AssertionError("another process was asked")
+
+    gpu = _profiles.named("l4")
+    monkeypatch.setattr(_discover, "ask_present_gpus", ask)
+    monkeypatch.setattr(_discover, "gpus_present", lambda: [gpu.name])
+    monkeypatch.setattr(_discover, "_answers", {})
+    registry.named("cuda").learn([gpu])
+    assert registry.named("cuda").profile("auto") == gpu
+
+
+def test_one_that_dies_leaves_the_search_to_the_backend(likely: dict[str, str]) -> None:
+    likely["PYTHONHOME"] = "/nonexistent"
+    early = EarlyWorker()
+    early.start(registry.named("cpu"))
     assert early.take(likely) is None
 
 
@@ -101,6 +126,5 @@ def test_none_starts_where_its_environment_is_not_known() -> None:
     """On the CPU, whose free cores are counted meanwhile."""
     early = EarlyWorker()
     early.start(registry.named("cpu"))
-    early.wait()
     assert early.take({}) is None
     early.close()

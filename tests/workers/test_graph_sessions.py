@@ -284,7 +284,6 @@ def test_each_process_of_a_candidate_draws_anew(monkeypatch: pytest.MonkeyPatch)
         return stream(pool, case, purpose, number)
 
     monkeypatch.setattr(InputPool, "stream", noted)
-    monkeypatch.setattr(TimingSettings, "repeated", TimingSettings.thorough)
     how: list[dict[str, Any]] = [{}, {"confirm": True}, {"repeat": 2}, {"repeat": 3}]
     for fields in how:
         assert run(GraphSession({case.label: kernel(case, exact) for case in CASES}), **fields).ok

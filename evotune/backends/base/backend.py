@@ -255,6 +255,15 @@ class Backend(ABC):
         guessed, or where its start would disturb the search for the device."""
         return None
 
+    def devices_here(self) -> tuple[DeviceProfile, ...]:
+        """This machine's devices, in a worker that has the likely environment and the backend's
+        libraries; none where these cannot use them."""
+        return ()
+
+    def learn(self, devices: Sequence[DeviceProfile]) -> None:
+        """The answer of `devices_here`, for a process that will look for a device."""
+        return None
+
     def sanitizing(
         self, cases: Sequence[SanitizedCase]
     ) -> AbstractContextManager[Callable[[], list[Check]]]:

@@ -174,6 +174,17 @@ class CudaBackend(Backend):
 
         return {"CUDA_VISIBLE_DEVICES": found} if (found := only_gpu()) else None
 
+    def devices_here(self) -> tuple[DeviceProfile, ...]:
+        from evotune.backends.cuda._presence import cuda_problem
+        from evotune.backends.cuda._probe import profiles
+
+        return () if cuda_problem() else tuple(profiles())
+
+    def learn(self, devices: Sequence[DeviceProfile]) -> None:
+        from evotune.backends.cuda import _discover
+
+        _discover.learn(devices)
+
     def sanitizing(
         self, cases: Sequence[SanitizedCase]
     ) -> AbstractContextManager[Callable[[], list[Check]]]:

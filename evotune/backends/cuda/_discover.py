@@ -3,7 +3,6 @@ fall back to the CPU."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -87,11 +86,22 @@ def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
     return found[:count]
 
 
-@functools.cache
+_answers: dict[str | None, GpuState] = {}
+"""By CUDA_VISIBLE_DEVICES. Each is asked for once in a process, since the child takes seconds to
+import torch and CuPy."""
+
+
+def learn(profiles: Sequence[DeviceProfile]) -> None:
+    """Takes the answer of a process that has torch and CuPy, and need not ask another one."""
+    _answers[os.environ.get("CUDA_VISIBLE_DEVICES")] = GpuState(
+        tuple(gpus_present()), profiles=tuple(profiles)
+    )
+
+
 def _ask(visible: str | None) -> GpuState:
-    """The state of the GPUs under CUDA_VISIBLE_DEVICES = `visible`. Asked once in a process, since
-    the child takes seconds to import torch and CuPy."""
-    return ask_present_gpus()
+    if visible not in _answers:
+        _answers[visible] = ask_present_gpus()
+    return _answers[visible]
 
 
 def _too_few(request: str, count: int) -> EnvironmentProblem:

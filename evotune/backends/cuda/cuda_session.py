@@ -136,6 +136,7 @@ class CudaSession:
         self._open_pool()
         self._state = GpuState(profile.id)
         self._profile = profile
+        _kernel()  # compiles it now: the first watched run needs it
         self._limits: Mapping[str, int] = {}
 
     def _open_pool(self) -> None:
