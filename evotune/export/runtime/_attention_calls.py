@@ -126,8 +126,7 @@ class AttentionCalls:
         if mask is not None and not _is_compiling():  # whatever the call's mode: it costs nothing
             self._mask.count()
             return None
-        # Under autocast native code leaves each call to Python.
-        if not _is_traced() and self._direct is not None and not _is_any_autocast_enabled():
+        if not _is_traced() and self._direct is not None:
             out: torch.Tensor | Literal[False] | None
             out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
             if out is not None:

@@ -277,7 +277,8 @@ class NativeDecisions:
             state = questions()
         except AttributeError:
             return None
-        plain = (torch.Tensor, float, None, True, False, "requires_grad")
+        plain = (torch.Tensor, float, None, True, False, "requires_grad", "dtype")
+        plain += (self._kernels.kernels.device_type,)
         asked = (torch.empty_like, torch.Tensor.is_neg, self.decide, self._kernels.serve)
         found: Callable[..., Any] | None = self._native.function((*plain, *asked, *state))
         return found

@@ -27,9 +27,10 @@ def questions() -> tuple[Any, ...]:
     """The look-ups by which native code tells whether PyTorch is in a plain state. AttributeError
     if this PyTorch lacks one of them.
 
-    The five values are: the dictionary that holds the level of forward-mode AD, the name of the
-    level in it, a function that tells whether autocast is on, functions that must return false (or
-    0, or None), and functions that must return true.
+    The values are: the dictionary that holds the level of forward-mode AD, the name of the level in
+    it, three functions that tell whether autocast is on at all, whether it is on for a type of
+    device, and to which dtype it casts there, functions that must return false (or 0, or None), and
+    functions that must return true.
 
     More functions must return false than in `are_plain`: a profiler must see an operator, and a
     launch from native code shows it none.
@@ -42,8 +43,12 @@ def questions() -> tuple[Any, ...]:
         torch._C._autograd._profiler_enabled,
     )
     wanted = (_flash, _efficient, _cudnn)
-    autocast = torch._C._is_any_autocast_enabled
-    return vars(forward_ad), "_current_level", autocast, unwanted, wanted
+    autocast = (
+        torch._C._is_any_autocast_enabled,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+    )
+    return vars(forward_ad), "_current_level", *autocast, unwanted, wanted
 
 
 def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

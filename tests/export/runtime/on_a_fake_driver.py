@@ -15,7 +15,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -261,6 +261,43 @@ def test_native_code_serves_calls_under_a_default_device(
             out = functional.scaled_dot_product_attention(*tensors, **GROUPED)
     torch.testing.assert_close(out, sdpa(*tensors, **GROUPED))
     assert module.info()["calls"] == 3
+
+
+def test_native_code_serves_calls_under_autocast_that_casts_nothing(opened: Open) -> None:
+    """As a model in half precision has it, under autocast to half precision."""
+    module = opened()
+    direct = module._loaded._calls._direct  # type: ignore[attr-defined]
+    q, k, v = inputs()
+    few = [t[:, :, :1] for t in (q, k, v)]
+    rest = (None, 0.0, False, None, True)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for tensors in ((q, k, v), few):
+            module.attention(*tensors, **GROUPED)  # decided
+        with autocast_to(torch.float32):
+            torch.testing.assert_close(direct(q, k, v, *rest), sdpa(q, k, v, **GROUPED))
+            assert direct(*few, *rest) is False
+        with autocast_to(torch.bfloat16):  # casts: Python must find out
+            assert direct(q, k, v, *rest) is None
+            assert direct(*few, *rest) is None
+            assert module.attention(q, k, v, **GROUPED).dtype == torch.bfloat16
+        with autocast_to(torch.float32):
+            half = q.bfloat16()
+            assert direct(half, k, v, *rest) is None
+            assert direct(q, k, half[:, :2], *rest) is None
+
+
+@contextmanager
+def autocast_to(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast on the CPU; `torch.autocast` itself takes no float32."""
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", dtype)
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_dtype("cpu", before)
 
 
 @pytest.mark.parametrize("native", NATIVE)

@@ -115,11 +115,13 @@ constexpr std::int32_t kDlCpu = 1, kDlCuda = 2, kTorchCpu = 0, kTorchCuda = 1;
 // All that the function asks, kept for ever. The order is that of evotune_native_function's tuple.
 struct Asked {
   Object tensor_type, float_type, none, yes, no;
-  Object requires_grad;            // the attribute's name
+  Object requires_grad, dtype;     // names of attributes
+  Object device_type;              // of the kernels' tensors, as PyTorch calls it
   Object empty_like, is_neg;       // functions of a tensor
   Object decide, serve;            // Python's, of the call
   Object forward_ad, level;        // a module's dictionary and a name in it: less than 0 outside of forward-mode AD
-  Object autocast;                 // a function: whether autocast may change the tensors' dtypes
+  Object any_autocast;             // a function: whether autocast is on for some type of device
+  Object autocast_is_on, autocast_dtype;  // functions of a type of device
   Object unwanted, wanted;         // tuples of functions whose answers must be false and true
   const DlFunctions* dlpack;
 } asked;
@@ -141,10 +143,27 @@ bool any_answer_is(bool unwelcome, Object functions) {
   return false;
 }
 
-// Whether PyTorch is in its plain state (no autocast, no modes, no forward-mode AD), and the tensors need no gradient
-// and no negation.
+Object checked(Object answer) {
+  if (!answer) throw Raised();
+  return answer;
+}
+
+// Whether autocast casts a tensor of the call: its dtype is not the one to which autocast casts.
+bool is_cast(Object const* arguments) {
+  if (!holds(asked.any_autocast)) return false;
+  if (!truth(Reference(python.Vectorcall(asked.autocast_is_on, &asked.device_type, 1, nullptr)))) return false;
+  const Reference to(checked(python.Vectorcall(asked.autocast_dtype, &asked.device_type, 1, nullptr)));
+  for (int i = 0; i < 3; ++i) {
+    const Reference own(checked(python.GetAttr(arguments[i], asked.dtype)));
+    if (own.get() != to.get()) return true;
+  }
+  return false;
+}
+
+// Whether PyTorch is in its plain state (no modes, no forward-mode AD), and the tensors need no cast, no gradient and no
+// negation.
 bool all_is_plain(Object const* arguments) {
-  if (holds(asked.autocast) || any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
+  if (is_cast(arguments) || any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
   Object level = python.GetItem(asked.forward_ad, asked.level);
   if (!level || python.AsLong(level) >= 0) return false;
   const bool grad = torch.grad_mode_is_enabled();
@@ -190,9 +209,7 @@ bool read_call(Object const* arguments, Call& call) {
 // Asks one of Python's functions about the call.
 Reference ask(Object function, Object const* arguments, Object scale) {
   Object given[] = {arguments[0], arguments[1], arguments[2], arguments[5], scale, arguments[7]};
-  Object answer = python.Vectorcall(function, given, 6, nullptr);
-  if (!answer) throw Raised();
-  return Reference(answer);
+  return Reference(checked(python.Vectorcall(function, given, 6, nullptr)));
 }
 
 Object answer(Object object) {
@@ -204,7 +221,7 @@ Object served(Object const* arguments) {
   Call call;
   if (!read_call(arguments, call)) return answer(asked.none);
   std::shared_ptr<Decision> found = known(call);
-  if (found && found->kind == kMiss && !holds(asked.autocast)) {  // whatever else PyTorch's state is
+  if (found && found->kind == kMiss && !is_cast(arguments)) {  // whatever else PyTorch's state is
     found->calls.fetch_add(1, std::memory_order_relaxed);
     return answer(asked.no);
   }
@@ -260,9 +277,9 @@ extern "C" __attribute__((visibility("default"))) void* evotune_native_function(
   try {
     find_python();
     Object* const members[] = {&asked.tensor_type, &asked.float_type, &asked.none, &asked.yes, &asked.no,
-                               &asked.requires_grad, &asked.empty_like, &asked.is_neg, &asked.decide, &asked.serve,
-                               &asked.forward_ad, &asked.level, &asked.autocast,
-                               &asked.unwanted, &asked.wanted};
+                               &asked.requires_grad, &asked.dtype, &asked.device_type, &asked.empty_like, &asked.is_neg,
+                               &asked.decide, &asked.serve, &asked.forward_ad, &asked.level, &asked.any_autocast,
+                               &asked.autocast_is_on, &asked.autocast_dtype, &asked.unwanted, &asked.wanted};
     python.IncRef(tuple);
     std::ptrdiff_t place = 0;
     for (Object* member : members) *member = python.TupleGetItem(tuple, place++);
