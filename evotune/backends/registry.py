@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from evotune.backends.base.backend import Backend
@@ -90,17 +90,19 @@ def asked_for(request: str) -> Backend | None:
     raise UsageError(f"unknown device {request!r}; expected {forms} or one of {models}")
 
 
-def choose(request: str) -> Backend:
+def choose(request: str, looking: Callable[[Backend], None] = lambda backend: None) -> Backend:
     """The backend for a `--device` request where no kernel decides it.
 
-    `auto` means the GPU when the machine has one, else the CPU. EnvironmentProblem (exit 3)
-    when a device is there, or asked for, and cannot be used.
+    `auto` means the GPU when the machine has one, else the CPU. `looking` is called before the
+    device is looked for, which may take seconds. EnvironmentProblem (exit 3) when a device is
+    there, or asked for, and cannot be used.
     """
     backend = asked_for(request)
     if backend is None:
         able = [known for known in own() if known.flagship]
         able.sort(key=lambda known: known.preference, reverse=True)
         backend = next(known for known in able if known.is_here())
+    looking(backend)
     backend.profile(request)
     return backend
 

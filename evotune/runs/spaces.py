@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from evotune.backends import registry
+from evotune.backends.base.backend import Backend
 from evotune.backends.base.sources import read_sources
 from evotune.errors import SpaceError, StoreError, UsageError
 from evotune.languages import language
@@ -71,9 +72,10 @@ def is_recording(path: Path) -> bool:
     return path.name.endswith(_RECORDINGS)
 
 
-def flagship(device: str) -> Path:
-    """The space that `evotune run` tunes when none is named: attention, for the device."""
-    backend = registry.choose(device)
+def flagship(device: str, looking: Callable[[Backend], None] = lambda backend: None) -> Path:
+    """The space that `evotune run` tunes when none is named: attention, for the device. `looking`:
+    see `registry.choose`."""
+    backend = registry.choose(device, looking)
     if not backend.flagship:
         raise UsageError(f"--device {device}: name the space to tune; none is for {backend.name}")
     return find_space(backend.flagship)

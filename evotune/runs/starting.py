@@ -129,12 +129,15 @@ class RunResult:
 def start_run(request: RunRequest, observer: Observer) -> RunResult:
     """A new run, to its end. Everything that can be refused is refused before it has a folder."""
     phases = PhaseTimes()
-    path = flagship(request.device) if request.space is None else find_space(request.space)
     secret = secrets.token_hex(8)
     with (
         contextlib.closing(EarlyWorker()) as early,
         connected(request.cluster) as cluster,
     ):
+        if request.space is None:
+            path = flagship(request.device, looking=early.start)
+        else:
+            path = find_space(request.space)
         setup = load_setup(
             path,
             request.device,

@@ -86,3 +86,13 @@ def signal_name(number: int) -> str:
 def describe_status(status: int) -> str:
     """A process's exit status, as subprocess gives it, in words."""
     return f"died of {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+
+
+def free_memory_bytes() -> int:
+    """This machine's memory that programs may still take. Caches of files count as free where the
+    system tells them apart."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

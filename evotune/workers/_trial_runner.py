@@ -112,6 +112,11 @@ class TrialRunner:
         kinds = ("normal",) if timed_alone else self._problem.input_kinds
         self._make([(item.case, item.role) for item in job.cases], kinds, self._seed(job))
 
+    def warm_up(self, cases: Sequence[Case]) -> None:
+        """Makes normal inputs of the smallest case. See `Hello`."""
+        if cases:
+            self._make([(min(cases, key=self._pool.set_bytes), TIMED)], ("normal",), 0)
+
     def prepare_ahead(self, ahead: PrepareRequest) -> None:
         """The same for a champion, before its binaries are there."""
         self._make(ahead.cases, self._problem.input_kinds, _CONFIRM_SEED + ahead.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import signal
@@ -18,10 +19,11 @@ from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.time_limits import HeldUp, WatchedTime, allowance_s
 from evotune.errors import EnvironmentProblem, ProblemMistake
+from evotune.problems import Case
 from evotune.problems.loading import is_file_reference, problem_source
 from evotune.trial import QUARANTINED, TOO_NOISY, Outcome, OutcomeKind
 from evotune.user_code import trust
-from evotune.util.processes import describe_status
+from evotune.util.processes import describe_status, free_memory_bytes
 from evotune.workers.child import Child, kill_all
 from evotune.workers.early_worker import EarlyWorker, Worker
 from evotune.workers.entry import cannot_read
@@ -82,7 +84,7 @@ class DeviceSlot:
     - Opening a worker takes seconds and blocks nobody: a request waits here until it is open.
     - Where the backend has spare workers, the next worker has imported its libraries and waits
       until it replaces the present one. While a champion's process makes its inputs, the next one
-      opens the device.
+      opens the device. While champions are checked, so do those that will time them.
     - Elsewhere a champion's next worker imports its libraries beside the present one, which gets no
       request meanwhile: the import would disturb what it measures.
     - A trial's time limit counts from when the worker has its inputs and references ready; the time
@@ -133,6 +135,9 @@ class DeviceSlot:
         self._loaded_beside = 0 if self._backend.spare_worker or not spares else min(2, free)
         """So many spare workers import their libraries beside a champion's worker."""
         self._was_spare = False
+        self._warm: Hello | None = None
+        """The message to spare workers while nothing is timed."""
+        self._timed_soon = 0
         self._for_champion = False
         self._opening = False
         self._failed_starts = 0  # in a row
@@ -178,6 +183,20 @@ class DeviceSlot:
         if not self._opening:
             self._tell_ahead()
 
+    def expect(self, processes: int, warm: Sequence[Case]) -> None:
+        """So many more fresh processes will time champions. Until the first of them gets its
+        request nothing is timed, so they start, and make inputs of one of the cases `warm`."""
+        self._timed_soon += processes
+        self._warm = msgspec.structs.replace(self._hello, warm=tuple(warm))
+        self.tend()
+
+    def tend(self) -> None:
+        """To be called now and then after `expect`."""
+        if self._warm is not None:
+            self._spares.open_loaded(self._warm)
+            loading = min(_LOADING_AT_ONCE, spares_with_room())
+            self._spares.keep(min(self._timed_soon - 1, _MOST_WARM), loading=loading)
+
     def _tell_ahead(self) -> None:
         if self._ahead is not None:
             self._tell(self._ahead)
@@ -208,6 +227,11 @@ class DeviceSlot:
         if self._loaded_beside and self._for_champion and not self._spares.are_loaded():
             self._held_until_s = time.monotonic() + _LOAD_S
             return
+        if self._warm is not None and self._for_champion:
+            self._warm, self._timed_soon = None, 0
+            self._held_until_s = time.monotonic() + _LOAD_S
+        if self._held_until_s is not None and not self._spares.are_open():
+            return
         self._held_until_s = None
         self._tell(self._request)
         self._start_clock(self._limits.harness_s(self._request))
@@ -219,7 +243,7 @@ class DeviceSlot:
         assert self._held_until_s is not None
         if time.monotonic() > self._held_until_s:
             self._spares.close()
-        if self._spares.are_loaded():
+        if self._spares.are_loaded() or not self._loaded_beside:
             self._hand_over()
 
     def handle(self) -> Answer | Outcome | None:
@@ -352,10 +376,13 @@ class DeviceSlot:
         spare = self._spares.take()
         self._was_spare = spare is not None
         self._child = spare.worker if spare else self._spawn()
+        if spare and spare.is_open:
+            self._is_open()
+            return
         if spare and spare.token:
             self._token = spare.token
         else:
-            self._tell(self._hello)
+            self._tell(self._warm or self._hello)
         if self._for_champion and not spare:
             self._spares.keep(self._loaded_beside)
         self._opening = True
@@ -363,16 +390,19 @@ class DeviceSlot:
         self._start_clock(OPEN_TIMEOUT_S)
 
     def _opened(self) -> None:
+        self._is_open()
+        if self.busy:
+            self._hand_over()
+        else:
+            self._tell_ahead()
+
+    def _is_open(self) -> None:
         self._opening = False
         self.step = ""
         self._failed_starts = 0
         if self._keeps_spares:
             # A champion's next processes follow sooner than a new worker has its libraries.
             self._spares.keep(3 if self._for_champion else 1)
-        if self.busy:
-            self._hand_over()
-        else:
-            self._tell_ahead()
 
     def _start_failed(self, *, hung: bool = False) -> None:
         """Starts a fresh worker if somebody killed this one, or if this was a spare one, which may
@@ -386,6 +416,8 @@ class DeviceSlot:
         again = self._was_spare or not (hung or broke)
         if again and self._failed_starts < _MOST_STARTS:
             self._open()
+            if self.busy and not self._opening:
+                self._hand_over()
             return
         unreadable = self._child.unreadable and self._child.end_in_words(status)
         self.close()
@@ -467,6 +499,7 @@ class Spare:
     worker: Worker
     is_loaded: bool = False
     token: str = ""
+    is_open: bool = False
 
 
 class SpareWorkers:
@@ -480,10 +513,12 @@ class SpareWorkers:
     def workers(self) -> list[Worker]:
         return [spare.worker for spare in self._waiting]
 
-    def keep(self, number: int) -> None:
-        """Starts workers until so many of them wait."""
-        while len(self._waiting) < number:
+    def keep(self, number: int, loading: float = math.inf) -> None:
+        """Starts workers until so many of them wait, or so many are `loading` their libraries."""
+        loading -= sum(not spare.is_loaded for spare in self._waiting)
+        while len(self._waiting) < number and loading > 0:
             self._waiting.append(Spare(self._spawn()))
+            loading -= 1
 
     def take(self) -> Spare | None:
         """The one that opens its device or has done so, else the one that waited longest; None when
@@ -496,6 +531,18 @@ class SpareWorkers:
         self._look()
         return all(spare.is_loaded for spare in self._waiting)
 
+    def are_open(self) -> bool:
+        """Whether none is opening its device. Those that died meanwhile are gone."""
+        self._look()
+        return all(spare.is_open for spare in self._waiting if spare.token)
+
+    def open_loaded(self, hello: Hello) -> None:
+        """Has each open its device that has its libraries."""
+        self._look()
+        for spare in self._waiting:
+            if spare.is_loaded and not spare.token:
+                spare.token = _tell(spare.worker, hello)
+
     def open_one(self, hello: Hello) -> None:
         """Has one open its device, unless one does already, or none has its libraries: it would
         open the device at any time, and disturb what is measured then."""
@@ -505,18 +552,31 @@ class SpareWorkers:
             loaded[0].token = _tell(loaded[0].worker, hello)
 
     def _look(self) -> None:
-        """Reads what those that import their libraries have told."""
-        for spare in [spare for spare in self._waiting if not spare.is_loaded]:
+        """Reads what they have told."""
+        for spare in [spare for spare in self._waiting if not spare.is_open]:
             messages = spare.worker.receive()
-            if messages is None:
+            if messages is None or any(isinstance(each, Mistaken) for each in messages):
                 spare.worker.kill()
                 self._waiting.remove(spare)
-            elif messages:
-                spare.is_loaded = True
+                continue
+            for message in messages:
+                spare.is_loaded |= isinstance(message, Preloaded)
+                spare.is_open |= isinstance(message, Opened) and message.token == spare.token
 
     def close(self) -> None:
         kill_all(self.workers())
         self._waiting.clear()
+
+
+_MOST_WARM = 8
+_LOADING_AT_ONCE = 4  # an import keeps a core busy for seconds, beside champions' checks
+_SPARE_BYTES = 4 << 30
+"""Of this machine's memory, for a process with PyTorch and an open device, and some to spare."""
+
+
+def spares_with_room() -> int:
+    """How many more spare workers this machine's free memory allows."""
+    return free_memory_bytes() // _SPARE_BYTES
 
 
 OPEN_TIMEOUT_S = 120.0

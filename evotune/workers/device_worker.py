@@ -104,6 +104,8 @@ def _serve(channel: Channel, hello: Hello) -> None:
         secret=hello.gate.secret,
         without=hello.gate.without,
     )
+    with contextlib.suppress(Exception, SystemExit):  # a trial meets a mistake in a problem as well
+        runner.warm_up(hello.warm)
     channel.send(Opened(token=hello.token))
     blaming = functools.partial(_blaming, problem, session)
     while (request := channel.receive()) is not None:

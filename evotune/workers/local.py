@@ -30,12 +30,13 @@ from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.problems.problem import Case
+from evotune.timing.processes import LEAST
 from evotune.trial import Outcome, OutcomeKind
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import DeviceSlot, ProblemSource
 from evotune.workers.early_worker import EarlyWorker
-from evotune.workers.executor import CHECKS, TIMING, BaselineReport, Proposal
+from evotune.workers.executor import CHECKS, EDGE, TIMED, TIMING, BaselineReport, Proposal
 from evotune.workers.in_flight import (
     BuildRules,
     InFlight,
@@ -147,6 +148,8 @@ class LocalExecutor:
                 self._slots[index].refresh(_ahead(proposal))
             times = proposal.device or 0
             if proposal.part == CHECKS and times not in self._measuring:
+                small = [job.case for job in proposal.cases if job.role in (EDGE, TIMED)]
+                self._slots[times].expect(LEAST, small)
                 self._slots[times].refresh()  # the timing follows, in a fresh process
 
     def _slot_of(self, proposal: Proposal) -> int | None:
@@ -337,6 +340,7 @@ class LocalExecutor:
             self._compiled(job, result)
         for index, slot in enumerate(self._slots):
             self._device_answered(index, slot.expire())
+            slot.tend()
 
     def _device_answered(self, index: int, answer: Answer | Outcome | None) -> None:
         """Finishes the trial that is measured on the device. `answer` is what the device's slot

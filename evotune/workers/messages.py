@@ -74,14 +74,19 @@ class WriteTo(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The worker opens its device and loads the problem. It is bound to the CPU `cores`, if there
-    are any."""
+    """The worker opens its device and loads the problem.
+
+    - `cores`: the CPU cores that it is bound to; empty for all.
+    - `warm`: it makes inputs of the smallest of these cases before it answers. A GPU loads the code
+      of an operation at its first use, for which later requests then need not wait.
+    """
 
     profile: DeviceProfile
     problem: ProblemToLoad
     deterministic: bool
     cores: tuple[int, ...]
     gate: GateSettings
+    warm: tuple[Case, ...] = ()
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from evotune.backends.base.launch import Launch
@@ -50,3 +53,11 @@ def test_static_and_dynamic_shared_memory_together_pass_the_limit(static_bytes: 
     for shared_bytes in (0, 8 * KIB, 40 * KIB, 100 * KIB, 40 * KIB):
         assert kernel.function(Launch((1,), (32,), shared_bytes, "add")) == FUNCTION
         assert driver.allowed_bytes >= shared_bytes
+
+
+@pytest.mark.parametrize("program", ["sanitized_launch", "profiled_launch"])
+def test_programs_that_run_under_a_tool_load_kernels_without_torch(program: str) -> None:
+    """Under compute-sanitizer PyTorch takes five seconds to import, and a champion waits for it."""
+    modules = f"evotune.backends.cuda.{program}, evotune.backends.cuda._kernel"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,18 +20,22 @@ from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.runs.confirming import timed_again
 from evotune.trial import Configuration, OutcomeKind
+from evotune.workers import device_slot
 from evotune.workers.child import Child
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import SpareWorkers, Worker
 from evotune.workers.entry import CANNOT_READ
-from evotune.workers.executor import RANDOM, TIMED
+from evotune.workers.executor import RANDOM, TIMED, TIMING
 from evotune.workers.local import LocalExecutor
 from evotune.workers.messages import (
     COMPILE_WORKER,
     DEVICE_WORKER,
     Compile,
+    FromDeviceWorker,
     GateSettings,
     Hello,
+    Mistaken,
+    Opened,
     Preload,
     Preloaded,
     ProblemToLoad,
@@ -307,10 +311,10 @@ class Waiting:
 
     def __init__(self) -> None:
         self.told: list[object] = []
-        self.messages: list[Preloaded] | None = []
+        self.messages: list[FromDeviceWorker] | None = []
         self.killed = False
 
-    def receive(self) -> list[Preloaded] | None:
+    def receive(self) -> list[FromDeviceWorker] | None:
         return self.messages
 
     def send(self, message: object) -> None:
@@ -354,7 +358,8 @@ def test_the_spare_worker_that_waited_longest_is_taken_first(
     assert spares.take() is None
     spares.keep(2)
     spares.keep(1)
-    assert len(waiting) == 2
+    spares.keep(5, loading=2)
+    assert len(waiting) == 2, "no more load their libraries at once"
     assert _taken(spares) is waiting[0]
     spares.keep(2)
     assert len(waiting) == 3
@@ -377,6 +382,30 @@ def test_one_spare_worker_that_has_its_libraries_opens_the_device_and_is_taken_f
     assert msgspec.structs.replace(HELLO, token=spare.token) == waiting[1].told[0]
     spares.open_one(HELLO)
     assert [len(each.told) for each in waiting] == [0, 1, 1]
+
+
+def test_spare_workers_open_their_devices_together_where_nothing_is_timed(
+    waiting: list[Waiting], spares: SpareWorkers
+) -> None:
+    spares.keep(3)
+    assert spares.are_open(), "none was asked to open"
+    for each in waiting[:2]:
+        each.messages = [Preloaded()]
+    spares.open_loaded(HELLO)
+    spares.open_loaded(HELLO)
+    assert [len(each.told) for each in waiting] == [1, 1, 0]
+    assert not spares.are_open()
+    tokens = [cast(Hello, each.told[0]).token for each in waiting[:2]]
+    waiting[0].messages = [Opened(token=tokens[0])]
+    waiting[1].messages = [Opened(token="another")]
+    assert not spares.are_open()
+    waiting[1].messages = [Mistaken(token=tokens[1], mistake="the problem's file is gone")]
+    assert spares.are_open()
+    assert waiting[1].killed
+    spare = spares.take()
+    assert spare is not None
+    assert spare.is_open
+    assert spare.worker is cast(Worker, waiting[0])
 
 
 def test_spare_workers_are_loaded_when_all_that_live_have_their_libraries(
@@ -442,6 +471,39 @@ def test_a_champion_s_next_worker_that_dies_while_it_loads_costs_nothing(tmp_pat
         assert kernels.run_proposal(timed_again(made)).ok
     finally:
         kernels.executor.close()
+
+
+def test_processes_that_will_time_champions_are_open_and_warm_when_the_first_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the backend has spare workers. No two processes of a candidate are the same."""
+    monkeypatch.setattr(registry.named("cpu"), "spare_worker", True)
+    monkeypatch.setattr(device_slot, "spares_with_room", lambda: 8)
+    kernels = FaultyKernels(tmp_path)
+    try:
+        (slot,) = kernels.executor._devices
+        made = planner().proposal(9, Configuration({"FAULT": "none"}), confirm=True)
+        cases = tuple(job for job in made.cases if job.role == TIMED)
+        made = dataclasses.replace(made, cases=cases, part=TIMING)
+        slot.expect(3, [job.case for job in cases])
+        slot.refresh()
+        waiting = slot._spares._waiting
+        until_s = time.monotonic() + PATIENCE_S
+        while sum(bool(spare.token) for spare in waiting) < 2:
+            assert time.monotonic() < until_s
+            kernels.executor.poll(0.1)
+        warm = {spare.worker.pid for spare in waiting if spare.token}
+        processes = []
+        for proposal in (made, timed_again(made, 2), timed_again(made, 3)):
+            kernels.executor.submit(proposal)
+            assert kernels.outcome_of(proposal).ok
+            assert slot._child is not None
+            processes.append(slot._child.pid)
+        assert len(set(processes)) == 3
+        assert set(processes[1:]) <= warm
+    finally:
+        kernels.executor.close()
+    assert not list(naming(str(tmp_path)))
 
 
 @pytest.mark.soak

@@ -277,10 +277,10 @@ class NativeDecisions:
             state = questions()
         except AttributeError:
             return None
-        plain = (torch.Tensor, float, None, True, False, "requires_grad", "dtype")
-        plain += (self._kernels.kernels.device_type,)
+        plain = (torch.Tensor, float, None, True, False)
+        names = ("requires_grad", "dtype", self._kernels.kernels.device_type)
         asked = (torch.empty_like, torch.Tensor.is_neg, self.decide, self._kernels.serve)
-        found: Callable[..., Any] | None = self._native.function((*plain, *asked, *state))
+        found: Callable[..., Any] | None = self._native.function((*plain, *names, *asked, *state))
         return found
 
     def decide(

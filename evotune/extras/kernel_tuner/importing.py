@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -63,6 +61,7 @@ from evotune.space.document import parse_space
 from evotune.space.reading.schema import schema_text
 from evotune.user_code import trust
 from evotune.util.files import read_regular, scratch_folder
+from evotune.util.processes import free_memory_bytes
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.entry import cannot_read
 
@@ -112,7 +111,7 @@ def _read(path: Path) -> bytes:
 
 
 def _record(path: Path, content: bytes, kernel: str | None, arguments: Sequence[str]) -> Recorded:
-    memory_bytes = int(_free_bytes() * _FREE_SHARE)
+    memory_bytes = int(free_memory_bytes() * _FREE_SHARE)
     with scratch_folder() as folder:
         written = folder / "written"
         written.mkdir()
@@ -126,15 +125,6 @@ def _record(path: Path, content: bytes, kernel: str | None, arguments: Sequence[
             return _answer(child)
         finally:
             child.kill()
-
-
-def _free_bytes() -> int:
-    """The memory that programs may still take: caches of files count as free where that is told."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _answer(child: Child[RunScript, Recorded]) -> Recorded:
