@@ -263,7 +263,9 @@ class InputPool:
         for name in names if number == sets - 2 else own:
             if specs[name].is_index:
                 other = self._problem.altered_indices(case, dict(normal), name, longest, rng)
-                made += [Alteration(name, *other)] if other else []
+                if other:
+                    place, values = other
+                    made.append(Alteration(name, place, values.to(normal[name].device)))
                 continue
             count = min(normal[name].numel(), rng.randint(longest // 8, longest))
             place = rng.randrange(normal[name].numel() - count + 1)

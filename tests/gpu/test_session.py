@@ -10,6 +10,8 @@ import torch
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
 from evotune.backends.base.session import LaunchFailure
 from evotune.backends.cuda._discover import open_profile
+from evotune.problems import create_problem
+from evotune.verify.pool import InputPool
 from evotune.workers.compile_worker import compiler_for
 from evotune.workers.device_worker import open_session
 
@@ -35,6 +37,20 @@ extern "C" __global__ void add_through_both(float* x, float amount, long long co
   const long long i = blockIdx.x * 256ll + threadIdx.x;
   if (i < count) x[i] += last[10 * 1024 - 1 - threadIdx.x];
 }
+"""
+PICKED = """
+from evotune import Problem
+from evotune.problems import Tensor
+class Picked(Problem):
+    sizes = ("rows",)
+    def inputs(self, rows):
+        return {"x": (rows,), "index": Tensor((rows,), "int32", range(5))}
+    def outputs(self, rows):
+        return {"out": (rows,)}
+    def operations(self, rows):
+        return rows
+    def compute(self, x, index):
+        return {"out": x * index}
 """
 COUNT = 1000
 ARGUMENTS = (
@@ -116,3 +132,17 @@ def test_the_copy_bandwidth_is_a_share_of_the_memorys() -> None:
     copied = open_session(profile).copy_gbps()
     assert 0.5 * float(profile.attributes["memory_gbps"]) < copied
     assert copied < 1.02 * float(profile.attributes["memory_gbps"])
+
+
+def test_changed_integers_lie_on_the_gpu_as_all_inputs_do(tmp_path: Path) -> None:
+    """The checksum of a set is taken on the GPU."""
+    (tmp_path / "problem.py").write_text(PICKED)
+    problem = create_problem("problem.py:Picked", "float32", tmp_path)
+    pool = InputPool(problem, "cuda:0")
+    case = problem.case({"rows": 500}, {})
+    sets = pool.changed(case, 0)
+    devices = {each.values.device.type for one in sets for each in one.alterations}
+    assert devices == {"cuda"}
+    assert pool.intact()
+    sets[0].inputs["index"][0] += 1
+    assert not pool.intact()
