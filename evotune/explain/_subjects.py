@@ -15,7 +15,8 @@ from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData
 from evotune.report.leaderboard import rank
 from evotune.runs.folder import RunFolder, find_run
-from evotune.store.facts import Ablation, Baselines
+from evotune.store import RunStore
+from evotune.store.facts import Ablation, Baselines, Facts, read_facts
 from evotune.trial import Configuration, Measurement, Outcome, Trial, Value
 
 BASELINE, DEFAULT = "baseline", "default"
@@ -162,16 +163,16 @@ def trial_like(data: RunData, configuration: Mapping[str, Value]) -> Trial | Non
     return next((t for t in data.trials if t.configuration.to_json() == wanted), None)
 
 
-def ablation_of(data: RunData, subject: Subject) -> Ablation | None:
+def ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
     """The stored ablation of this configuration."""
     own = subject.configuration.to_json()
-    return next((each for each in data.facts.ablations if each.configuration == own), None)
+    return next((each for each in facts.ablations if each.configuration == own), None)
 
 
-def begun_ablation_of(data: RunData, subject: Subject) -> Ablation | None:
+def begun_ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
     """The rows so far of an ablation of this configuration that has not ended; `left` counts the
     changes that are not measured yet, where the run's evotune kept that."""
-    found = data.facts.ablation_part
+    found = facts.ablation_part
     own = subject.configuration.to_json()
     return found if found and found.rows and found.configuration == own else None
 
@@ -186,6 +187,12 @@ def read_run(run: RunFolder, wanted: Collection[int] = ()) -> RunData:
     are damaged."""
     with RunData.thinned(run, MOST_TRIALS, wanted) as data:
         return dataclasses.replace(data, store=None)
+
+
+def facts_now(run: RunFolder) -> Facts:
+    """The run's facts, without its trials. StoreError when they are damaged."""
+    with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
+        return read_facts(store)
 
 
 @dataclass(frozen=True, slots=True)

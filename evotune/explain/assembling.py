@@ -42,7 +42,7 @@ from evotune.explain._subjects import (
 )
 from evotune.explain._suggestions import Sources, suggestions_of, with_tries
 from evotune.explain.explanation import Explanation
-from evotune.explain.findings import Cliff, Effect, Limiter, MachineCode, OverSpace, Roofline
+from evotune.explain.findings import Effect, Limiter, MachineCode, OverSpace, Roofline
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData
@@ -73,6 +73,41 @@ class SpaceView:
     launch_figures: Callable[[Configuration], LaunchFigures]
 
 
+@dataclass(frozen=True, slots=True)
+class TrialStudy:
+    """What the trials of one device model say about the subject. It does not depend on what is
+    measured after the search, so an explanation makes it once.
+
+    - `over_space`: without the cliffs, which need the ablation.
+    - `neighbours`: None where the space's files were not read or the subject is not valid there.
+    """
+
+    subject: Subject
+    view: SpaceView | None
+    table: TrialTable
+    predictor: Predictor | None
+    neighbours: Sequence[Configuration] | None
+    over_space: OverSpace
+
+    @classmethod
+    def of(cls, data: RunData, subject: Subject, view: SpaceView | None) -> TrialStudy:
+        trials = of_one_model(data, subject).trials
+        table = TrialTable.of(trials, view.space.parameters if view is not None else ())
+        model = fitted_model(table)
+        predictor = None
+        if model is not None:
+            predictor = Predictor(table, view.launch_figures if view is not None else None)
+        neighbours = None
+        if view is not None and view.space.is_valid(subject.configuration):
+            neighbours = view.space.neighbours(subject.configuration)
+        over_space = _over_space(table, model, subject, view)
+        return cls(subject, view, table, predictor, neighbours, over_space)
+
+    def effects(self, ablation: Ablation | None) -> tuple[Effect, ...]:
+        """The worth of the subject's choices: measured where the ablation has them."""
+        return effects_of(self.subject.trial, ablation, self.table, self.predictor, self.neighbours)
+
+
 def explain_data(
     data: RunData,
     number: int | None = None,
@@ -80,31 +115,31 @@ def explain_data(
     view: SpaceView | None = None,
     other: Machine | None = None,
     missing: Sequence[str] = (),
+    study: TrialStudy | None = None,
 ) -> Explanation:
-    """Explains trial `number`, or the leaderboard's first one. `other`: the candidate to hold it
-    against. UsageError when the run has no such valid trial."""
-    subject = chosen_subject(data, number)
+    """Explains trial `number`, or the leaderboard's first one.
+
+    - `other`: the candidate to hold it against.
+    - `study`: that of the trial, if it was made before.
+
+    UsageError when the run has no such valid trial.
+    """
+    subject = study.subject if study is not None else chosen_subject(data, number)
+    study = study or TrialStudy.of(data, subject, view)
+    view, table, predictor = study.view, study.table, study.predictor
     data = of_one_model(data, subject)
     kept = data.facts.evidence
     gathered = evidence_for(kept, subject.configuration, subject.case)
-    table = TrialTable.of(data.trials, view.space.parameters if view is not None else ())
-    model = fitted_model(table)
-    predictor = None
-    if model is not None:
-        predictor = Predictor(table, view.launch_figures if view is not None else None)
-    whole, begun = ablation_of(data, subject), begun_ablation_of(data, subject)
+    whole, begun = ablation_of(data.facts, subject), begun_ablation_of(data.facts, subject)
     ablation = whole or begun
     known = [one.evidence for one in (gathered, *kept) if one is not None]
     ceilings = ceilings_of(known, data.facts.device, data.facts.baselines.copy_gbps)
     roofline = _roofline(data, subject, gathered, ceilings, view)
     case = Case(roofline, gathered, data.facts.device.attributes)
     limiter = limiter_of(case)
-    neighbours = None
-    if view is not None and view.space.is_valid(subject.configuration):
-        neighbours = view.space.neighbours(subject.configuration)
-    effects = effects_of(subject.trial, ablation, table, predictor, neighbours)
-    effects = _with_reasons(data, subject, kept, effects, ablation)
+    effects = _with_reasons(data, subject, kept, study.effects(ablation), ablation)
     cliffs = cliffs_of(table, ablation_steps(ablation), case.attributes)
+    over_space = msgspec.structs.replace(study.over_space, cliffs=cliffs)
     mine = machine_of(f"trial {subject.trial.number}", subject, kept)
     sources = Sources(
         case=case,
@@ -130,9 +165,7 @@ def explain_data(
         counters=_counters(gathered),
         machine_code=_machine_code(gathered),
         effects=effects,
-        over_space=_with_pairs(
-            _over_space(table, model, subject, view, cliffs), case, subject, kept, ablation
-        ),
+        over_space=_with_pairs(over_space, case, subject, kept, ablation),
         against=against_of(mine, other) if other is not None else None,
         next=with_tries(suggestions_of(sources), subject.configuration, data.facts.tries),
         missing=(
@@ -221,13 +254,11 @@ def _over_space(
     model: TrialModel | None,
     subject: Subject,
     view: SpaceView | None,
-    cliffs: tuple[Cliff, ...],
 ) -> OverSpace:
     found = OverSpace(
         trials=len(table.trials),
         valid=len(table.valid),
         hopeless=hopeless_values(table, view.space if view is not None else None),
-        cliffs=cliffs,
     )
     if model is None:
         return found

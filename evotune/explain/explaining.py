@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -27,18 +28,20 @@ from evotune.explain._subjects import (
     Side,
     Subject,
     ablation_of,
+    begun_ablation_of,
     chosen_subject,
     evidence_for,
     evidence_of_baseline,
+    facts_now,
     machine_on,
     number_in,
     read_run,
     side_of,
 )
 from evotune.explain._suggestions import with_tries
-from evotune.explain.assembling import SpaceView, explain_data
+from evotune.explain.assembling import SpaceView, TrialStudy, explain_data
 from evotune.explain.explanation import Explanation
-from evotune.explain.findings import Effect, Pair, Suggestion
+from evotune.explain.findings import Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData
@@ -101,25 +104,25 @@ def explain_run(
     access, missing = _access(run, data, demanded=demanded)
     if demanded:
         _require_device(data, access, missing)
+    study = TrialStudy.of(data, subject, _view(access) if access is not None else None)
     if request.measure is not False and access is not None:
-        before = explain_data(data, subject.trial.number, view=_view(access))
-        known = (before.over_space.pairs, before.effects)
         minutes = request.minutes or _usual_minutes(access)
-        gathering = Gathering(run, subject, access, note, missing, *known, seconds=60 * minutes)
+        gathering = Gathering(data, study, access, note, missing, seconds=60 * minutes)
         _gather(gathering, side, request)
-        data = read_run(run, wanted)
-    other = machine_on(side, subject, read_run(side.run, wanted)) if side is not None else None
+        data = dataclasses.replace(data, facts=facts_now(run))
+    other = None
+    if side is not None:
+        theirs = data if side.own_run else read_run(side.run, wanted)
+        other = machine_on(side, subject, theirs)
     if other is not None and other.time_us is None:
         missing.append(f"the speed of {other.name}: it was not timed on this trial's case")
     if other is not None and other.gathered is not None and other.gathered.case != subject.case:
         missing.append(f"counters of {other.name}: the known ones are of {other.gathered.case}")
-    view = _view(access) if access is not None else None
-    found = explain_data(data, subject.trial.number, view=view, other=other, missing=missing)
+    found = explain_data(data, other=other, missing=missing, study=study)
     if request.tries:
         assert access is not None
         try_suggestions(run, access.reopened, subject, found.next, note)
-        stored = read_run(run).facts.tries
-        tried = with_tries(found.next, subject.configuration, stored)
+        tried = with_tries(found.next, subject.configuration, facts_now(run).tries)
         found = msgspec.structs.replace(found, next=tried)
     return found
 
@@ -166,7 +169,7 @@ def _gather(gathering: Gathering, side: Side | None, request: ExplainRequest) ->
         if gathering.access.away:
             gathering.missing.append(f"nothing was launched: {gathering.access.away}")
         elif request.effects:
-            if not ablation_of(read_run(gathering.run), gathering.subject):
+            if not ablation_of(facts_now(gathering.run), gathering.subject):
                 gathering.ablation()
             gathering.costliest()
     except RunLocked as error:
@@ -254,28 +257,33 @@ _PAIRED = 3  # a paired measurement takes about so many times the search's own
 
 @dataclass(slots=True)
 class Gathering:
-    """The evidence and the ablation of one subject.
+    """The evidence and the ablation of the subject of a `study`.
 
     - `missing`: the parts that could not be had, in words.
     - `note` gets a line before each step.
-    - `pairs`, `effects`: of the model and the trials; they help to choose the pairs to measure.
 
     The methods raise RunLocked while another process works on the run.
     """
 
-    run: RunFolder
-    subject: Subject
+    data: RunData
+    study: TrialStudy
     access: Access
     note: Callable[[str], object]
     missing: list[str]
-    pairs: Sequence[Pair]
-    effects: Sequence[Effect]
     seconds: float = math.inf
     """So long it may take; the evidence of the subject and one change are measured in any case."""
     until_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.until_s = time.monotonic() + self.seconds
+
+    @property
+    def run(self) -> RunFolder:
+        return self.access.reopened.run
+
+    @property
+    def subject(self) -> Subject:
+        return self.study.subject
 
     def is_over(self) -> bool:
         return time.monotonic() >= self.until_s
@@ -291,7 +299,7 @@ class Gathering:
             self._baseline(side)
         elif side.configuration is not None:
             try:
-                access = self.access if side.run is self.run else Access.to(side.run)
+                access = self.access if side.own_run else Access.to(side.run)
             except EvotuneError as error:
                 if demanded:
                     raise
@@ -303,13 +311,13 @@ class Gathering:
         self, run: RunFolder, access: Access, configuration: Mapping[str, Value], name: str
     ) -> None:
         label = self.subject.case
-        if _is_wanting(evidence_for(read_run(run).facts.evidence, configuration, label), access):
+        if _is_wanting(evidence_for(facts_now(run).evidence, configuration, label), access):
             gather = functools.partial(access.gather, Configuration(configuration), label)
             self._keep(run, gather, name)
 
     def _baseline(self, side: Side) -> None:
         label = self.subject.case
-        kept = evidence_of_baseline(read_run(side.run).facts.evidence, side.baseline, label)
+        kept = evidence_of_baseline(facts_now(side.run).evidence, side.baseline, label)
         if not self.access.away and _is_wanting(kept, self.access):
             gather = functools.partial(
                 self.access.gather_baseline, self.subject.configuration, label
@@ -332,9 +340,9 @@ class Gathering:
 
     def ablation(self) -> None:
         """The paired effects of the subject, as far as the time allows."""
-        data, subject = read_run(self.run), self.subject
+        subject = self.subject
         changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
-        about = wording.duration_text(changes * _seconds_a_trial(data))
+        about = wording.duration_text(changes * _seconds_a_trial(self.data))
         self.note(
             f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
             f"{about}{self._at_most()}; --no-effects leaves them out"
@@ -355,7 +363,7 @@ class Gathering:
     def costliest(self) -> None:
         """The machine code and counters of the costliest changes."""
         subject = self.subject
-        for row in _costliest(ablation_of(read_run(self.run), subject)):
+        for row in _costliest(ablation_of(facts_now(self.run), subject)):
             changed = {**subject.configuration, row.parameter: row.values[1], **row.also}
             name = f"{row.parameter}={wording.value_text(row.values[1])}"
             self._trial(self.run, self.access, changed, name)
@@ -368,7 +376,8 @@ class Gathering:
             changes = changes_of_pair(champion, choices)
             return all(space.is_valid(change.configuration) for change in changes)
 
-        choices = pairs_to_measure(self.pairs, self.effects, rows, is_possible)
+        effects = self.study.effects(begun_ablation_of(self.data.facts, self.subject))
+        choices = pairs_to_measure(self.study.over_space.pairs, effects, rows, is_possible)
         found = pair_changes(champion, choices)
         measured = {row.change.configuration for row in rows}
         count = sum(change.configuration not in measured for change in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -79,7 +80,7 @@ def test_a_side_that_cannot_be_opened_is_missing_unless_measuring_is_demanded(
     def opened(wanted: RunFolder) -> Access:
         if wanted.path == other.path:
             raise UsageError("it cannot be opened")
-        return Access(None, "")  # type: ignore[arg-type]
+        return Access(SimpleNamespace(run=wanted), "")  # type: ignore[arg-type]
 
     monkeypatch.setattr(Access, "to", opened)
     monkeypatch.setattr(Gathering, "_trial", lambda *args: None)

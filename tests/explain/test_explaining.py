@@ -24,7 +24,7 @@ from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
 from evotune.explain._sentences import limiter_words
 from evotune.explain._subjects import chosen_subject, machine_on, read_run, side_of
 from evotune.explain._suggestions import with_tries
-from evotune.explain.assembling import explain_data
+from evotune.explain.assembling import TrialStudy, explain_data
 from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
 from evotune.explain.explanation import Explanation, html_page_of
 from evotune.explain.findings import Effect, Pair, Suggestion
@@ -543,14 +543,15 @@ def test_a_measurement_for_which_no_time_is_left_is_named(tmp_path: Path) -> Non
     """The evidence of the trial itself is measured however short the time is."""
     run = planted_run(tmp_path / "runs")
     missing: list[str] = []
-    subject = chosen_subject(read_run(run), None)
+    data = read_run(run)
+    study = TrialStudy.of(data, chosen_subject(data, None), None)
 
     def gather(configuration: Configuration, label: str) -> NoReturn:
         raise EvotuneError("asked for")
 
-    access: Any = SimpleNamespace(away="", gather=gather)
-    side = side_of(run, read_run(run), subject, str(number_of(PAD=False)))
-    gathering = Gathering(run, subject, access, lambda text: None, missing, (), (), seconds=0.0)
+    access: Any = SimpleNamespace(away="", gather=gather, reopened=SimpleNamespace(run=run))
+    side = side_of(run, data, study.subject, str(number_of(PAD=False)))
+    gathering = Gathering(data, study, access, lambda text: None, missing, seconds=0.0)
     gathering.evidence(side, demanded=False)
     own, other = missing
     assert own == "machine code and counters of this trial: asked for"
