@@ -18,7 +18,6 @@ from evotune.runs import environment
 from evotune.runs.compiling import build_jobs
 from evotune.runs.confirmed_champions import Champion
 from evotune.space.specs import KernelSpec
-from evotune.store import RunStore
 from evotune.trial import Json, Region, Value, number
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 from evotune.workers.in_flight import InFlight
@@ -110,19 +109,20 @@ def _require_measured_code(
     """The fingerprint of the confirmation or of the trial, which cover machine code and launches,
     must be those of this code. The trial's has fewer cases, and outlives a change of evotune in
     the choice of random shapes."""
-    folder = champion.run.run
-    with RunStore.open_for_reading(folder.store) as store:
-        (trial,) = store.trials_of([champion.number])
-        then = environment.read(folder.environment, store.meta("environment"))
+    known = champion.outcome.binary
+    if not known or _fingerprint(proposal, binaries) == known:
+        return
     searched = champion.run.planner.proposal(champion.number, champion.configuration)
-    for known, made in ((champion.outcome, proposal), (trial.outcome, searched)):
-        if not known.binary or _fingerprint(made, binaries) == known.binary:
-            return
+    known = champion.searched_code
+    if not known or _fingerprint(searched, binaries) == known:
+        return
     setup = champion.run.setup
     now = environment.describe(setup.profile, (), setup.languages)
-    differing = [line for line in environment.changes(then, now) if line.startswith("compiler")]
+    changes = environment.changes(champion.record(), now)
+    differing = [line for line in changes if line.startswith("compiler")]
     raise EnvironmentProblem(
-        f"run {folder.id}: the machine code that is made here is not the code that was measured"
+        f"run {champion.run.run.id}: the machine code that is made here is not the code that was "
+        "measured"
         f"{''.join(f' ({line})' for line in differing)}; export where the run was made"
     )
 

@@ -28,9 +28,7 @@ from evotune.problems import UserProblem
 from evotune.problems.element_types import torch_name
 from evotune.problems.executed_sizes import band_ends
 from evotune.problems.problem import CONTIGUOUS
-from evotune.runs import environment
 from evotune.runs.confirmed_champions import Champion
-from evotune.store import RunStore
 from evotune.trial import Json, Region
 from evotune.util.words import escaped_json, printable
 from evotune.version import __version__
@@ -180,7 +178,7 @@ def certificate(
     the package."""
     best = chosen.best
     setup, problem = best.run.setup, best.run.planner.problem
-    record, _ = _record(best)
+    record = _record(best)
     return {
         "format": FORMAT,
         "package": name,
@@ -193,7 +191,7 @@ def certificate(
         "dtype": problem.dtype,
         "device": _device(setup.profile),
         "environment": record,
-        "measured": {each.run.run.id: _record(each)[1] for each in chosen.champions},
+        "measured": {each.run.run.id: each.created for each in chosen.champions},
         "files": dict(files),
         "call_sha256": _call_sha256(described),
         "champions": [_champion(each.champion) for each in kernels],
@@ -274,22 +272,19 @@ def _device(profile: DeviceProfile) -> dict[str, Json]:
     return found | ({"driver": profile.driver} if profile.driver else {})
 
 
-def _record(champion: Champion) -> tuple[dict[str, Json], str]:
-    """The versions that the run recorded, and its date. Command and folders stay out of it."""
-    run = champion.run.run
-    with RunStore.open_for_reading(run.store) as store:
-        record = dict(environment.read(run.environment, store.meta("environment")))
-        created = str(store.meta("created", ""))
+def _record(champion: Champion) -> dict[str, Json]:
+    """The versions that the run recorded. Command and folders stay out of it."""
+    record = champion.record()
     kept = ("evotune", "python", "platform", "packages")
     found = {name: record[name] for name in kept if name in record}
     if compiler := record.get("compiler"):
         found["compiler"] = " ".join(word for word in str(compiler).split() if "/" not in word)
-    return found, created
+    return found
 
 
 def _versions(champion: Champion) -> dict[str, Json]:
     """The versions that must be those of a program for the kernel to serve there."""
-    packages = _record(champion)[0].get("packages", {})
+    packages = champion.record().get("packages", {})
     found = {"torch": packages.get("torch"), "driver": champion.run.setup.profile.driver}
     return {name: version for name, version in found.items() if version}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -14,19 +15,29 @@ from evotune.problems import UserProblem
 from evotune.problems.executed_sizes import holds
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.short_cases import place_with_ratio
+from evotune.runs import environment
 from evotune.runs.reopening import ReopenedRun
 from evotune.store import RunStore
-from evotune.trial import Configuration, Domain, Measurement, Outcome
+from evotune.trial import Configuration, Domain, Json, Measurement, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Champion:
-    """A configuration that passed a run's confirmation. `number` is its trial's."""
+    """A configuration that passed a run's confirmation.
+
+    - `number`: its trial's.
+    - `searched_code`: the fingerprint of machine code and launches that the search measured. That
+      of the confirmation is in `outcome`.
+    - `created`: the date of the run; `kept_record`: the record of its environment in the store.
+    """
 
     run: ReopenedRun
     number: int
     configuration: Configuration
     outcome: Outcome
+    searched_code: str = ""
+    created: str = ""
+    kept_record: Json = None
 
     @property
     def domain(self) -> Domain:
@@ -46,6 +57,10 @@ class Champion:
     @property
     def problem(self) -> Problem:
         return self.run.planner.problem
+
+    def record(self) -> Mapping[str, Json]:
+        """The environment of the run. StoreError where it is damaged."""
+        return environment.read(self.run.run.environment, self.kept_record)
 
     def place(self, case: Case) -> Place:
         """`place_with_ratio` of the case, for the champion's problem."""
@@ -98,8 +113,17 @@ def champions_of(reopened: ReopenedRun) -> list[Champion]:
     with RunStore.open_for_reading(run.store) as store:
         passed = {n: outcome for n, outcome in store.confirmations().items() if outcome.ok}
         trials = store.trials_of(passed)
+        created, kept = str(store.meta("created", "")), store.meta("environment")
     found = [
-        Champion(reopened, trial.number, trial.configuration, passed[trial.number])
+        Champion(
+            reopened,
+            trial.number,
+            trial.configuration,
+            passed[trial.number],
+            trial.outcome.binary,
+            created,
+            kept,
+        )
         for trial in trials
         if (domain := passed[trial.number].domain) is not None and domain.device == profile.name
     ]
