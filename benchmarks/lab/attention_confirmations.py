@@ -20,7 +20,7 @@ import torch
 from tuning import derive
 
 from evotune.backends.cuda import CudaBackend
-from evotune.problems.libraries.library_catalog import asked
+from evotune.problems.libraries import asked
 from evotune.runs.baseline_choice import chosen_baseline
 from evotune.runs.confirming import outcome_of, repeated
 from evotune.runs.kernel_executor import open_kernel_executor

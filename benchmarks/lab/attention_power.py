@@ -50,7 +50,7 @@ from evotune.backends.base.launch import CompileJob
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
-from evotune.problems.libraries.library_catalog import LIBRARIES, UnusableBaseline
+from evotune.problems.libraries import LIBRARIES, UnusableBaseline
 from evotune.problems.problem import Problem
 from evotune.runs.setup import load_kernel_setup
 from evotune.timing.paired import TimingSettings, measure_paired

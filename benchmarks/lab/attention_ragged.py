@@ -31,7 +31,7 @@ from typing import Any
 from tuning import champion, derive, environment, tune
 
 from evotune.problems import create_problem
-from evotune.problems.libraries.library_catalog import LIBRARIES, version
+from evotune.problems.libraries import LIBRARIES, version
 
 ROOT = Path(__file__).parents[2]
 Record = dict[str, Any]

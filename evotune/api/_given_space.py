@@ -13,7 +13,7 @@ from evotune.errors import SpaceError, UsageError
 from evotune.problems import UserProblem
 from evotune.problems.loading import BUILT_IN, is_file_reference, problem_source
 from evotune.space.objects import Constraint, Domain, Kernel, Space
-from evotune.space.objects.plain_data import Expression
+from evotune.space.objects.kernel_objects import Expression
 from evotune.space.reading.case_file import CaseEntry, given_cases, read_cases
 from evotune.trial import Value
 from evotune.user_code import NotAgreed, trust

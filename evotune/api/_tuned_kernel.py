@@ -13,11 +13,12 @@ from evotune.backends import registry
 from evotune.backends.base.backend import KernelCall
 from evotune.backends.base.launch import Binary, CompileJob, LaunchPlan
 from evotune.errors import EvotuneError
-from evotune.problems.element_types import element_type, torch_dtype
 from evotune.problems.problem import (
     Case,
     Tensors,
     contiguous_strides,
+    element_type,
+    torch_dtype,
     with_strides,
 )
 from evotune.runs.compiling import build_jobs

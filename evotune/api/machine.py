@@ -9,7 +9,7 @@ import tempfile
 from evotune import packages, plugins
 from evotune.backends import registry
 from evotune.backends.base.backend import Finding, Status, optional
-from evotune.problems.libraries.library_catalog import LIBRARIES, version
+from evotune.problems.libraries import LIBRARIES, version
 from evotune.runs.spaces import shipped_spaces
 from evotune.search.catalog import strategy_names
 from evotune.util.files import default_cache_dir

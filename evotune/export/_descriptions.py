@@ -25,9 +25,8 @@ from evotune.export._compute_source import COMPUTE_FILE, compute_source
 from evotune.export._package_readme import length_words, readme
 from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import UserProblem
-from evotune.problems.element_types import torch_name
 from evotune.problems.executed_sizes import band_ends
-from evotune.problems.problem import CONTIGUOUS
+from evotune.problems.problem import CONTIGUOUS, torch_name
 from evotune.runs.confirmed_champions import Champion
 from evotune.trial import Json, Region
 from evotune.util.words import escaped_json, printable

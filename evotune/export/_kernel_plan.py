@@ -24,11 +24,10 @@ from evotune.backends.base.launch import UNIT_BYTES as MAP_UNIT_BYTES
 from evotune.errors import EvotuneError
 from evotune.export._case_shapes import to_json
 from evotune.languages import language
-from evotune.problems.element_types import ELEMENT_BYTES
+from evotune.problems.problem import ELEMENT_BYTES
 from evotune.space.case_scope import CaseScope, evaluate
 from evotune.space.language.expression import parse_expression
-from evotune.space.language.nodes import EvaluationError, Node
-from evotune.space.language.scalar import truth
+from evotune.space.language.nodes import EvaluationError, Node, truth
 from evotune.space.specs import (
     MOST_BOX,
     ArgumentSpec,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import random
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from evotune.backends import registry
 from evotune.errors import EvotuneError, SpaceError
@@ -45,13 +50,6 @@ from evotune.workers.in_flight import speaks_for_its_code
 if TYPE_CHECKING:
     from evotune.portfolios.request import PortfolioRequest
 
-import itertools
-import random
-from collections.abc import Iterable
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 ELAPSED = "elapsed_s"
 FEWEST_TO_JUDGE = 20

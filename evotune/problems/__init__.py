@@ -1,9 +1,9 @@
 """Problems that kernels solve: inputs, reference, tolerances, baselines, FLOPs and bytes."""
 
-from evotune.problems._written import Tensor
 from evotune.problems.loading import create_problem, problem_names
 from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.problems.user import UserProblem
+from evotune.problems.written import Tensor
 
 __all__ = [
     "Case",

@@ -3,7 +3,7 @@
 Shapes: q (batch, heads, seq_len_q, head_dim); k (batch, kv_heads, seq_len_k, head_dim); v, out the
 same with value_dim, which is head_dim unless it is given; kv_heads divides heads (grouped query).
 A case's `layout` gives their strides. Causal is top-left aligned (query i sees keys j <= i), as
-SDPA's `is_causal`, unless the case says otherwise: `_attention_features` has all that it may say.
+SDPA's `is_causal`, unless the case says otherwise: `attention_features` has all that it may say.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from evotune.problems import _attention_features as features
-from evotune.problems import _attention_shapes as layouts
-from evotune.problems._attention_features import Features
-from evotune.problems._attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
-from evotune.problems._pair_cover import drawn_once, key_of
+from evotune.problems import attention_features as features
+from evotune.problems import attention_shapes as layouts
+from evotune.problems.attention_features import Features
+from evotune.problems.attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
+from evotune.problems.pair_cover import drawn_once, key_of
 from evotune.problems.problem import (
     CONTIGUOUS,
     Case,
@@ -61,7 +61,7 @@ _LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
 class Attention:
-    """The flagship problem. See `evotune.problems._attention_torch` for the tensor side."""
+    """The flagship problem. See `evotune.problems.attention_torch` for the tensor side."""
 
     name: ClassVar[str] = "attention"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
@@ -327,14 +327,14 @@ class Attention:
         return Parts(self._like(case, sizes, ("softmax_scale",), layouts.DEFAULT), regions)
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        from evotune.problems import _attention_inputs
+        from evotune.problems import attention_torch
 
-        return _attention_inputs.make_inputs(self.tensors(case), case, kind, seed, device)
+        return attention_torch.make_inputs(self.tensors(case), case, kind, seed, device)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
-        from evotune.problems import _attention_torch
+        from evotune.problems import attention_torch
 
-        return _attention_torch.reference(case, inputs)
+        return attention_torch.reference(case, inputs)
 
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
@@ -343,16 +343,16 @@ class Attention:
         return None
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        from evotune.problems import _attention_torch
+        from evotune.problems import attention_torch
 
-        return _attention_torch.tolerances(case, inputs, reference)
+        return attention_torch.tolerances(case, inputs, reference)
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        from evotune.problems import _attention_torch
+        from evotune.problems import attention_torch
 
-        return _attention_torch.baselines(case, self.tensors(case), inputs, only)
+        return attention_torch.baselines(case, self.tensors(case), inputs, only)
 
 
 def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:

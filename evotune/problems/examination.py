@@ -138,7 +138,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _check_results(problem: UserProblem, case: Case, inputs: Tensors, device: str) -> None:
-    from evotune.problems import _user_torch
+    from evotune.problems import user_torch
 
     calls: list[tuple[str, float, _Call]] = [("reference", _SAME, problem.checked_reference)]
     of_compute = functools.partial(UserProblem.reference, problem)
@@ -148,7 +148,7 @@ def _check_results(problem: UserProblem, case: Case, inputs: Tensors, device: st
         calls.append(("compute", _SAME, of_compute))  # the tolerances are its rounding errors
     # On a GPU a coarse sum may take another order each time.
     if device == "cpu" and type(problem).yardstick_of is not UserProblem.yardstick_of:
-        yardstick = functools.partial(_user_torch.yardstick, problem)
+        yardstick = functools.partial(user_torch.yardstick, problem)
         calls.append(("yardstick_of", _SAME_YARDSTICK, yardstick))
     reference = problem.checked_reference(case, inputs)
     tolerances = problem.tolerances(case, inputs, reference)

@@ -17,13 +17,121 @@ from typing import Any
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.plugins import PROBLEMS
-from evotune.problems._problem_file import ProblemFile
 from evotune.problems.problem import Problem, WrongKey
 from evotune.problems.user import UserProblem
+from evotune.problems.written import ProblemFile
 from evotune.user_code import run_content, trust
 from evotune.util.files import read_regular
 
-# --- Checks the class variables of a user's problem when its file has been read -------------------
+BUILT_IN = ("attention", "attention_varlen", "attention_paged")
+"""The problems that ship with evotune, whose baselines are PyTorch's SDPA."""
+
+
+def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
+    """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown.
+    EnvironmentProblem when an installed package has the name and cannot be loaded."""
+    if is_file_reference(name):
+        return load_problem(name, dtype, root)
+    problem: Any = _built_in(name) if name in BUILT_IN else PROBLEMS.load(name)
+    if problem is None:
+        raise WrongKey(
+            f"unknown problem {name!r}; known: {', '.join(problem_names())}, "
+            "or path/to/problem.py:ClassName",
+            "name",
+        )
+    if dtype not in problem.dtypes:
+        known = ", ".join(problem.dtypes)
+        raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
+    made: Problem = problem(dtype)
+    return made
+
+
+def problem_names() -> tuple[str, ...]:
+    """The names of all problems that are not in files."""
+    return tuple(sorted({*BUILT_IN, *PROBLEMS.names()}))
+
+
+def _built_in(name: str) -> type[Problem]:
+    # Here, since a worker that compiles needs none of them. They import NumPy, which nearly doubles
+    # the CPU time of its start.
+    from evotune.problems.attention import Attention
+    from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
+
+    kinds: tuple[type[Problem], ...] = (Attention, VarlenAttention, PagedAttention)
+    return next(kind for kind in kinds if kind.name == name)
+
+
+def is_file_reference(name: str) -> bool:
+    """True if a problem's name means a class in a file, not a built-in problem."""
+    return ".py" in name or ":" in name
+
+
+def load_problem(name: str, dtype: str, root: Path) -> UserProblem:
+    """An instance of the class. UsageError when the file has no such class; ProblemMistake for
+    a mistake in the file, with its line."""
+    relative, content = problem_source(name, root)
+    sha256 = hashlib.sha256(content).hexdigest()
+    trust.require({root.absolute() / relative: content})
+    module = _module(f"evotune_problem_{sha256[:16]}", root / relative, relative, content)
+    file = ProblemFile(str(module.__file__), relative, content)
+    kind = _class(module, file, relative, name.rpartition(":")[2])
+    if dtype not in kind.dtypes:
+        known = ", ".join(kind.dtypes)
+        raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
+    with file.running(file.line_of(kind, "__init__")):
+        problem = kind(dtype)
+    problem.problem_file = file
+    return problem
+
+
+_REFERENCE = re.compile(r"([^:]+\.py):([A-Za-z_][A-Za-z0-9_]*)")
+_MOST_BYTES = 1 << 20
+
+
+def problem_source(name: str, root: Path) -> tuple[str, bytes]:
+    """(path under `root`, content) of the file that a reference names; UsageError if unusable."""
+    found = _REFERENCE.fullmatch(name)
+    if found is None:
+        raise UsageError(f"problem {name!r}: expected path/to/problem.py:ClassName")
+    # `Path.resolve` raises where links form a circle.
+    path, folder = (Path(os.path.realpath(place)) for place in (root / found[1], root))
+    if not path.is_relative_to(folder):
+        raise UsageError(f"problem {name!r} lies outside the space's root {root}")
+    if path.suffix != ".py":
+        raise UsageError(f"problem {name!r} is a link to a file without the suffix .py")
+    try:
+        content = read_regular(path, _MOST_BYTES + 1)
+    except OSError as error:
+        lost = isinstance(error, FileNotFoundError)
+        hint = "; `root:` in the space says where to look" if lost else ""
+        raise UsageError(f"problem {name!r}: {error.strerror}: {path}{hint}") from error
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"problem {name!r}: the file is larger than {_MOST_BYTES} bytes")
+    return path.relative_to(folder).as_posix(), content
+
+
+def _module(name: str, path: Path, relative: str, content: bytes) -> ModuleType:
+    """Runs the file as a module. Files with the same content share the first one's module."""
+    module = sys.modules.get(name)
+    if module is None:
+        with ProblemFile(str(path), relative, content).running(1):
+            module = run_content(name, str(path), content)
+        sys.modules[name] = module
+    return module
+
+
+def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) -> type[UserProblem]:
+    kind = getattr(module, wanted, None)
+    if not isinstance(kind, type) or not issubclass(kind, UserProblem):
+        base = "evotune.problems.UserProblem"
+        raise WrongKey(f"{relative} has no class {wanted} derived from {base}", "name")
+    missing = sorted(kind.__abstractmethods__)
+    if missing:
+        message = f"{wanted} lacks {', '.join(missing)}"
+        raise file.at(file.line_of(kind), message)
+    check_declarations(kind, file)
+    return kind
+
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -103,113 +211,29 @@ def _is_range(found: object) -> bool:
     return math.isfinite(least) and math.isfinite(most) and least <= most
 
 
-_REFERENCE = re.compile(r"([^:]+\.py):([A-Za-z_][A-Za-z0-9_]*)")
-_MOST_BYTES = 1 << 20
+_SDPA = ("sdpa:flash", "sdpa:cudnn", "sdpa:efficient", "sdpa:math")
 
 
-def is_file_reference(name: str) -> bool:
-    """True if a problem's name means a class in a file, not a built-in problem."""
-    return ".py" in name or ":" in name
-
-
-def problem_source(name: str, root: Path) -> tuple[str, bytes]:
-    """(path under `root`, content) of the file that a reference names; UsageError if unusable."""
-    found = _REFERENCE.fullmatch(name)
-    if found is None:
-        raise UsageError(f"problem {name!r}: expected path/to/problem.py:ClassName")
-    # `Path.resolve` raises where links form a circle.
-    path, folder = (Path(os.path.realpath(place)) for place in (root / found[1], root))
-    if not path.is_relative_to(folder):
-        raise UsageError(f"problem {name!r} lies outside the space's root {root}")
-    if path.suffix != ".py":
-        raise UsageError(f"problem {name!r} is a link to a file without the suffix .py")
-    try:
-        content = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        lost = isinstance(error, FileNotFoundError)
-        hint = "; `root:` in the space says where to look" if lost else ""
-        raise UsageError(f"problem {name!r}: {error.strerror}: {path}{hint}") from error
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"problem {name!r}: the file is larger than {_MOST_BYTES} bytes")
-    return path.relative_to(folder).as_posix(), content
-
-
-def load_problem(name: str, dtype: str, root: Path) -> UserProblem:
-    """An instance of the class. UsageError when the file has no such class; ProblemMistake for
-    a mistake in the file, with its line."""
-    relative, content = problem_source(name, root)
-    sha256 = hashlib.sha256(content).hexdigest()
-    trust.require({root.absolute() / relative: content})
-    module = _module(f"evotune_problem_{sha256[:16]}", root / relative, relative, content)
-    file = ProblemFile(str(module.__file__), relative, content)
-    kind = _class(module, file, relative, name.rpartition(":")[2])
-    if dtype not in kind.dtypes:
-        known = ", ".join(kind.dtypes)
-        raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
-    with file.running(file.line_of(kind, "__init__")):
-        problem = kind(dtype)
-    problem.problem_file = file
-    return problem
-
-
-def _module(name: str, path: Path, relative: str, content: bytes) -> ModuleType:
-    """Runs the file as a module. Files with the same content share the first one's module."""
-    module = sys.modules.get(name)
-    if module is None:
-        with ProblemFile(str(path), relative, content).running(1):
-            module = run_content(name, str(path), content)
-        sys.modules[name] = module
-    return module
-
-
-def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) -> type[UserProblem]:
-    kind = getattr(module, wanted, None)
-    if not isinstance(kind, type) or not issubclass(kind, UserProblem):
-        base = "evotune.problems.UserProblem"
-        raise WrongKey(f"{relative} has no class {wanted} derived from {base}", "name")
-    missing = sorted(kind.__abstractmethods__)
-    if missing:
-        message = f"{wanted} lacks {', '.join(missing)}"
-        raise file.at(file.line_of(kind), message)
-    check_declarations(kind, file)
-    return kind
-
-
-# --- Problems by name -----------------------------------------------------------------------------
-
-BUILT_IN = ("attention", "attention_varlen", "attention_paged")
-"""The problems that ship with evotune, whose baselines are PyTorch's SDPA."""
-
-
-def _built_in(name: str) -> type[Problem]:
-    # Here, since a worker that compiles needs none of them. They import NumPy, which nearly doubles
-    # the CPU time of its start.
+def baseline_names(problem: Problem) -> tuple[str, ...]:
+    """The names on all devices, optional libraries included; empty where they are not known."""
+    # Here, for the reason that `_built_in` states.
     from evotune.problems.attention import Attention
-    from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
+    from evotune.problems.libraries import LIBRARIES
+    from evotune.problems.ragged_attention import RaggedAttention
 
-    kinds: tuple[type[Problem], ...] = (Attention, VarlenAttention, PagedAttention)
-    return next(kind for kind in kinds if kind.name == name)
+    if isinstance(problem, Attention) and not _replaces(problem, Attention, "baselines"):
+        return (*_SDPA, "unfused", *LIBRARIES)
+    if isinstance(problem, RaggedAttention) and not _replaces(
+        problem, RaggedAttention, "baselines"
+    ):
+        return ("sdpa:looped", "sdpa:padded", *LIBRARIES)
+    if isinstance(problem, UserProblem) and not _replaces(
+        problem, UserProblem, "baselines", "baselines_of"
+    ):
+        return ("torch:eager",)
+    return ()
 
 
-def problem_names() -> tuple[str, ...]:
-    """The names of all problems that are not in files."""
-    return tuple(sorted({*BUILT_IN, *PROBLEMS.names()}))
-
-
-def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
-    """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown.
-    EnvironmentProblem when an installed package has the name and cannot be loaded."""
-    if is_file_reference(name):
-        return load_problem(name, dtype, root)
-    problem: Any = _built_in(name) if name in BUILT_IN else PROBLEMS.load(name)
-    if problem is None:
-        raise WrongKey(
-            f"unknown problem {name!r}; known: {', '.join(problem_names())}, "
-            "or path/to/problem.py:ClassName",
-            "name",
-        )
-    if dtype not in problem.dtypes:
-        known = ", ".join(problem.dtypes)
-        raise WrongKey(f"problem {name} has no dtype {dtype!r}; it has {known}", "dtype")
-    made: Problem = problem(dtype)
-    return made
+def _replaces(problem: Problem, base: type, *names: str) -> bool:
+    """Whether the problem's class has a method of its own in place of one of the base's."""
+    return any(getattr(type(problem), name) is not getattr(base, name) for name in names)

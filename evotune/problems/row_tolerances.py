@@ -12,14 +12,14 @@ from typing import TypeAlias
 import torch
 
 from evotune.errors import ProblemMistake
-from evotune.problems import _user_torch
+from evotune.problems import user_torch
 from evotune.problems.problem import Case, Tensors
 from evotune.problems.user import UserProblem
 
 _MOST = 0.5
 """The largest share of rows that is worth a computation of its own."""
 _ENOUGH = 8
-"""Elements of a row whose tolerances depend on no other row: see `_smoothed`, `_user_torch.py`."""
+"""Elements of a row whose tolerances depend on no other row: see `_smoothed`, `user_torch.py`."""
 _EQUAL = 1e-6
 """Results in float64 are equal if they differ by less than this share of the tolerance."""
 
@@ -118,7 +118,7 @@ def _tolerances_of(
 ) -> Tensors | None:
     """The tolerances of rows; None unless `compute` gives their reference from these inputs."""
     try:
-        found = _user_torch.computed(problem, case, inputs, reference)
+        found = user_torch.computed(problem, case, inputs, reference)
         tolerances = problem.tolerances(case, inputs, reference)
     except ProblemMistake:  # it is written for all rows
         return None

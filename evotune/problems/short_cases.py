@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from evotune.problems import _attention_features as features
-from evotune.problems._attention_features import Features
+from evotune.problems import attention_features as features
 from evotune.problems.attention import Attention
+from evotune.problems.attention_features import Features
 from evotune.problems.executed_sizes import (
     Pairs,
     Ranges,

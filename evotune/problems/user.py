@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from evotune.problems._pair_cover import (
+from evotune.problems.pair_cover import (
     COARSE,
     WORD,
     PairCover,
@@ -49,10 +49,16 @@ from evotune.problems._pair_cover import (
     significant,
     single,
 )
-from evotune.problems._problem_file import ProblemFile
-from evotune.problems._written import GivenShapes, Tensor, Written, solved_case
-from evotune.problems.element_types import torch_dtype
-from evotune.problems.problem import Case, Place, Tensors, TensorSpec, WrongSymbol, grouped
+from evotune.problems.problem import (
+    Case,
+    Place,
+    Tensors,
+    TensorSpec,
+    WrongSymbol,
+    grouped,
+    torch_dtype,
+)
+from evotune.problems.written import GivenShapes, ProblemFile, Tensor, Written, solved_case
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -127,9 +133,9 @@ class UserProblem(abc.ABC):
 
     def baselines_of(self, **inputs: torch.Tensor) -> Mapping[str, Callable[[], Tensors]]:
         """Baselines: functions without arguments, by `torch:NAME`. Each must be correct."""
-        from evotune.problems import _user_torch
+        from evotune.problems import user_torch
 
-        return {"torch:eager": lambda: self.compute(**_user_torch.widened(self.dtype, inputs))}
+        return {"torch:eager": lambda: self.compute(**user_torch.widened(self.dtype, inputs))}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
         """Outputs computed in a coarser way that you still call right. Where their error is larger
@@ -159,9 +165,9 @@ class UserProblem(abc.ABC):
           another fifth begins with a zero.
         - spike: a value of 6.5 to 13 in each row of small ones; in some rows several equal ones.
         """
-        from evotune.problems import _user_inputs
+        from evotune.problems import user_torch
 
-        return _user_inputs.input_values(shape, kind, generator)
+        return user_torch.input_values(shape, kind, generator)
 
     # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 
@@ -273,27 +279,27 @@ class UserProblem(abc.ABC):
         )
 
     def make_inputs(self, case: Case, kind: str, seed: int, device: str = "cpu") -> Tensors:
-        from evotune.problems import _user_torch
+        from evotune.problems import user_torch
 
-        return _user_torch.make_inputs(self, case, kind, seed, device)
+        return user_torch.make_inputs(self, case, kind, seed, device)
 
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
     ) -> tuple[int, torch.Tensor] | None:
-        from evotune.problems import _user_torch
+        from evotune.problems import user_torch
 
-        return _user_torch.altered_indices(self, case, inputs, name, most=most, rng=rng)
+        return user_torch.altered_indices(self, case, inputs, name, most=most, rng=rng)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
         """`compute` on float64 copies; integers stay what they are."""
-        from evotune.problems import _user_torch
+        from evotune.problems import user_torch
 
-        return _user_torch.reference(self, case, inputs)
+        return user_torch.reference(self, case, inputs)
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-        from evotune.problems import _user_torch
+        from evotune.problems import user_torch
 
-        return _user_torch.tolerances(self, case, inputs, reference)
+        return user_torch.tolerances(self, case, inputs, reference)
 
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
@@ -308,11 +314,11 @@ class UserProblem(abc.ABC):
 
     def checked_reference(self, case: Case, inputs: Tensors) -> Tensors:
         """The answer of `reference`, which the user may override, checked like `compute`'s."""
-        from evotune.problems import _user_torch
+        from evotune.problems import user_torch
 
         with self.written.unchanged("reference", inputs):
             found = self.written.call("reference", case=case, inputs=inputs)
-        return _user_torch.checked(self, case, "reference", found)
+        return user_torch.checked(self, case, "reference", found)
 
     def check_baselines(self, case: Case, inputs: Tensors) -> None:
         """Calls each baseline once; ProblemMistake when its outputs have wrong names, shapes or

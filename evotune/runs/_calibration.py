@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem
-from evotune.problems.libraries.library_catalog import LIBRARIES
+from evotune.problems.libraries import LIBRARIES
 from evotune.problems.problem import Case
 from evotune.trial import Calibration, Outcome
 from evotune.workers.executor import Proposal

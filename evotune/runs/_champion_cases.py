@@ -13,7 +13,7 @@ from evotune.runs.spaces import shipped_spaces
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.language.expression import Expression
-from evotune.space.language.scalar import truth
+from evotune.space.language.nodes import truth
 from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration
 from evotune.verify.kept_checks import ALL_KINDS

@@ -13,7 +13,7 @@ import msgspec
 from evotune.backends import registry
 from evotune.backends.beside import in_part, others_at_work, sharing
 from evotune.problems import Case
-from evotune.problems.libraries.library_catalog import LIBRARIES, asked
+from evotune.problems.libraries import LIBRARIES, asked
 from evotune.run_options import RunOptions
 from evotune.runs import confirming
 from evotune.runs._calibration import calibrate

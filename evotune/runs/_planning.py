@@ -36,7 +36,7 @@ from evotune.runs.spaces import source_path
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import CaseEvaluator
 from evotune.space.document import SpaceDocument
-from evotune.space.language.scalar import Environment
+from evotune.space.language.nodes import Environment
 from evotune.space.specs import KernelSpec, filled
 from evotune.trial import Check, Configuration, Region, Value
 from evotune.verify.kept_checks import ALL_KINDS

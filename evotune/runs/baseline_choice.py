@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evotune.problems.libraries.library_catalog import FAMILY, LIBRARIES
+from evotune.problems.libraries import FAMILY, LIBRARIES
 from evotune.problems.problem import Case
 from evotune.space.document import SpaceDocument
 from evotune.util.words import did_you_mean

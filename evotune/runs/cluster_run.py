@@ -23,7 +23,7 @@ from evotune.backends import registry
 from evotune.backends.base.cpu_cores import core_of, shares
 from evotune.backends.base.profile import DeviceProfile
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
-from evotune.problems.libraries.library_catalog import asked
+from evotune.problems.libraries import asked
 from evotune.runs._calibration import calibrate
 from evotune.runs.confirming import timed_again
 from evotune.runs.folder import RunFolder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from evotune.backends import registry
 from evotune.problems import UserProblem, create_problem
-from evotune.problems.baseline_names import baseline_names
+from evotune.problems.loading import baseline_names
 from evotune.problems.problem import HasAdvice
 from evotune.runs.baseline_choice import require_baseline
 from evotune.runs.compiling import distinct_samples

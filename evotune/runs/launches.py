@@ -22,7 +22,7 @@ from evotune.space.bound import BoundSpace, Evaluator
 from evotune.space.case_scope import CaseEvaluator
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression, parse_expression
-from evotune.space.language.scalar import Environment
+from evotune.space.language.nodes import Environment
 from evotune.space.specs import ArgumentSpec, KernelSpec, TensorMapSpec
 from evotune.trial import Value
 from evotune.util.words import did_you_mean

@@ -39,8 +39,8 @@ from evotune.runs.setup import (
 from evotune.runs.spaces import find_space, fingerprints, flagship, snapshot
 from evotune.search.catalog import create_strategy, same_strategy, strategy_name
 from evotune.search.strategy import Strategy
+from evotune.space.document import KERNEL
 from evotune.space.reading.case_file import CaseEntry
-from evotune.space.reading.conversion import KERNEL
 from evotune.space.search_space import SearchSpace
 from evotune.store import AROUND_SEARCH, PHASES, RunStore
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial

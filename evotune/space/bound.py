@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
-from evotune.space._naming import Names
-from evotune.space.case_scope import BoundConstraint, CaseScope, Gene, Scope
+from evotune.space.case_scope import BoundConstraint, CaseScope, Gene, Names, Scope
 from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
@@ -24,24 +23,27 @@ from evotune.space.counting.expansion import FULL, SHOWN_S, Deadline, Variable
 from evotune.space.counting.members import Members
 from evotune.space.counting.rules import Rules, fixed_by_one_change, neighbours
 from evotune.space.language.expression import Expression
-from evotune.space.language.nodes import EvaluationError, Literal, Node, Operation
-from evotune.space.language.scalar import Environment, Evaluate, Interner, compile_scalar, truth
+from evotune.space.language.nodes import (
+    BOOL,
+    Environment,
+    Evaluate,
+    EvaluationError,
+    Interner,
+    Literal,
+    Node,
+    Operation,
+    compile_scalar,
+    truth,
+)
 from evotune.space.parameters import Parameter
 from evotune.space.search_space import SpaceSize
-from evotune.trial import Configuration, Value
-
-if TYPE_CHECKING:
-    from evotune.space.document import SpaceDocument
-    from evotune.space.reading.yaml_source import Position
-
-from typing import TYPE_CHECKING
-
-from evotune.space.language.nodes import BOOL
 from evotune.space.specs import ConstraintSpec, ParameterSpec
+from evotune.trial import Configuration, Value
 from evotune.util.words import did_you_mean
 
 if TYPE_CHECKING:
     from evotune.space.document import SpaceDocument
+    from evotune.space.reading.yaml_source import Position
 
 
 LARGE_DIAGRAM = 200_000  # transitions; a walk through all of them takes milliseconds

@@ -1,24 +1,38 @@
-"""Folds a configuration and the device into expressions; the symbols of a case stay names."""
+"""Folds a configuration and the device into expressions; the symbols of a case stay names.
+
+`Names` resolves the names in a space file, once the problem's symbols and the device are known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
-from evotune.space._naming import Names
 from evotune.space.language.expression import Expression
 from evotune.space.language.nodes import (
+    Environment,
     EvaluationError,
+    Interner,
+    KindChecker,
+    Kinds,
     Literal,
     Name,
     Node,
     Operation,
+    compile_scalar,
+    kinds_of,
     names_in,
 )
-from evotune.space.language.scalar import Environment, Interner, compile_scalar
+from evotune.space.parameters import Parameter
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.trial import Value
+from evotune.util.words import did_you_mean
+
+if TYPE_CHECKING:
+    from evotune.space.document import SpaceDocument
 
 
 class CaseScope:
@@ -239,3 +253,204 @@ class Scope:
         if name in names.symbols and name not in self._environment:
             raise SpaceError(f"this shape has no '{name}'")
         return self._interner.literal(self._environment.get(name, name))
+
+
+# --- Figures of a candidate that are known only after compiling; `after_compile` may use them -----
+
+COMPILED_FIGURES: Mapping[str, type] = {
+    "registers": int,  # of a thread
+    "spill_bytes": int,  # stores and loads
+    "spill_store_bytes": int,
+    "spill_load_bytes": int,
+    "stack_bytes": int,  # of a thread
+    "serialized": int,  # 1 where ptxas makes each wgmma wait for the one before it
+    "static_shared_bytes": int,
+    "shared_bytes_total": int,  # of a block, static and dynamic
+    "occupancy": float,  # resident warps / the most a multiprocessor takes, 0 to 1
+    "blocks_resident": int,  # on a multiprocessor
+}
+"""Name -> type of each figure. A figure is the worst over the launches of a case."""
+
+
+class Names:
+    """Resolves a name as a parameter, let, problem symbol, device value or choice, in this order.
+
+    Clashes and ambiguities are refused, so the order never decides a meaning.
+    """
+
+    def __init__(
+        self,
+        document: SpaceDocument,
+        environments: Sequence[Mapping[str, Value]],
+        device: Mapping[str, Value],
+    ) -> None:
+        self.parameters: dict[str, Parameter] = {
+            spec.name: spec.parameter for spec in document.parameters
+        }
+        self.let = document.let
+        self.environments = environments
+        self.device = {f"device.{name}": value for name, value in device.items()}
+        self.symbols = set(environments[0]).intersection(*environments[1:])
+        self.varying = {
+            name
+            for name in self.symbols
+            if len({(type(env[name]), env[name]) for env in environments}) > 1
+        }
+        self.values: dict[str, tuple[Value, ...] | range] = {
+            spec.name: _all_values(spec.parameter, spec.otherwise) for spec in document.parameters
+        }
+        self.choices = {
+            value for values in self.values.values() for value in values if isinstance(value, str)
+        }
+        self.figures: Mapping[str, type] = {}
+        self._kinds: dict[str, Kinds] = {
+            name: kinds_of(values) if not isinstance(values, range) else frozenset((int,))
+            for name, values in self.values.items()
+        }
+        self._check_clashes(document)
+        self._let_parts: dict[str, tuple[str, ...]] = {}
+        for name in self._ordered_lets():
+            self._kinds[name] = self.check(self.let[name])
+            self._let_parts[name] = (*self.lets_in(self.let[name]), name)
+
+    def after_compile(self, document: SpaceDocument) -> Names:
+        """These names plus the compiled figures. SpaceError when a figure's name is taken."""
+        for name in COMPILED_FIGURES:
+            if name in self.let:
+                message = f"let '{name}': 'after_compile' has a compiled figure of that name"
+                raise self.let[name].error(message)
+            if name in self.symbols or name in self.choices:
+                what = "problem symbol" if name in self.symbols else "choice"
+                message = f"the {what} '{name}' has the name of a compiled figure; rename it"
+                raise document.after_compile[0].expression.error(message)
+        names = copy.copy(self)
+        names.figures = COMPILED_FIGURES
+        return names
+
+    def _check_clashes(self, document: SpaceDocument) -> None:
+        for spec in document.parameters:
+            if spec.name in self.symbols:
+                raise spec.position.error(
+                    f"'{spec.name}' is also a symbol of the problem; rename the parameter"
+                )
+        for name, expression in self.let.items():
+            for known, what in ((self.parameters, "parameter"), (self.symbols, "problem symbol")):
+                if name in known:
+                    raise expression.error(f"let '{name}': a {what} has this name already")
+
+    def _ordered_lets(self) -> list[str]:
+        order: list[str] = []
+        trail: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in order:
+                return
+            if name in trail:
+                cycle = " -> ".join([*trail[trail.index(name) :], name])
+                raise self.let[name].error(f"a let depends on itself: {cycle}")
+            trail.append(name)
+            for used in self.let[name].names:
+                if used.name in self.let:
+                    visit(used.name)
+            trail.pop()
+            order.append(name)
+
+        for name in self.let:
+            visit(name)
+        return order
+
+    def known(self) -> set[str]:
+        known = {*self.parameters, *self.let, *self.symbols, *self.device, *self.choices}
+        return known | set(self.figures)
+
+    def is_named(self, name: str) -> bool:
+        """Whether the name stands for something that has a value; a bare choice does not."""
+        return (
+            name in self.parameters
+            or name in self.let
+            or name in self.symbols
+            or name in self.device
+            or name in self.figures
+        )
+
+    def check(self, expression: Expression, beside: Collection[str] = ()) -> Kinds:
+        """The types the expression can have; a SpaceError if a name or type is wrong. The error
+        also proposes the names `beside`."""
+        for name in expression.names:
+            self._check_name(expression, name, beside)
+        node = self.with_choices(expression.node)
+        checker = KindChecker(expression.position, self._name_kinds, self._name_values)
+        return checker.infer(node)
+
+    def _check_name(self, expression: Expression, name: Name, beside: Collection[str]) -> None:
+        named = self.is_named(name.name)
+        if named and name.name in self.choices:
+            message = f"'{name.name}' is a choice and a name; quote it if the choice is meant"
+            raise expression.error(message, name.offset)
+        if named or name.name in self.choices:
+            return
+        if name.name in COMPILED_FIGURES:
+            message = f"'{name.name}' is known only after compiling; use it in 'after_compile'"
+            raise expression.error(message, name.offset)
+        if name.name.startswith("device."):
+            known: Iterable[str] = self.device
+        else:
+            known = self.known().union(beside) - set(self.device)
+            texts = {value for env in self.environments for value in env.values()}
+            if name.name in texts:
+                message = f"unknown name '{name.name}'; quote it: '{name.name}' is a value"
+                raise expression.error(message, name.offset)
+        hint = did_you_mean(name.name, known)
+        if not hint and self.figures:
+            hint = f"; known besides those of constraints: {', '.join(sorted(self.figures))}"
+        raise expression.error(f"unknown name '{name.name}'{hint}", name.offset)
+
+    def with_choices(self, node: Node) -> Node:
+        """The tree with bare choices as literals."""
+        if isinstance(node, Name) and not self.is_named(node.name):
+            return Literal(node.name)
+        if isinstance(node, Operation):
+            operands = tuple(self.with_choices(operand) for operand in node.operands)
+            return Operation(node.operator, operands, node.offset)
+        return node
+
+    def _name_kinds(self, name: Name) -> Kinds:
+        if name.name in self._kinds:
+            return self._kinds[name.name]
+        if name.name in self.device:
+            return frozenset((type(self.device[name.name]),))
+        if name.name in self.figures:
+            return frozenset((self.figures[name.name],))
+        return kinds_of(env[name.name] for env in self.environments)
+
+    def _name_values(self, name: Name) -> tuple[Value, ...] | None:
+        values = self.values.get(name.name)
+        return values if isinstance(values, tuple) and kinds_of(values) == {str} else None
+
+    def lets_in(self, expression: Expression) -> list[str]:
+        """The `let`s that the expression uses, also indirectly; each follows those it uses."""
+        direct = [name.name for name in expression.names if name.name in self.let]
+        return list(dict.fromkeys(let for name in direct for let in self._let_parts[name]))
+
+    def all_names_in(self, expression: Expression) -> dict[str, Name]:
+        """Every name that the expression depends on, also through `let`s. Each is mapped to the
+        first name in the expression's own text that leads to it."""
+        found: dict[str, Name] = {}
+        for name in expression.names:
+            found.setdefault(name.name, name)
+            for let in self._let_parts.get(name.name, ()):
+                for inner in self.let[let].names:
+                    found.setdefault(inner.name, name)
+        return found
+
+    def varying_in(self, expression: Expression) -> Name | None:
+        """The first name in the expression whose value differs between the environments."""
+        names = self.all_names_in(expression)
+        return next((use for name, use in names.items() if name in self.varying), None)
+
+
+def _all_values(parameter: Parameter, otherwise: Value) -> tuple[Value, ...] | range:
+    values = parameter.values
+    if isinstance(values, range):
+        return values
+    return tuple(values) if otherwise in values else (*values, otherwise)

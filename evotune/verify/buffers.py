@@ -17,8 +17,7 @@ import torch
 
 from evotune.backends.base.launch import LaunchPlan, Workspace
 from evotune.backends.base.session import LaunchFailure
-from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
-from evotune.problems.problem import Tensors, TensorSpec
+from evotune.problems.problem import ELEMENT_BYTES, Tensors, TensorSpec, torch_dtype
 
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFF

@@ -11,8 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from evotune.problems.element_types import ELEMENT_BYTES, torch_dtype
-from evotune.problems.problem import Case, HasParts, Problem, Tensors, TensorSpec
+from evotune.problems.problem import (
+    ELEMENT_BYTES,
+    Case,
+    HasParts,
+    Problem,
+    Tensors,
+    TensorSpec,
+    torch_dtype,
+)
 from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.problems.user import UserProblem
 from evotune.verify.accuracy import expected, is_rounding, tolerance_in

@@ -12,10 +12,9 @@ import msgspec
 import torch
 
 from evotune.backends.base.session import Sampler, Session
-from evotune.problems.element_types import torch_dtype
 from evotune.problems.examination import mistake_of
-from evotune.problems.libraries.library_catalog import UnusableBaseline
-from evotune.problems.problem import Case, Problem, Tensors, TensorSpec
+from evotune.problems.libraries import UnusableBaseline
+from evotune.problems.problem import Case, Problem, Tensors, TensorSpec, torch_dtype
 from evotune.timing.paired import TimingSettings, eager_times_us, measure_paired
 from evotune.timing.samplers import (
     eager_sampler,

@@ -18,8 +18,7 @@ import msgspec
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import LaunchFailure, Session
-from evotune.problems.element_types import ELEMENT_BYTES
-from evotune.problems.problem import Case, Problem, TensorSpec
+from evotune.problems.problem import ELEMENT_BYTES, Case, Problem, TensorSpec
 from evotune.timing.paired import TimingSettings
 from evotune.trial import CUT_SHORT, DeviceState, Measurement, NamedFigures, Outcome, OutcomeKind
 from evotune.verify.champion_launches import in_order, run_random_tests

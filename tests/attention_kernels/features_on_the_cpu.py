@@ -13,8 +13,7 @@ import torch
 import yaml
 
 from evotune.problems import create_problem
-from evotune.problems.element_types import torch_dtype
-from evotune.problems.problem import Problem, Tensors
+from evotune.problems.problem import Problem, Tensors, torch_dtype
 from evotune.runs._planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space

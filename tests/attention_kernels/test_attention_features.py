@@ -15,9 +15,8 @@ import yaml
 from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.problems import _attention_inputs, create_problem
-from evotune.problems.element_types import torch_dtype
-from evotune.problems.problem import Tensors
+from evotune.problems import attention_torch, create_problem
+from evotune.problems.problem import Tensors, torch_dtype
 from evotune.runs._planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
@@ -127,7 +126,7 @@ def test_a_sink_of_minus_infinity_is_none(
 ) -> None:
     """Also for rows that see nothing of their first block of keys."""
     none = torch.full((4,), -torch.inf)
-    monkeypatch.setattr(_attention_inputs, "_sinks", lambda *_: none)
+    monkeypatch.setattr(attention_torch, "_sinks", lambda *_: none)
     values = {**SMALL, **LANES[lanes]}
     planner = planned("attention-features-simd-cpu", "window and sinks", tmp_path, **values)
     job = planner.proposal(0, planner.bound.default()).cases[0]

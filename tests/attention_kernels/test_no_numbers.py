@@ -18,7 +18,7 @@ from _pytest.mark import ParameterSet
 from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.problems.element_types import torch_dtype
+from evotune.problems.problem import torch_dtype
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Value

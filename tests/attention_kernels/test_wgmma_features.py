@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.problems.element_types import torch_dtype
+from evotune.problems.problem import torch_dtype
 from evotune.workers.executor import CaseJob
 
 from .features_on_the_cpu import (

@@ -27,8 +27,7 @@ from evotune.backends.cpu import (
 from evotune.backends.cpu._perf_counters import NotCounted
 from evotune.backends.cpu._x86_view import NoDisassembly
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
-from evotune.problems.element_types import ELEMENT_BYTES
-from evotune.problems.problem import TensorSpec
+from evotune.problems.problem import ELEMENT_BYTES, TensorSpec
 from evotune.util.channel import encode
 from tests.patience import PATIENCE_S
 

@@ -27,7 +27,7 @@ EXCEPTIONS = {
     # A word in Linux's /proc/stat.
     "backends/base/cpu_cores.py": {"cpu"},
     # Each of these API classes is for one language.
-    "space/objects/_kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
+    "space/objects/kernel_objects.py": {"cpp", "cuda", "triton", ".cpp", ".cu"},
     # All of these libraries are for CUDA GPUs.
     "problems/libraries/calling.py": {"cuda"},
     # The name of a module that PyTorch needs.

@@ -10,8 +10,8 @@ from click.testing import Result
 
 from evotune.errors import ProblemMistake
 from evotune.problems import UserProblem, create_problem
-from evotune.problems.baseline_names import baseline_names
 from evotune.problems.examination import examine, mistake_of, tiny_case
+from evotune.problems.loading import baseline_names
 from evotune.workers.device_slot import ProblemSource
 from evotune.workers.problem_check import check_problem
 

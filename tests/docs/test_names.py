@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evotune.backends.cpu.cpu_profile import profile as cpu_profile
 from evotune.backends.cuda import _profiles
-from evotune.space._naming import COMPILED_FIGURES
+from evotune.space.case_scope import COMPILED_FIGURES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-kernel.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("\n## Names in expressions\n")[2].partition("\n## ")[0]

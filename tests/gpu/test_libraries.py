@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from evotune.problems.attention import Attention
-from evotune.problems.libraries.library_catalog import LIBRARIES, UnusableBaseline, version
+from evotune.problems.libraries import LIBRARIES, UnusableBaseline, version
 from evotune.problems.problem import Problem
 from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evotune.errors import UsageError
 from evotune.problems import Case, create_problem, problem_names
 from evotune.problems.attention import Attention
-from evotune.problems.baseline_names import baseline_names
+from evotune.problems.loading import baseline_names
 from evotune.trial import Value
 
 ROOT = Path(__file__).parents[2]
@@ -65,12 +65,12 @@ def test_the_reference_is_sdpa_in_float64(shape: dict[str, Value], causal: bool,
 
 
 def test_the_reference_does_not_depend_on_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evotune.problems import _attention_torch
+    from evotune.problems import attention_torch
 
     this = case({"heads": 2, "seq_len_q": 50, "seq_len_k": 33}, causal=True)
     inputs = FLOAT32.make_inputs(this, "normal", 1)
     whole = FLOAT32.reference(this, inputs)["out"]
-    monkeypatch.setattr(_attention_torch, "_SCORES_PER_TILE", 2 * 33 * 7)
+    monkeypatch.setattr(attention_torch, "_SCORES_PER_TILE", 2 * 33 * 7)
     torch.testing.assert_close(FLOAT32.reference(this, inputs)["out"], whole, rtol=0, atol=1e-14)
 
 
@@ -119,7 +119,7 @@ def test_the_reference_has_the_scale_of_its_case() -> None:
 def test_tolerances_do_not_depend_on_their_tiles(
     monkeypatch: pytest.MonkeyPatch, causal: bool
 ) -> None:
-    from evotune.problems import _attention_torch
+    from evotune.problems import attention_torch
 
     problem = Attention("float16")
     shape: dict[str, Value] = {"heads": 4, "kv_heads": 2, "seq_len_q": 50, "seq_len_k": 33}
@@ -127,7 +127,7 @@ def test_tolerances_do_not_depend_on_their_tiles(
     inputs = problem.make_inputs(this, "ramp", 1)
     reference = problem.reference(this, inputs)
     whole = problem.tolerances(this, inputs, reference)["out"]
-    monkeypatch.setattr(_attention_torch, "_SCORES_PER_TILE", 4 * 33 * 7)
+    monkeypatch.setattr(attention_torch, "_SCORES_PER_TILE", 4 * 33 * 7)
     tiled = problem.tolerances(this, inputs, reference)["out"]
     torch.testing.assert_close(tiled, whole, rtol=1e-4, atol=0)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from evotune.problems import Case, attention
-from evotune.problems._attention_shapes import FAR, LAYOUTS, symbols_of
 from evotune.problems.attention import Attention
+from evotune.problems.attention_shapes import FAR, LAYOUTS, symbols_of
 from evotune.problems.problem import WrongSymbol, with_strides
 from evotune.trial import Value
 

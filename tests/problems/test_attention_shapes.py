@@ -10,9 +10,9 @@ from itertools import islice
 import pytest
 
 from evotune.problems import Case
-from evotune.problems._attention_shapes import FAR
-from evotune.problems._pair_cover import MODELS
 from evotune.problems.attention import Attention
+from evotune.problems.attention_shapes import FAR
+from evotune.problems.pair_cover import MODELS
 from evotune.trial import Value
 
 PROBLEM = Attention("float32")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count, islice
 
-from evotune.problems._pair_cover import drawn_once, key_of
 from evotune.problems.attention import Attention
+from evotune.problems.pair_cover import drawn_once, key_of
 
 from . import kept_cases
 

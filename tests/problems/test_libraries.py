@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from evotune.problems.attention import Attention
-from evotune.problems.libraries import calling
-from evotune.problems.libraries.library_catalog import LIBRARIES, UnusableBaseline, asked
+from evotune.problems.libraries import LIBRARIES, UnusableBaseline, asked, calling
 from evotune.problems.problem import Problem, Tensors
 from evotune.problems.ragged_attention import PagedAttention, VarlenAttention
 from tests.inductor import quick_inductor
@@ -126,7 +125,7 @@ class FlashInfer(ModuleType):
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> Flash:
     """All libraries for GPUs, on a device that they take for one."""
-    from evotune.problems.libraries import _flashinfer
+    from evotune.problems.libraries import flashinfer
 
     found = Flash()
     for name in ("fa2", "fa3", "fa4"):
@@ -134,7 +133,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Flash:
     monkeypatch.setitem(sys.modules, "flashinfer", FlashInfer("flashinfer"))
     monkeypatch.setattr(calling, "capability", lambda device: (9, 0))
     small = torch.zeros(1 << 20, dtype=torch.uint8)
-    monkeypatch.setattr(_flashinfer, "_workspace", lambda device: small)
+    monkeypatch.setattr(flashinfer, "_workspace", lambda device: small)
     return found
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from evotune.errors import UsageError
 from evotune.problems import Case, create_problem, problem_names
-from evotune.problems.baseline_names import baseline_names
+from evotune.problems.loading import baseline_names
 from evotune.problems.problem import Tensors, WrongSymbol
 from evotune.problems.ragged_attention import PagedAttention, VarlenAttention, partition
 from evotune.trial import Value

@@ -15,9 +15,9 @@ from counting import calls_made
 
 from evotune.backends.base.launch import CompileJob
 from evotune.backends.cpu.cpp_compiler import find_compiler
-from evotune.problems._attention_scores import evaluated
-from evotune.problems._score_mod import MACRO, macro, parsed
 from evotune.problems.attention import Attention
+from evotune.problems.attention_features import MACRO, macro, parsed
+from evotune.problems.attention_scores import evaluated
 from evotune.problems.problem import WrongSymbol
 
 KERNELS = Path(__file__).parents[2] / "kernels" / "attention"

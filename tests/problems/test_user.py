@@ -13,9 +13,9 @@ import torch
 
 from evotune.errors import ProblemMistake, UsageError
 from evotune.problems import Case, UserProblem, create_problem
-from evotune.problems._user_torch import rounding_errors
 from evotune.problems.examination import examine
 from evotune.problems.loading import problem_source
+from evotune.problems.user_torch import rounding_errors
 from evotune.user_code import trust
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.pool import InputPool

@@ -12,9 +12,8 @@ from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import Strategy
-from evotune.space.explicit import ExplicitSpace
 from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
-from evotune.space.search_space import SearchSpace
+from evotune.space.search_space import ExplicitSpace, SearchSpace
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 Evaluate = Callable[[Configuration], Outcome]

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from evotune.search._unseen import SeenConfigurations, UnseenConfigurations
-from evotune.space.explicit import ExplicitSpace
+from evotune.space.search_space import ExplicitSpace
 from evotune.trial import Configuration
 
 from .landscapes import recording, small_space

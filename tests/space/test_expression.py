@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
-from evotune.space.language.bounds import bounds_of_column, bounds_of_values, can_hold
-from evotune.space.language.columns import codes, column_of
+from evotune.space.language.columns import (
+    bounds_of_column,
+    bounds_of_values,
+    can_hold,
+    codes,
+    column_of,
+)
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.trial import Value
 

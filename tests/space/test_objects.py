@@ -16,8 +16,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import evotune.space.objects._kernel_objects
-import evotune.space.objects._space_object
+import evotune.space.objects.kernel_objects
+import evotune.space.objects.space_object
 from evotune.api._given_space import materialize
 from evotune.errors import SpaceError
 from evotune.runs.setup import Setup, load_setup
@@ -38,7 +38,7 @@ from evotune.space.objects import (
     powers_of_two,
     values,
 )
-from evotune.space.objects._space_object import yaml_text
+from evotune.space.objects.space_object import yaml_text
 from evotune.space.reading.yaml_source import parse_yaml
 from tests.sweeps import swept
 
@@ -284,9 +284,9 @@ def test_what_is_written_is_read_as_it_was(data: dict[str, object]) -> None:
 
 
 WITH_EXAMPLES = [
-    evotune.space.objects._kernel_objects,
-    evotune.space.objects._kernel_objects,
-    evotune.space.objects._space_object,
+    evotune.space.objects.kernel_objects,
+    evotune.space.objects.kernel_objects,
+    evotune.space.objects.space_object,
 ]
 
 

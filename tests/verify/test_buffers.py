@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from evotune.backends.base.launch import LaunchPlan, Workspace
 from evotune.backends.base.session import LaunchFailure
-from evotune.problems.element_types import torch_dtype
-from evotune.problems.problem import TensorSpec
+from evotune.problems.problem import TensorSpec, torch_dtype
 from evotune.verify.buffers import BufferSets, unwritten
 
 NO_LAUNCH = LaunchPlan("f", (), (), ())

@@ -10,6 +10,7 @@ Below it: a compiled kernel as a user's own process calls it, and the lines of `
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,14 +33,13 @@ from evotune.trial import Check, NamedFigures, OutcomeKind, Value
 
 if TYPE_CHECKING:
     import torch
-import enum
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The resources that one launch takes.
 
-    - values: by name, see `COMPILED_FIGURES` in `space/_naming.py`.
+    - values: by name, see `COMPILED_FIGURES` in `space/case_scope.py`.
     - violation: why the launch cannot run, "" when it can.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from evotune.problems.element_types import ELEMENT_BYTES
+from evotune.problems.problem import ELEMENT_BYTES
 from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
 from evotune.trial import Figure, NamedFigures, OutcomeKind, number
 

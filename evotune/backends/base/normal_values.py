@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evotune.problems.element_types import FLOAT8, INTEGERS
+from evotune.problems.problem import FLOAT8, INTEGERS
 
 
 def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
+from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 from evotune.trial import DeviceState, NamedFigures, OutcomeKind
 
 if TYPE_CHECKING:
     import torch
-import ctypes
-from typing import Any
 
-from evotune.backends.base.launch import Argument
 
 Disturb = Callable[[int], None]
 """A function that is called with a seed before each launch and disturbs that launch."""

@@ -27,7 +27,7 @@ from evotune.backends.base.normal_values import normal_values
 from evotune.backends.base.session import c_value
 from evotune.backends.cpu import cpu_profile
 from evotune.errors import EvotuneError
-from evotune.problems.element_types import ELEMENT_BYTES
+from evotune.problems.problem import ELEMENT_BYTES
 from evotune.util.channel import UnreadableMessage, decode
 from evotune.util.processes import end_without_hooks
 

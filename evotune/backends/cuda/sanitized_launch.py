@@ -21,7 +21,7 @@ from evotune.backends.base.backend import SanitizedCase
 from evotune.backends.base.normal_values import normal_values
 from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
-from evotune.problems.element_types import ELEMENT_BYTES
+from evotune.problems.problem import ELEMENT_BYTES
 from evotune.util.channel import UnreadableMessage, decode
 
 _POISON_BYTE = 0xFF

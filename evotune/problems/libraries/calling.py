@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 import torch
 
-from evotune.problems.libraries.library_catalog import LIBRARIES, UnusableBaseline
+from evotune.problems.libraries import LIBRARIES, UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 
 _HALF = ("float16", "bfloat16")

@@ -18,10 +18,16 @@ from evotune.space.counting.expansion import (
     unknown_bounds,
 )
 from evotune.space.counting.members import Members
-from evotune.space.language.bounds import may_fail
+from evotune.space.language.columns import may_fail
 from evotune.space.language.expression import Expression
-from evotune.space.language.nodes import EvaluationError, Name, Node, Operation
-from evotune.space.language.scalar import Interner, compile_scalar
+from evotune.space.language.nodes import (
+    EvaluationError,
+    Interner,
+    Name,
+    Node,
+    Operation,
+    compile_scalar,
+)
 from evotune.space.reading.yaml_source import Position
 
 _Suspect = TypeVar("_Suspect")

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evotune.space.language.bounds import Bounds, bounds_of_column, bounds_of_values, can_hold
-from evotune.space.language.columns import Array, Column, codes, column_of, evaluate_columns
-from evotune.space.language.nodes import Name, Node, Operation, post_order
-from evotune.space.language.scalar import Interner
+from evotune.space.language.columns import (
+    Array,
+    Bounds,
+    Column,
+    bounds_of_column,
+    bounds_of_values,
+    can_hold,
+    codes,
+    column_of,
+    evaluate_columns,
+)
+from evotune.space.language.nodes import Interner, Name, Node, Operation, post_order
 from evotune.trial import Value
 
 # Limits on the work of counting: in steps where a search depends on it, in seconds elsewhere.

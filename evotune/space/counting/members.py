@@ -31,8 +31,7 @@ from evotune.space.counting.expansion import (
     unknown_bounds,
 )
 from evotune.space.language.columns import Array
-from evotune.space.language.nodes import Node
-from evotune.space.language.scalar import Interner
+from evotune.space.language.nodes import Interner, Node
 
 # --- Depth-first enumeration where a diagram in the space's own order is too large ----------------
 _CALLS = 30  # numpy calls for a state, apart from those that evaluate its conditions

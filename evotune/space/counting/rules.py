@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evotune.space.case_scope import BoundConstraint, Gene
-from evotune.space.language.nodes import EvaluationError, Node, used_often
-from evotune.space.language.scalar import (
+from evotune.space.language.nodes import (
     MIN_SHARED_DEPTH,
     Environment,
     Evaluate,
+    EvaluationError,
     Interner,
+    Node,
     compile_scalar,
     truth,
+    used_often,
 )
 from evotune.trial import Value
 

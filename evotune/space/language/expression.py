@@ -20,15 +20,17 @@ from evotune.space.language.columns import Array, Column, column_of, evaluate_co
 from evotune.space.language.nodes import (
     FUNCTIONS,
     LIMIT,
+    Evaluate,
     EvaluationError,
     Literal,
     Name,
     Node,
     Operation,
+    apply,
+    compile_scalar,
     names_in,
     post_order,
 )
-from evotune.space.language.scalar import Evaluate, apply, compile_scalar
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 from evotune.util.words import counted, did_you_mean

@@ -1,11 +1,18 @@
-"""The tree of an expression, which scalar, vectorised and interval evaluation share."""
+"""The tree of an expression, and its value for one configuration.
+
+Scalar, vectorised and interval evaluation share the tree. `compile_scalar` turns it into nested
+closures.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
@@ -194,3 +201,345 @@ class KindChecker:
                 hint = did_you_mean(str(other.value), [str(value) for value in values])
                 message = f"{subject.name} is never {other.value}{hint}"
                 raise self.position.error(message, subject.offset)
+
+
+Environment: TypeAlias = dict[Any, Value]  # by name; remembered ones by node
+Evaluate: TypeAlias = Callable[[Environment], Value]
+MIN_SHARED_DEPTH = 3  # below it, looking a value up costs as much as computing it
+_STAGE_LEVELS = 100  # each takes up to three of Python's 1000 nested calls
+
+
+def bounded(number: Any) -> Any:
+    if -LIMIT < number < LIMIT:
+        return number
+    raise EvaluationError("the result is 2**63 or more")
+
+
+def numeric(value: Value) -> Any:
+    if isinstance(value, str):
+        raise EvaluationError(f"'{value}' is not a number")
+    return value
+
+
+def truth(value: Value) -> bool:
+    return value if isinstance(value, bool) else bool(numeric(value))
+
+
+def _on_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Any]:
+    """The function with checks. Integers need no further calls: nearly all operands are integers,
+    and a search evaluates millions of them."""
+
+    def apply(a: Any, b: Any) -> Any:
+        if type(a) is int and type(b) is int:
+            result = function(a, b)
+            if -LIMIT < result < LIMIT:
+                return result
+        return bounded(function(numeric(a), numeric(b)))
+
+    return apply
+
+
+def _quotient(function: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Any]:
+    def divide(a: Any, b: Any) -> Any:
+        if type(a) is int and type(b) is int and -EXACT_FLOAT < a < EXACT_FLOAT and b > 0:
+            return function(a, b)
+        if numeric(b) == 0:
+            raise EvaluationError("division by zero")
+        try:
+            return bounded(function(numeric(a), b))
+        except OverflowError:
+            raise EvaluationError("the result is 2**63 or more") from None
+
+    return divide
+
+
+def _power(a: Value, b: Value) -> Any:
+    if isinstance(b, str | float) or not 0 <= b <= MAX_EXPONENT:
+        raise EvaluationError(f"an exponent is an integer from 0 to {MAX_EXPONENT}")
+    try:
+        return bounded(numeric(a) ** b)
+    except OverflowError:
+        raise EvaluationError("the result is 2**63 or more") from None
+
+
+def _ordering(compare: Callable[[Any, Any], bool]) -> Callable[[Value, Value], bool]:
+    def holds(a: Value, b: Value) -> bool:
+        if type(a) is int and type(b) is int:
+            return compare(a, b)
+        return compare(numeric(a), numeric(b))
+
+    return holds
+
+
+def _ceil_div(a: Value, b: Value) -> Any:
+    return -_FLOOR_DIVIDE(-numeric(a), b)
+
+
+def _is_pow2(a: Value) -> bool:
+    if isinstance(a, str | float):
+        raise EvaluationError("is_pow2 takes an integer")
+    return a > 0 and int(a) & (int(a) - 1) == 0
+
+
+def _log2(a: Value) -> int:
+    if numeric(a) <= 0:
+        raise EvaluationError("log2 takes a positive number")
+    if isinstance(a, float):
+        return math.frexp(a)[1] - 1
+    return int(a).bit_length() - 1
+
+
+def _extreme(choose: Callable[[Iterable[Any]], Any]) -> Callable[..., Value]:
+    """min or max of numbers that first get one type, so that the winner's type is fixed."""
+
+    def extreme(*arguments: Any) -> Any:
+        if set(map(type, arguments)) == {int}:
+            return choose(arguments)
+        floating = any(isinstance(argument, float) for argument in arguments)
+        kind: Callable[[Any], Any] = float if floating else int
+        return choose([kind(numeric(argument)) for argument in arguments])
+
+    return extreme
+
+
+_FLOOR_DIVIDE: Any = _quotient(operator.floordiv)
+STRICT: Mapping[str, Callable[..., Value]] = {
+    "+": _on_numbers(operator.add),
+    "-": _on_numbers(operator.sub),
+    "*": _on_numbers(operator.mul),
+    "/": _quotient(operator.truediv),
+    "//": _FLOOR_DIVIDE,
+    "%": _quotient(operator.mod),
+    "**": _power,
+    "neg": lambda a: -numeric(a),
+    "not": lambda a: not truth(a),
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": _ordering(operator.lt),
+    "<=": _ordering(operator.le),
+    ">": _ordering(operator.gt),
+    ">=": _ordering(operator.ge),
+    "min": _extreme(min),
+    "max": _extreme(max),
+    "abs": lambda a: abs(numeric(a)),
+    "log2": _log2,
+    "is_pow2": _is_pow2,
+    "ceil_div": _ceil_div,
+}
+
+
+def compile_scalar(node: Node, shared: frozenset[Node] = frozenset()) -> Evaluate:
+    """A function from names' values to the expression's value; raises EvaluationError.
+
+    A node in `shared` stores its value in the environment, with itself as the key, so that a
+    subtree that many expressions use is evaluated once.
+    """
+    return _Compiler(node, shared).whole if shared else _compiled(node)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(node: Node) -> Evaluate:
+    """A plan for one case after another evaluates the same nodes, and compiling one takes longer
+    than evaluating it."""
+    return _Compiler(node, frozenset()).whole
+
+
+class _Compiler:
+    """Makes closures that call each other, as deep as the tree is. Of a tree with more than
+    `_STAGE_LEVELS` levels, the lower levels are evaluated first, in stages. The stages' values, and
+    those of subtrees that only this tree uses often, go into a copy of the environment."""
+
+    def __init__(self, root: Node, shared: frozenset[Node]) -> None:
+        own = frozenset() if shared else used_often([root], MIN_SHARED_DEPTH)
+        self.done: dict[Node, Evaluate] = {}
+        stages: list[Evaluate] = []
+        levels: dict[Node, int] = {}  # number of levels above the stage below
+        for node in post_order(root, self.done):
+            evaluate = self._closure(node)
+            if node in shared or node in own:
+                evaluate = _remembered(node, evaluate)
+            levels[node] = 1 + max((levels[part] for part in operands_of(node)), default=0)
+            if levels[node] >= _STAGE_LEVELS:
+                stages.append(evaluate)
+                evaluate, levels[node] = _found_before(evaluate), 0
+            self.done[node] = evaluate
+        whole = self.done[root]
+        self.whole = _in_stages(stages, whole) if stages or own else whole
+
+    def _closure(self, node: Node) -> Evaluate:
+        if isinstance(node, Literal):
+            value = node.value
+            return lambda _: value
+        if isinstance(node, Name):
+            return operator.itemgetter(node.name)
+        operands = [self.done[operand] for operand in node.operands]
+        if node.operator in ("and", "or"):
+            return _connective(operands, node.operator == "or")
+        if node.operator == "if":
+            condition, then, otherwise = operands
+            return lambda v: then(v) if truth(condition(v)) else otherwise(v)
+        return _with_literal(node, operands) or _strict(STRICT[node.operator], operands)
+
+
+def _with_literal(node: Operation, operands: list[Evaluate]) -> Evaluate | None:
+    """A closure for two operands of which one is a literal, and the other often a name. It holds
+    the literal and reads the name itself, which saves calls. None for other operands."""
+    if len(operands) != 2:
+        return None
+    function = STRICT[node.operator]
+    left, right = node.operands
+    first, second = operands
+    if isinstance(right, Literal):
+        constant = right.value
+        if isinstance(left, Name):
+            name = left.name
+            return lambda v: function(v[name], constant)
+        return lambda v: function(first(v), constant)
+    if isinstance(left, Literal):
+        start = left.value
+        return lambda v: function(start, second(v))
+    return None
+
+
+def _strict(function: Callable[..., Value], operands: list[Evaluate]) -> Evaluate:
+    if len(operands) == 1:
+        only = operands[0]
+        return lambda v: function(only(v))
+    if len(operands) == 2:
+        first, second = operands
+        return lambda v: function(first(v), second(v))
+    return lambda v: function(*[operand(v) for operand in operands])
+
+
+def _connective(operands: list[Evaluate], stop: bool) -> Evaluate:
+    def evaluate(environment: Environment) -> Value:
+        for operand in operands:
+            if truth(operand(environment)) is stop:
+                return stop
+        return not stop
+
+    return evaluate
+
+
+def _remembered(node: Node, evaluate: Evaluate) -> Evaluate:
+    def lookup(environment: Environment) -> Value:
+        if node in environment:
+            return environment[node]
+        value = environment[node] = evaluate(environment)
+        return value
+
+    return lookup
+
+
+def _in_stages(stages: Sequence[Evaluate], whole: Evaluate) -> Evaluate:
+    def evaluate(environment: Environment) -> Value:
+        known: dict[Any, Any] = type(environment)(environment)
+        for stage in stages:
+            try:
+                known[stage] = stage(known)
+            except EvaluationError as error:  # raised only if the value is needed
+                known[stage] = error
+        return whole(known)
+
+    return evaluate
+
+
+def _found_before(stage: Evaluate) -> Evaluate:
+    def lookup(environment: Environment) -> Value:
+        found: Any = environment[stage]
+        if isinstance(found, EvaluationError):
+            raise EvaluationError(str(found))
+        return cast(Value, found)
+
+    return lookup
+
+
+def apply(node: Operation, values: Sequence[Any]) -> Value:
+    """The operation on known values; raises EvaluationError."""
+    if node.operator in STRICT:
+        return STRICT[node.operator](*values)
+    literals = tuple(Literal(value) for value in values)
+    return _Compiler(Operation(node.operator, literals), frozenset()).whole({})
+
+
+# Makes expression trees unique: equal subtrees become one node, and constants are folded.
+#
+# So a subtree that many constraints, lets or shapes share is stored, compared and evaluated
+# once, and equality of expressions is identity of nodes.
+class Interner:
+    """Makes nodes; equal arguments give the same node."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[object, Node] = {}
+        self._names: dict[Node, frozenset[str]] = {}
+        self._failures: dict[Node, str] = {}
+
+    def names(self, node: Node) -> frozenset[str]:
+        """The names the node depends on."""
+        return self._names[node]
+
+    def failure(self, node: Node) -> str:
+        """Why the node has no value, whatever its names stand for; "" if it may have one."""
+        waiting, seen = [node], set[Node]()
+        while waiting:
+            part = waiting.pop()
+            if part in self._failures:
+                return self._failures[part]
+            if part in seen or not isinstance(part, Operation):
+                continue
+            seen.add(part)
+            first_decides = part.operator in ("and", "or", "if")
+            waiting.extend(part.operands[:1] if first_decides else part.operands)
+        return ""
+
+    def literal(self, value: Value) -> Node:
+        return self._intern((type(value), value), Literal(value), frozenset())
+
+    def name(self, name: str) -> Node:
+        return self._intern(("name", name), Name(name), frozenset((name,)))
+
+    def operation(self, operator: str, operands: Iterable[Node]) -> Node:
+        """The operation on interned operands, folded as far as literals allow."""
+        nodes = tuple(operands)
+        if operator in ("and", "or"):
+            nodes = _needed(nodes, stop=operator == "or")
+            if not nodes:
+                return self.literal(operator == "and")
+        if operator == "if" and isinstance(nodes[0], Literal) and not _is_text(nodes[0]):
+            return nodes[1] if truth(nodes[0].value) else nodes[2]
+        node = Operation(operator, nodes)
+        failure = ""
+        values = [operand.value for operand in nodes if isinstance(operand, Literal)]
+        if len(values) == len(nodes):
+            try:
+                return self.literal(apply(node, values))
+            except EvaluationError as error:  # evaluating the node raises it again
+                failure = str(error)
+        names = frozenset[str]().union(*(self._names[operand] for operand in nodes))
+        interned = self._intern((operator, *map(id, nodes)), node, names)
+        if failure:
+            self._failures[interned] = failure
+        return interned
+
+    def _intern(self, key: object, node: Node, names: frozenset[str]) -> Node:
+        known = self._nodes.setdefault(key, node)
+        if known is node:
+            self._names[node] = names
+        return known
+
+
+def _is_text(node: Literal) -> bool:
+    return isinstance(node.value, str)
+
+
+def _needed(nodes: tuple[Node, ...], stop: bool) -> tuple[Node, ...]:
+    """The operands of a connective that can matter."""
+    kept: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Literal) and not _is_text(node):
+            if truth(node.value) is stop:
+                kept.append(node)
+                break
+            continue
+        kept.append(node)
+    return tuple(kept)

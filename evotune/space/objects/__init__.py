@@ -3,7 +3,7 @@
 They become the very data that a space file holds, and are checked in the same way.
 """
 
-from evotune.space.objects._kernel_objects import (
+from evotune.space.objects.kernel_objects import (
     Argument,
     Constraint,
     CppKernel,
@@ -20,7 +20,7 @@ from evotune.space.objects._kernel_objects import (
     powers_of_two,
     values,
 )
-from evotune.space.objects._space_object import Space
+from evotune.space.objects.space_object import Space
 
 __all__ = [
     "Argument",

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from evotune.errors import SpaceError
-from evotune.space.reading.object_path import Data, DataPath
 from evotune.space.reading.yaml_source import (
     MAX_BYTES,
+    Data,
+    DataPath,
     Position,
     YamlSource,
     check_number,

@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from evotune.export.runtime._case_expressions import Names, NoValue, evaluate
 from evotune.space.document import load_space
 from evotune.space.language.expression import Expression, parse_expression
-from evotune.space.language.nodes import EvaluationError, Literal, Name, Node, Operation, names_in
-from evotune.space.language.scalar import compile_scalar
+from evotune.space.language.nodes import (
+    EvaluationError,
+    Literal,
+    Name,
+    Node,
+    Operation,
+    compile_scalar,
+    names_in,
+)
 from evotune.trial import Value
 
 _FOLDER = Path(__file__).parents[3] / "search_spaces"

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from evotune.problems._attention_features import Features
+from evotune.problems.attention_features import Features
+from evotune.problems.libraries import UnusableBaseline
 from evotune.problems.libraries.calling import (
     demand_arch,
     demand_half,
     rows_before_heads,
     usable_pages,
 )
-from evotune.problems.libraries.library_catalog import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 
 _SIZES = ((64, 64), (128, 128), (256, 256), (192, 128))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from evotune.problems._pair_cover import (
+from evotune.problems.pair_cover import (
     ALONE,
     COARSE,
     FINE,

@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from evotune.problems.attention import Attention
-from evotune.problems.element_types import torch_dtype
-from evotune.problems.libraries import calling
-from evotune.problems.libraries.library_catalog import LIBRARIES
-from evotune.problems.problem import Case, Tensors
+from evotune.problems.libraries import LIBRARIES, calling
+from evotune.problems.problem import Case, Tensors, torch_dtype
 from evotune.problems.rounding import rounding_of
 
 _GARBAGE = 100.0

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch._dynamo import config as dynamo
 
-from evotune.problems._attention_features import Features
-from evotune.problems._attention_scores import value_of
-from evotune.problems._score_mod import parsed
-from evotune.problems.libraries.library_catalog import UnusableBaseline
+from evotune.problems.attention_features import Features, parsed
+from evotune.problems.attention_scores import value_of
+from evotune.problems.libraries import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 from evotune.space.language.nodes import Node
 from evotune.trial import Value

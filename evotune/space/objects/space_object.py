@@ -23,21 +23,25 @@ import yaml
 
 from evotune.errors import SpaceError
 from evotune.space.document import SpaceDocument, load_space, parse_space
-from evotune.space.objects._kernel_objects import (
+from evotune.space.objects.kernel_objects import (
     Argument,
     Constraint,
     Domain,
+    Expression,
     Kernel,
     Launch,
     TensorMap,
     Workspace,
+    plain,
 )
-from evotune.space.objects.plain_data import Expression, plain
-from evotune.space.reading.object_path import Data, DataPath, class_name, object_path
 from evotune.space.reading.yaml_source import (
     MADE_OF_OBJECTS,
     MAX_BYTES,
+    Data,
+    DataPath,
     Position,
+    class_name,
+    object_path,
     plain_value,
     read_yaml,
 )

@@ -12,10 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from evotune.problems._attention_features import Features, sees
-from evotune.problems._score_mod import parsed
-from evotune.problems.element_types import table_on
-from evotune.problems.problem import Case, Tensors
+from evotune.problems.attention_features import Features, parsed, sees
+from evotune.problems.problem import Case, Tensors, table_on
 from evotune.space.language.nodes import Literal, Name, Node
 
 _UNIT = 2.0**-24  # of float32
@@ -292,7 +290,7 @@ def _arithmetic(operator: str, parts: list[Rounded]) -> Rounded:
 # The value of a score modification's tree on tensors, in PyTorch's own arithmetic.
 #
 # No operation here makes a tensor from the CPU's data, so calls that use it can be captured into a
-# CUDA graph and compiled. `_attention_scores.py` has the value with its error.
+# CUDA graph and compiled. `attention_scores.py` has the value with its error.
 def modified_scores(node: Node, names: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The value of the tree for tensors `names`, of which "score" has the whole shape."""
     score = names["score"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from evotune.problems._attention_features import Features
+from evotune.problems.attention_features import Features
+from evotune.problems.libraries import UnusableBaseline
 from evotune.problems.libraries.calling import (
     demand_arch,
     demand_half,
@@ -16,7 +17,6 @@ from evotune.problems.libraries.calling import (
     rows_before_heads,
     usable_pages,
 )
-from evotune.problems.libraries.library_catalog import UnusableBaseline
 from evotune.problems.problem import Case, Tensors
 
 _ARCHITECTURES = {"fa2": range(8, 13), "fa3": range(8, 10), "fa4": range(8, 13)}
