@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evotune.api.tuning import tune
     from evotune.errors import EvotuneError
     from evotune.problems.user import UserProblem as Problem
-    from evotune.search.own import AskTell as Strategy
+    from evotune.search.catalog import AskTell as Strategy
     from evotune.space.objects import (
         Argument,
         Constraint,
@@ -57,7 +57,7 @@ _PLACES = {
     "tune": "evotune.api.tuning",
     "EvotuneError": "evotune.errors",
     "Problem": "evotune.problems.user:UserProblem",
-    "Strategy": "evotune.search.own:AskTell",
+    "Strategy": "evotune.search.catalog:AskTell",
     "Argument": _OBJECTS,
     "Constraint": _OBJECTS,
     "CppKernel": _OBJECTS,

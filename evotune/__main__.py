@@ -44,7 +44,7 @@ def main() -> None:
     """Runs the command line and exits the process with its code."""
     _open_closed_streams()
     from evotune import packages
-    from evotune.cli.no_memory import is_no_memory, say_no_memory
+    from evotune.packages import is_no_memory, say_no_memory
 
     if sys.argv[1:2] == ["doctor"] and (missing := packages.missing()):
         raise SystemExit(packages.doctor(missing, sys.argv[2:]))

@@ -1,10 +1,14 @@
-"""The packages that evotune requires. This module imports none of them, and no module that does."""
+"""The packages that evotune requires, and what is said without one of them or without memory.
+
+This module imports none of them, and no module that does.
+"""
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 REQUIRED = {
     "torch": "torch",
@@ -105,3 +109,32 @@ def doctor(names: Sequence[str], arguments: Sequence[str]) -> int:
         with open(asked.output, "w", encoding="utf-8") as file:
             print(text, file=file)
     return _ENVIRONMENT
+
+
+_ENVIRONMENT_2 = 3
+_LOADER_WORDS = ("failed to map segment", "cannot allocate memory")
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Whether the error comes from a lack of memory, also one that a package raised in its
+    place: where a library cannot be loaded for that reason, Python raises ImportError."""
+    return any(
+        isinstance(each, MemoryError)
+        or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
+        or (isinstance(each, ImportError) and any(word in str(each) for word in _LOADER_WORDS))
+        for each in _chain(error)
+    )
+
+
+def say_no_memory(error: BaseException) -> int:
+    """Tells the user in one line; returns the exit code."""
+    what = str(error).strip() if isinstance(error, MemoryError) else ""
+    line = f"error: no memory is left{f': {what}' if what else ''}"
+    print("".join(filter(str.isprintable, line)), file=sys.stderr)
+    return _ENVIRONMENT_2
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

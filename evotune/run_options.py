@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from evotune.errors import UsageError
-from evotune.objectives import OBJECTIVES, SINGLE
-from evotune.trial import Json, Value
+from evotune.trial import OBJECTIVES, SINGLE_OBJECTIVE, Json, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class SearchSettings:
     - `elites`: the number of best trials that the strategy keeps.
     - `lookahead`: the strategy makes proposal n when it knows the outcomes of the trials before
       n - `lookahead`, and no others. `SearchLoop` ensures this.
-    - `objectives`: names from `evotune.objectives`. `nsga2` searches for all of them, every other
+    - `objectives`: names from `evotune.trial`. `nsga2` searches for all of them, every other
       strategy for the speedup.
     """
 
@@ -35,7 +34,7 @@ class SearchSettings:
     population: int = 32
     elites: int = 8
     lookahead: int = 16
-    objectives: tuple[str, ...] = SINGLE
+    objectives: tuple[str, ...] = SINGLE_OBJECTIVE
 
     def __post_init__(self) -> None:
         if self.population < 2:

@@ -41,8 +41,7 @@ from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
 from evotune.problems.problem import Problem
 from evotune.runs.setup import load_kernel_setup
-from evotune.timing.paired import TimingSettings, measure_paired
-from evotune.timing.samplers import warm_sampler
+from evotune.timing.paired import TimingSettings, measure_paired, warm_sampler
 from evotune.trial import Configuration
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool

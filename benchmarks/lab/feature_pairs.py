@@ -35,8 +35,7 @@ from evotune.errors import EvotuneError
 from evotune.problems import create_problem
 from evotune.problems.problem import Tensors
 from evotune.runs.setup import load_kernel_setup
-from evotune.timing.paired import TimingSettings, measure_paired
-from evotune.timing.samplers import places
+from evotune.timing.paired import TimingSettings, measure_paired, places
 from evotune.trial import Configuration, Json
 from evotune.verify.buffers import BufferSets, unwritten
 from evotune.workers.device_worker import open_session

@@ -36,8 +36,13 @@ from evotune.backends.base.launch import CompileFailure
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
 from evotune.runs.setup import load_kernel_setup
-from evotune.timing.paired import TimingSettings, measure_paired, median_interval
-from evotune.timing.samplers import time_in_turn_us, warm_sampler
+from evotune.timing.paired import (
+    TimingSettings,
+    measure_paired,
+    median_interval,
+    time_in_turn_us,
+    warm_sampler,
+)
 from evotune.trial import Measurement
 from evotune.verify.buffers import BufferSets
 from evotune.verify.pool import InputPool

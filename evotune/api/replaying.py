@@ -20,7 +20,7 @@ from evotune.search.performance import PerformanceScale
 from evotune.util.commands import RUNS_DIR
 
 if TYPE_CHECKING:
-    from evotune.search.own import StrategyMaker
+    from evotune.search.catalog import StrategyMaker
 
 
 __all__ = ["Evaluation", "Replay", "budget", "find_recording", "replay", "replaying"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evotune.runs.ablation import AblationRow
     from evotune.runs.reopening import Verified
     from evotune.runs.starting import RunResult
-    from evotune.search.own import StrategyMaker
+    from evotune.search.catalog import StrategyMaker
 
 
 __all__ = [

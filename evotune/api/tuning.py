@@ -24,7 +24,7 @@ from evotune.trial import Trial
 from evotune.util.commands import RUNS_DIR
 
 if TYPE_CHECKING:
-    from evotune.search.own import StrategyMaker
+    from evotune.search.catalog import StrategyMaker
 
 
 def tune(

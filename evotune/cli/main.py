@@ -22,10 +22,10 @@ from typing import Any
 import click
 
 from evotune import packages
-from evotune.cli.no_memory import is_no_memory, say_no_memory
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
 from evotune.errors import EvotuneError, Interrupted, UsageError
+from evotune.packages import is_no_memory, say_no_memory
 from evotune.util.words import did_you_mean, shorten, shorten_names
 from evotune.version import __version__
 

@@ -171,7 +171,7 @@ def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], o
     """A function that writes to the file. Ctrl-C within the block leaves no part of a whole one."""
     from evotune.errors import UsageError
     from evotune.util.files import growing_file, whole_file
-    from evotune.util.stop_signal import interruptible
+    from evotune.util.processes import interruptible
 
     path = Path(output)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from evotune.api.observing import Follower
 from evotune.cli.progress import progress_observer
 from evotune.cli.terminal import Terminal
-from evotune.util.stop_signal import interruptible
+from evotune.util.processes import interruptible
 
 if TYPE_CHECKING:
     from evotune.api.run import RunFolder

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from evotune.backends import registry
 from evotune.backends.base.profile import DeviceProfile
-from evotune.backends.beside import cores_in_use
+from evotune.backends.registry import cores_in_use
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
 from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
@@ -31,7 +31,7 @@ from evotune.runs.folder import RunFolder
 from evotune.runs.setup import KernelSetup
 from evotune.timing.processes import TOO_NOISY
 from evotune.util.commands import checked_name, default_name
-from evotune.util.stop_signal import interruptible
+from evotune.util.processes import interruptible
 from evotune.util.words import counted
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from evotune.report._twins import deciding
-from evotune.store import RunStore, queries
+from evotune.store import RunStore, run_store
 from evotune.store.facts import Facts, read_facts
 from evotune.store.opening import damaged
 from evotune.trial import Json, Outcome, OutcomeKind, Trial
@@ -106,8 +106,8 @@ class RunData:
             leaders = most // 5
             every = math.ceil(count / (most - leaders))
             default = store.meta("default")
-            tried = queries.trials_like(store, default) if isinstance(default, dict) else []
-            chosen = {*range(0, count, every), *queries.records(store), *tried}
+            tried = run_store.trials_like(store, default) if isinstance(default, dict) else []
+            chosen = {*range(0, count, every), *run_store.records(store), *tried}
             chosen.update(number for number in more if number <= sys.maxsize)
             data = cls._read(run, store, leaders, chosen)
             yield dataclasses.replace(data, store=store, sample=Sample(every, leaders))

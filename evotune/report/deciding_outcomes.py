@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from evotune.objectives import worst_check
 from evotune.report._twins import leaders
 from evotune.report.data import RunData
-from evotune.trial import Outcome, Trial
+from evotune.trial import Outcome, Trial, worst_check
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.objectives import SINGLE, values
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.deciding_outcomes import Evidence, Figures, weigh
 from evotune.report.leaderboard import Row
 from evotune.report.wording import value_text
 from evotune.timing.processes import agreement, baseline_factor
-from evotune.trial import Calibration, Configuration, Domain
+from evotune.trial import SINGLE_OBJECTIVE, Calibration, Configuration, Domain, objective_values
 
 # The leaderboard as text cells, a line a row, for Markdown.
 _MOST_CASES = 4  # a column each; with more cases only their geometric mean has one
@@ -115,12 +114,12 @@ def pareto_front(
     """The trials that no other trial beats in every objective, fastest first; of equal trials, only
     the first. Empty for a run with one objective."""
     objectives = data.facts.settings.objectives
-    if objectives == SINGLE:
+    if objectives == SINGLE_OBJECTIVE:
         return ()
     known = weigh(data).values() if evidence is None else evidence
     valid = [item for item in known if item.outcome.ok and item.twin == item.trial.number]
     ranked = sorted(
-        ((values(item.trial.outcome, ("speedup", "error")), item) for item in valid),
+        ((objective_values(item.trial.outcome, ("speedup", "error")), item) for item in valid),
         key=lambda pair: (-pair[0][0], -pair[0][1], pair[1].trial.number),
     )
     return tuple(

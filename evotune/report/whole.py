@@ -22,8 +22,8 @@ from evotune.report._twins import stored_leaders
 from evotune.report.data import RunData, without_collecting
 from evotune.report.deciding_outcomes import Evidence, interval, judge, verdicts_by_twin, weigh
 from evotune.report.leaderboard import rank, ranks_of, sort_key
-from evotune.store import RunStore, queries
-from evotune.store.queries import Row, read_row
+from evotune.store import RunStore, run_store
+from evotune.store.run_store import Row, read_row
 from evotune.trial import Outcome
 from evotune.util.processes import started_by_a_library
 from evotune.workers.entry import die_with_parent
@@ -154,7 +154,7 @@ def each_part(data: RunData, work: Work[_Result], ranks: Mapping[int, int]) -> I
 def failures(data: RunData) -> Iterator[tuple[str, str]]:
     """Kind and reason of every trial that failed, in proposal order."""
     if data.store is not None:
-        yield from queries.failures(data.store)
+        yield from run_store.failures(data.store)
         return
     for trial in data.trials:
         if not trial.outcome.ok:
@@ -203,7 +203,7 @@ def _standings(
     """Every row of the leaderboard, the fittest first, by model of device."""
     own = data.facts.device.name
     by_model: dict[str, list[_Standing]] = {own: []}
-    for number, _, low, high, model in queries.standings(store):
+    for number, _, low, high, model in run_store.standings(store):
         if twins.get(number, number) != number:
             continue
         verdict = verdicts.get(number)

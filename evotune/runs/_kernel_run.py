@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.beside import in_part, others_at_work, sharing
+from evotune.backends.registry import in_part, others_at_work, sharing
 from evotune.problems import Case
 from evotune.problems.libraries import LIBRARIES, asked
 from evotune.run_options import RunOptions

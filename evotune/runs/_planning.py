@@ -14,8 +14,7 @@ from typing import Any
 from evotune.backends import registry
 from evotune.backends.base.launch import POINTERS, CompileJob, LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
-from evotune.backends.base.source_checks import POINTER
-from evotune.backends.base.sources import fingerprint, told_folder
+from evotune.backends.base.sources import POINTER, fingerprint, told_folder
 from evotune.errors import SpaceError
 from evotune.languages import language
 from evotune.problems.executed_sizes import ranges_between

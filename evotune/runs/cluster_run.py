@@ -34,8 +34,7 @@ from evotune.trial import Calibration, Configuration, Outcome
 from evotune.user_code import trust
 from evotune.util.channel import decode, encode
 from evotune.util.files import read_regular, scratch_folder
-from evotune.util.processes import started_by_a_library
-from evotune.util.stop_signal import interruptible
+from evotune.util.processes import interruptible, started_by_a_library
 from evotune.version import __version__
 from evotune.workers.cluster_executor import ClusterExecutor, ask_each, workers_of
 from evotune.workers.executor import HELD_OUT, TIMED, BaselineReport

@@ -18,7 +18,7 @@ from evotune.runs.spaces import find_space
 from evotune.space.bound import BoundSpace
 from evotune.trial import Configuration, Json, NamedFigures, OutcomeKind, whole
 from evotune.util.files import scratch_folder
-from evotune.util.stop_signal import interruptible
+from evotune.util.processes import interruptible
 from evotune.workers.build_cache import BuildCache, writable_cache_dir
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.compile_worker import cached

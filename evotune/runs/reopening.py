@@ -22,7 +22,7 @@ from evotune.store import RunStore
 from evotune.store.facts import read_facts
 from evotune.trial import Configuration, Json, Outcome, Value
 from evotune.util.files import scratch_folder
-from evotune.util.stop_signal import interruptible
+from evotune.util.processes import interruptible
 from evotune.util.words import did_you_mean
 from evotune.workers.executor import TIMED, CaseJob, Proposal
 from evotune.workers.local import LocalExecutor

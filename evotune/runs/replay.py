@@ -20,7 +20,7 @@ from evotune.space.document import load_space
 from evotune.trial import Configuration, Trial
 
 if TYPE_CHECKING:
-    from evotune.search.own import StrategyMaker
+    from evotune.search.catalog import StrategyMaker
 
 
 @dataclass(frozen=True, slots=True)

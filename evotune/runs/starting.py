@@ -45,12 +45,12 @@ from evotune.space.search_space import SearchSpace
 from evotune.store import AROUND_SEARCH, PHASES, RunStore
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 from evotune.util.commands import RUNS_DIR
-from evotune.util.stop_signal import StopSignal, interruptible
+from evotune.util.processes import StopSignal, interruptible
 from evotune.workers.early_worker import EarlyWorker
 from evotune.workers.executor import Executor, Proposal
 
 if TYPE_CHECKING:
-    from evotune.search.own import StrategyMaker
+    from evotune.search.catalog import StrategyMaker
 
 
 # --- The best of an earlier run as the first proposals of a new one -------------------------------

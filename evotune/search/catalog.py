@@ -1,23 +1,23 @@
-"""Strategies by name: evotune's own, and those of installed packages."""
+"""Strategies by name: evotune's own, those of installed packages, and those that users write.
+
+A user's strategy is a class with `ask` and `tell`. `OwnStrategy` completes it to the whole
+protocol.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, Protocol, TypeAlias, cast
 
-from evotune.errors import UsageError
-from evotune.objectives import values
+from evotune.errors import StoreError, UsageError
 from evotune.plugins import STRATEGIES
 from evotune.run_options import SearchSettings
-from evotune.search._population import Compromise, Individual, create_toolbox
-from evotune.search.folded import FoldedStrategy
+from evotune.search.folded import Compromise, FoldedStrategy, Individual, create_toolbox
 from evotune.search.strategy import Strategy, stream
 from evotune.space.search_space import SearchSpace
-from evotune.trial import Configuration, Json, Trial
-
-if TYPE_CHECKING:
-    from evotune.search.own import StrategyMaker
-
+from evotune.trial import Configuration, Json, Trial, Value, objective_values
+from evotune.util.words import shorten
 
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
 """The strategies that evotune brings."""
@@ -32,7 +32,6 @@ def strategy_name(strategy: str | StrategyMaker) -> str:
     """The name that a run's settings keep; `module:Class` for a user's own strategy."""
     if isinstance(strategy, str):
         return strategy
-    from evotune.search.own import maker_name
 
     return maker_name(strategy)
 
@@ -73,8 +72,6 @@ def create_strategy(
         case "random":
             return RandomSearch(space, settings)
         case _:
-            from evotune.search.own import OwnStrategy
-
             maker = _of_a_package(name) if isinstance(name, str) else name
             return OwnStrategy(space, settings, maker)
 
@@ -128,7 +125,7 @@ class Nsga2(FoldedStrategy):
     def _learn(self, trial: Trial, individual: Individual | None) -> None:
         if individual is None:
             return
-        figures = values(trial.outcome, self._settings.objectives)
+        figures = objective_values(trial.outcome, self._settings.objectives)
         self._population.append(Compromise(trial.configuration, figures))
         if len(self._population) > self._settings.population:
             self._population = self._toolbox.rank(self._population, self._settings.population)
@@ -212,3 +209,101 @@ class LocalSearch(FoldedStrategy):
 
     def _restore_learnt(self, learnt: Json) -> None:
         self._incumbent = None if learnt is None else Individual.from_json(learnt, self._names)
+
+
+class AskTell(Protocol):
+    """A strategy of your own: `tune(strategy=Mine)` calls `Mine(space, settings)`.
+
+    Its answers must depend on nothing but the space, the settings (`settings.seed`) and the trials
+    told: a resumed run makes a new object and tells it all trials again.
+
+    >>> import evotune
+    >>> class Descent:
+    ...     def __init__(self, space, settings):
+    ...         self.waiting = [space.default()]
+    ...         self.known = set(self.waiting)
+    ...         self.space, self.best = space, None
+    ...
+    ...     def ask(self, number, pending):
+    ...         return self.waiting.pop(0) if self.waiting else None
+    ...
+    ...     def tell(self, trial):
+    ...         fitness = trial.outcome.fitness
+    ...         if fitness is not None and (self.best is None or fitness > self.best):
+    ...             self.best = fitness
+    ...             near = self.space.neighbours(trial.configuration)
+    ...             self.waiting += [c for c in near if c not in self.known]
+    ...             self.known.update(near)
+    """
+
+    def ask(
+        self, number: int, pending: Sequence[Configuration]
+    ) -> Configuration | Mapping[str, Value] | None:
+        """Proposal `number`: a configuration of the space that was neither told nor is in
+        `pending`, the proposals not told yet. None ends the search."""
+
+    def tell(self, trial: Trial) -> None:
+        """Learns a trial; trials come in the order of their numbers. `trial.outcome.fitness` is
+        None for a failed one, else the higher the better. A configuration whose outcome is
+        `undecided` was not measured, and may be asked for once more."""
+
+
+StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
+"""A class with `ask` and `tell`, or a function that returns an object with both."""
+
+
+def maker_name(maker: StrategyMaker) -> str:
+    """`module:qualified name`, as a run's store keeps it. UsageError when `maker` cannot be
+    called."""
+    inner: object = maker
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not callable(inner):
+        raise UsageError(
+            f"strategy: expected a name, a class with ask and tell, or a function of (space, "
+            f"settings), found a {type(inner).__name__}"
+        )
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{getattr(inner, '__module__', None) or '?'}:{name}"
+
+
+class OwnStrategy(FoldedStrategy):
+    """The whole protocol around an object that a user's class made; checks its proposals."""
+
+    name: ClassVar[str] = "own"
+
+    def __init__(self, space: SearchSpace, settings: SearchSettings, maker: StrategyMaker) -> None:
+        super().__init__(space, settings)
+        self._title = maker_name(maker)
+        self._own = maker(space, settings)
+        missing = [name for name in ("ask", "tell") if not callable(getattr(self._own, name, None))]
+        if missing:
+            raise UsageError(f"the strategy {self._title} lacks {' and '.join(missing)}")
+
+    def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
+        found = self._own.ask(number, pending)
+        if found is None:
+            return None
+        what = f"the strategy {self._title} asked for {shorten(str(found), 200)}"
+        if not isinstance(found, Mapping) or set(found) != set(self._names):
+            raise UsageError(f"{what}: expected a value for each of {', '.join(self._names)}")
+        configuration = Configuration({name: found[name] for name in self._names})
+        if not self._space.is_valid(configuration):
+            raise UsageError(f"{what}, which is not a valid configuration of the space")
+        if configuration in self._seen or configuration in pending:
+            raise UsageError(f"{what}, which it asked for before: ask for each configuration once")
+        return configuration
+
+    def _learn(self, trial: Trial, individual: Individual | None) -> None:
+        self._own.tell(trial)
+
+    def _pass_over(self, trial: Trial) -> None:
+        self._own.tell(trial)
+
+    def snapshot(self) -> Json:
+        """None, since the user's object cannot save its state."""
+        return None
+
+    def restore(self, snapshot: Json) -> None:
+        """Raises StoreError, so that the engine tells all trials again."""
+        raise StoreError(f"the strategy {self._title} has no snapshot")

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, Final
 
 from evotune.run_options import SearchSettings
-from evotune.search._population import Individual, create_toolbox
-from evotune.search.folded import FoldedStrategy
+from evotune.search.folded import FoldedStrategy, Individual, create_toolbox
 from evotune.search.guide import Guide
 from evotune.search.strategy import Elite, stream
 from evotune.space.search_space import SearchSpace

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from evotune.search._unseen import SeenConfigurations
+from evotune.search.folded import SeenConfigurations
 from evotune.search.gaussian_process import (
     Encoder,
     Floats,

@@ -16,7 +16,6 @@ import pydantic
 
 from evotune.errors import UsageError
 from evotune.languages import Language, all_languages, find_language
-from evotune.objectives import SINGLE
 from evotune.run_options import RunOptions
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.nodes import is_condition
@@ -57,7 +56,7 @@ from evotune.space.specs import (
     TimeoutsSpec,
     WorkspaceSpec,
 )
-from evotune.trial import Value
+from evotune.trial import SINGLE_OBJECTIVE, Value
 from evotune.util.words import closest, describe, did_you_mean, shorten
 
 
@@ -150,9 +149,9 @@ def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocumen
 
 
 def _run_options(source: YamlSource, model: SpaceModelFile) -> RunOptions:
-    objectives = SINGLE if isinstance(model.objective, str) else tuple(model.objective)
+    objectives = SINGLE_OBJECTIVE if isinstance(model.objective, str) else tuple(model.objective)
     search = model.search.model_dump()
-    if objectives == SINGLE:
+    if objectives == SINGLE_OBJECTIVE:
         search["strategy"] = model.search.strategy or "evolution"
     elif model.search.strategy == "evolution":
         at = source.position(("search", "strategy"))

@@ -13,7 +13,7 @@ import msgspec
 
 from evotune.backends.base.profile import DeviceProfile
 from evotune.run_options import RunOptions
-from evotune.store._sqlite import RunStore
+from evotune.store.run_store import RunStore
 from evotune.trial import Calibration, Json, NamedFigures, Value
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems.problem import Case, Problem, Tensors
 from evotune.trial import TOO_NOISY, Check, OutcomeKind
-from evotune.verify._reuse import Answer
 from evotune.verify.accuracy import (
     LIMITS,
     Evidence,
@@ -35,7 +34,7 @@ from evotune.verify.accuracy import (
 )
 from evotune.verify.buffers import BufferSets, Inspection, bits, other_word, repeats, unwritten
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet, elements_of, read_roundings
-from evotune.verify.watch import Watch, Watched
+from evotune.verify.watch import Answer, Watch, Watched
 
 _TOGETHER_BYTES = 64 << 20  # of inputs and outputs; a larger set is examined alone
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs

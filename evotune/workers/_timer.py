@@ -15,9 +15,11 @@ from evotune.backends.base.session import Sampler, Session
 from evotune.problems.examination import mistake_of
 from evotune.problems.libraries import UnusableBaseline
 from evotune.problems.problem import Case, Problem, Tensors, TensorSpec, torch_dtype
-from evotune.timing.paired import TimingSettings, eager_times_us, measure_paired
-from evotune.timing.samplers import (
+from evotune.timing.paired import (
+    TimingSettings,
     eager_sampler,
+    eager_times_us,
+    measure_paired,
     places,
     rotating_sampler,
     time_in_turn_us,

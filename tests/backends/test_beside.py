@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.beside import others_at_work, sharing
 from evotune.backends.cpu import cpu_profile
+from evotune.backends.registry import others_at_work, sharing
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def test_a_worker_of_another_run_is_named() -> None:
 
 
 def test_an_own_worker_is_none_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evotune.backends.beside._busy_cores", lambda: iter(()))
+    monkeypatch.setattr("evotune.backends.registry._busy_cores", lambda: iter(()))
     assert not [words for words in others_at_work([]) if str(os.getpid()) in words]
 
 
 def test_other_runs_are_named_in_one_line_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evotune.backends.beside._busy_cores", lambda: iter(()))
-    monkeypatch.setattr("evotune.backends.beside._measuring_parents", lambda: {9, 7})
-    monkeypatch.setattr("evotune.backends.beside.core_of", str)  # each logical CPU has a core
+    monkeypatch.setattr("evotune.backends.registry._busy_cores", lambda: iter(()))
+    monkeypatch.setattr("evotune.backends.registry._measuring_parents", lambda: {9, 7})
+    monkeypatch.setattr("evotune.backends.registry.core_of", str)  # each logical CPU has a core
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)))
     profile = cpu_profile.profile()
     (line,) = others_at_work([])
     assert line == "2 other evotune runs are measuring (processes 7, 9)"
     assert sharing(profile) == "start each run with OMP_NUM_THREADS=2 or --device cpu:2"
-    monkeypatch.setattr("evotune.backends.beside._measuring_parents", set)
+    monkeypatch.setattr("evotune.backends.registry._measuring_parents", set)
     assert sharing(profile) == ""

@@ -16,17 +16,9 @@ from evotune.backends import registry
 from evotune.backends.base.backend import SanitizedCase
 from evotune.backends.base.evidence import CPU_CLASSES, Ceilings, EvidenceRequest
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.cpu import (
-    _cpu_evidence,
-    _perf_counters,
-    _x86_view,
-    counted_run,
-    cpu_ceiling_run,
-    cpu_profile,
-)
-from evotune.backends.cpu._perf_counters import NotCounted
-from evotune.backends.cpu._x86_view import NoDisassembly
+from evotune.backends.cpu import counted_run, cpu_ceiling_run, cpu_evidence, cpu_profile
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpu_evidence import NoDisassembly, NotCounted
 from evotune.problems.problem import ELEMENT_BYTES, TensorSpec
 from evotune.util.channel import encode
 from tests.patience import PATIENCE_S
@@ -78,7 +70,7 @@ Disassembly of section .text:
 def test_all_functions_of_a_library_are_read(beginning: str) -> None:
     """Where a compiler guards indirect calls (`-fcf-protection`), functions begin with endbr64."""
     text = DISASSEMBLY.replace("    1140:", beginning + ("    1144:" if beginning else "    1140:"))
-    found = _x86_view.read_view(text, "objdump 2.40")
+    found = cpu_evidence.read_view(text, "objdump 2.40")
     assert found.loop_instructions == {
         **{"fma": 1, "vector": 1, "scalar": 1, "load": 1, "other": 2, "branch": 1}
     }
@@ -91,7 +83,7 @@ def test_all_functions_of_a_library_are_read(beginning: str) -> None:
 
 def test_another_processors_code_is_refused() -> None:
     with pytest.raises(NoDisassembly, match="only for x86-64"):
-        _x86_view.read_view("kernel.so:     file format elf64-littleaarch64\n", "objdump 2.40")
+        cpu_evidence.read_view("kernel.so:     file format elf64-littleaarch64\n", "objdump 2.40")
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +99,8 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is all of PATH, for a stand-in."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(_perf_counters, "cpuinfo", lambda field: "")
-    _perf_counters.perf_version.cache_clear()
+    monkeypatch.setattr(cpu_evidence, "cpuinfo", lambda field: "")
+    cpu_evidence.perf_version.cache_clear()
     return tmp_path
 
 
@@ -148,7 +140,7 @@ def test_counters_are_those_of_one_call(
     binary: Path, perf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(perf, "1e9,,instructions:u,5,100.00,,\n1e5,,LLC-load-misses,5,100.00,,\n")
-    found = _perf_counters.counters("kernel", case(binary), CEILINGS)
+    found = cpu_evidence.counters("kernel", case(binary), CEILINGS)
     assert found.source == "perf 6.1"
     assert found.instructions is not None
     assert found.dram_bytes is not None
@@ -175,8 +167,8 @@ def test_counters_are_those_of_one_call(
     ],
 )
 def test_a_refusing_perf_gives_a_reason(table: str, errors: str, words: str) -> None:
-    assert "instructions" not in _perf_counters.read_counts(table)
-    assert words in _perf_counters.reason(table, errors)
+    assert "instructions" not in cpu_evidence.read_counts(table)
+    assert words in cpu_evidence.reason(table, errors)
 
 
 def test_a_program_that_fails_gives_its_own_reason(binary: Path, perf: Path) -> None:
@@ -184,12 +176,12 @@ def test_a_program_that_fails_gives_its_own_reason(binary: Path, perf: Path) -> 
     stand_in(perf, "<not counted>,,instructions,0,0.00,,\n", perf=PERF.replace(ANSWERS, ""))
     lengths = TensorSpec("lengths", (3,), "int64", is_index=True)
     with pytest.raises(NotCounted, match=r"^perf: only the problem knows the values of lengths"):
-        _perf_counters.counters("kernel", case(binary, lengths), CEILINGS)
+        cpu_evidence.counters("kernel", case(binary, lengths), CEILINGS)
 
 
 def test_without_perf_the_reason_says_how_to_get_it(perf: Path) -> None:
     with pytest.raises(NotCounted, match="perf was not found; fix: install"):
-        _perf_counters.counters("kernel", b"", CEILINGS)
+        cpu_evidence.counters("kernel", b"", CEILINGS)
 
 
 def test_a_counted_kernel_computes_on_buffers_of_its_own(binary: Path) -> None:
@@ -226,8 +218,8 @@ def test_evidence_of_a_kernel_joins_its_parts(
     def no_counters(*_: object) -> None:
         raise NotCounted("not here")
 
-    monkeypatch.setattr(_cpu_evidence, "measured", lambda profile: CEILINGS)
-    monkeypatch.setattr(_perf_counters, "counters", no_counters)
+    monkeypatch.setattr(cpu_evidence, "measured", lambda profile: CEILINGS)
+    monkeypatch.setattr(cpu_evidence, "counters", no_counters)
     request = EvidenceRequest(
         profile=cpu_profile.profile(),
         dtype="float32",
@@ -256,17 +248,17 @@ def test_ceilings_of_this_machine_are_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(_cpu_evidence, "_measure", lambda threads: CEILINGS)
-    assert _cpu_evidence.measured(cpu_profile.profile()) == CEILINGS
-    monkeypatch.delattr(_cpu_evidence, "_measure")
-    assert _cpu_evidence.measured(cpu_profile.profile()) == CEILINGS
+    monkeypatch.setattr(cpu_evidence, "_measure", lambda threads: CEILINGS)
+    assert cpu_evidence.measured(cpu_profile.profile()) == CEILINGS
+    monkeypatch.delattr(cpu_evidence, "_measure")
+    assert cpu_evidence.measured(cpu_profile.profile()) == CEILINGS
 
 
 @is_x86
 def test_the_loops_are_made_of_what_they_measure(tmp_path: Path) -> None:
     built = CpuCompiler().compile(cpu_ceiling_run.job(), tmp_path / "ceilings.so", PATIENCE_S)
     assert not isinstance(built, CompileFailure), built
-    found = _x86_view.static_view(str(tmp_path / "ceilings.so"))
+    found = cpu_evidence.static_view(str(tmp_path / "ceilings.so"))
     assert found.loop_instructions["fma"] == 12
     bits = str(8 * int(cpu_profile.profile().attributes["simd_bytes"]))
     assert found.vector_bits[bits] == 12 + 4

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.base.evidence import GPU_CLASSES, EvidenceRequest, StaticView
-from evotune.backends.base.instruction_flow import count, innermost_loops
+from evotune.backends.base.evidence import (
+    GPU_CLASSES,
+    EvidenceRequest,
+    StaticView,
+    count,
+    innermost_loops,
+)
 from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
 from evotune.backends.cuda import _gpu_evidence, _profiles, _ptx_view, _static_view
 from evotune.backends.cuda._ptx_view import classify as ptx_class

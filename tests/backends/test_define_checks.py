@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.base.source_checks import checked_end, redefined
+from evotune.backends.base.sources import checked_end, redefined
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.trial import OutcomeKind
 from tests.patience import PATIENCE_S

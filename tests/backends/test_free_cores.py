@@ -11,8 +11,8 @@ import pytest
 
 from evotune.backends import registry
 from evotune.backends.base import cpu_cores
-from evotune.backends.beside import in_part
 from evotune.backends.cpu import cpu_profile
+from evotune.backends.registry import in_part
 
 CPU = registry.named("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
+from evotune.backends.base.evidence import Instruction, count, innermost_loops
 
 
 def never(loop: Sequence[Instruction]) -> bool:

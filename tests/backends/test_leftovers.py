@@ -95,7 +95,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 _ROOMS = """
 import ctypes, json
-from evotune.backends.cpu._native_runtime import allocator_behaviour, function, settle_allocator
+from evotune.backends.cpu.native_runtime import allocator_behaviour, function, settle_allocator
 
 settle_allocator()
 malloc = function("malloc", ctypes.c_void_p)

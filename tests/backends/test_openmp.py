@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.cpu import _native_runtime
-from evotune.backends.cpu._native_runtime import file_of
+from evotune.backends.cpu import native_runtime
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
+from evotune.backends.cpu.native_runtime import file_of
 from tests.patience import PATIENCE_S
 
 KERNEL = """
@@ -33,7 +33,7 @@ def test_a_kernel_calls_the_runtime_that_pytorch_calls(tmp_path: Path) -> None:
     session = CpuSession()
     found = (ctypes.c_void_p * 1)()
     session.bind(session.load(tmp_path / "k.so", PLAN), PLAN, {"x": ctypes.addressof(found)})()
-    own = _native_runtime.share()
+    own = native_runtime.share()
     assert own
     address = ctypes.CFUNCTYPE(ctypes.c_int)(found[0])
     assert os.path.realpath(file_of(address)) == os.path.realpath(own)
@@ -41,14 +41,14 @@ def test_a_kernel_calls_the_runtime_that_pytorch_calls(tmp_path: Path) -> None:
 
 def test_the_pool_has_a_thread_for_each_core_but_this_one_and_ends_when_told() -> None:
     torch.ones(1 << 20).add_(1)
-    _native_runtime.wake()
-    pool = _native_runtime.threads()
+    native_runtime.wake()
+    pool = native_runtime.threads()
     assert len(pool) == torch.get_num_threads() - 1
     tasks = {int(name) for name in os.listdir("/proc/self/task")}
     assert pool <= tasks
-    _native_runtime.rest()
+    native_runtime.rest()
     deadline = time.monotonic() + PATIENCE_S
     while pool & {int(name) for name in os.listdir("/proc/self/task")}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert len(_native_runtime.threads()) == len(pool)
+    assert len(native_runtime.threads()) == len(pool)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.cpu import _process_state
-from evotune.backends.cpu._process_state import BesideBaseline, kept_busy
+from evotune.backends.cpu import process_state
+from evotune.backends.cpu.process_state import BesideBaseline, kept_busy
 
 
 class Machine:
@@ -14,13 +14,13 @@ class Machine:
 
     def __init__(self, work_s: float, share: float, patch: pytest.MonkeyPatch) -> None:
         self.now_s, self._work_s, self._share = 0.0, work_s, share
-        patch.setattr(_process_state.time, "perf_counter", lambda: self.now_s)
-        patch.setattr(_process_state.time, "sleep", self.sleep)
-        patch.setattr(_process_state, "_running_threads", self.running)
-        patch.setattr(_process_state, "cpu_seconds", lambda: {7: self.worked_s})
-        patch.setattr(_process_state, "_seconds_of_other_threads", lambda: self.worked_s)
-        patch.setattr(_process_state._native_runtime, "rest", lambda: None)
-        patch.setattr(_process_state._native_runtime, "threads", frozenset)
+        patch.setattr(process_state.time, "perf_counter", lambda: self.now_s)
+        patch.setattr(process_state.time, "sleep", self.sleep)
+        patch.setattr(process_state, "_running_threads", self.running)
+        patch.setattr(process_state, "cpu_seconds", lambda: {7: self.worked_s})
+        patch.setattr(process_state, "_seconds_of_other_threads", lambda: self.worked_s)
+        patch.setattr(process_state.native_runtime, "rest", lambda: None)
+        patch.setattr(process_state.native_runtime, "threads", frozenset)
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cpu._cpp_options import is_allowed
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.cpu.cpp_options import is_allowed
 from evotune.space.document import parse_space
 from evotune.space.specs import filled
 from tests.patience import PATIENCE_S

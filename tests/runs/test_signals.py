@@ -16,7 +16,7 @@ from workers.faulty import descendants, space_text, wait_until_gone
 
 from evotune.runs.folder import RunFolder, list_runs
 from evotune.store import RunStore
-from evotune.util.stop_signal import StopSignal, interruptible
+from evotune.util.processes import StopSignal, interruptible
 from tests.patience import PATIENCE_S
 
 from .runs import evotune, recorded_space, run_here, start_killable, stored

@@ -7,10 +7,9 @@ import statistics
 import pytest
 
 from evotune.errors import UsageError
-from evotune.objectives import values
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
-from evotune.trial import Check, Configuration, Outcome, OutcomeKind
+from evotune.trial import Check, Configuration, Outcome, OutcomeKind, objective_values
 
 from .landscapes import Session, recording
 
@@ -39,7 +38,7 @@ def volume(strategy: str, seed: int) -> float:
     settings = SearchSettings(seed, population=20, objectives=OBJECTIVES)
     search = Session(create_strategy(strategy, recording().space, settings), contradictory)
     found = [o for c in search.run(150) if (o := contradictory(c)).ok]
-    points = sorted((values(o, OBJECTIVES) for o in found), reverse=True)
+    points = sorted((objective_values(o, OBJECTIVES) for o in found), reverse=True)
     total, covered = 0.0, -1.0
     for fitness, accuracy in points:
         if accuracy > covered:
@@ -74,10 +73,11 @@ def test_parents_are_the_least_dominated_and_least_crowded() -> None:
 
 
 def test_an_objective_of_an_outcome() -> None:
-    assert values(outcome(0.25, 2.0), OBJECTIVES) == (math.log(2), -0.25)
-    assert values(outcome(None), ("error",)) == (-1.0,)  # no error was measured: the worst value
+    assert objective_values(outcome(0.25, 2.0), OBJECTIVES) == (math.log(2), -0.25)
+    # No error was measured: the worst value.
+    assert objective_values(outcome(None), ("error",)) == (-1.0,)
     skipped = Check("c", "normal", "skipped", 5.0, 1.0)
-    assert values(Outcome(OutcomeKind.OK, 0.0, checks=(skipped,)), ("error",)) == (-1.0,)
+    assert objective_values(Outcome(OutcomeKind.OK, 0.0, checks=(skipped,)), ("error",)) == (-1.0,)
 
 
 def test_unknown_objectives_are_refused() -> None:

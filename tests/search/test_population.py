@@ -7,7 +7,7 @@ import statistics
 import pytest
 from deap import tools
 
-from evotune.search._population import (
+from evotune.search.folded import (
     Elites,
     HigherIsBetter,
     Individual,

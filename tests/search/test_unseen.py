@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from evotune.search._unseen import SeenConfigurations, UnseenConfigurations
+from evotune.search.folded import SeenConfigurations, UnseenConfigurations
 from evotune.space.search_space import ExplicitSpace
 from evotune.trial import Configuration
 

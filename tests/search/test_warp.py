@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from evotune.search._unseen import SeenConfigurations
+from evotune.search.folded import SeenConfigurations
 from evotune.search.gaussian_process import Warp
 from evotune.search.guide import Guide
 from evotune.space.parameters import IntegerRange

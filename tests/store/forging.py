@@ -6,8 +6,15 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from evotune.store._checksums import FIRST, ROW, SMALL_TABLES, keep_table_sum, keep_tail, row_sum
-from evotune.store.opening import columns_of_text
+from evotune.store.opening import (
+    FIRST,
+    ROW,
+    SMALL_TABLES,
+    columns_of_text,
+    keep_table_sum,
+    keep_tail,
+    row_sum,
+)
 
 
 def change(store: Path, *statements: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from evotune.errors import StoreError
-from evotune.store import RunStore, queries
+from evotune.store import RunStore, run_store
 from evotune.trial import Check, Configuration, Measurement, Outcome, OutcomeKind, Trial
 
 from .forging import change, forge
@@ -55,8 +55,8 @@ def _answers(path: Path) -> tuple[object, ...]:
             *(tuple(store.rows()), tuple(store.fittest()), store.kinds(), store.duplicates()),
             *(store.confirmations(), store.snapshot(5000), store.elapsed_s(), store.stage_s()),
             *(store.meta("settings"), store.meta("state"), store.count(), store.first_missing()),
-            *(store.history_digest(), tuple(queries.standings(store)), queries.records(store)),
-            *(tuple(queries.failures(store)), tuple(store.with_binary(f"{3:064x}"))),
+            *(store.history_digest(), tuple(run_store.standings(store)), run_store.records(store)),
+            *(tuple(run_store.failures(store)), tuple(store.with_binary(f"{3:064x}"))),
         )
 
 
@@ -241,7 +241,7 @@ def test_a_sealed_store_is_not_checked_again_and_a_changed_one_is(
 ) -> None:
     checked: list[int] = []
     RunStore.open_for_writing(path).close()
-    monkeypatch.setattr("evotune.store._sqlite.verify", lambda *words: checked.append(1))
+    monkeypatch.setattr("evotune.store.run_store.verify", lambda *words: checked.append(1))
     RunStore.open_for_reading(path).close()
     assert not checked
     change(path, "VACUUM")

@@ -20,7 +20,7 @@ import pytest
 
 from evotune.errors import StoreError
 from evotune.store import RunStore
-from evotune.store._log import _parsed
+from evotune.store.opening import _parsed
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 OUTCOMES = 90

@@ -17,8 +17,8 @@ from evotune.timing.paired import (
     TimingSettings,
     eager_times_us,
     measure_paired,
+    warm_sampler,
 )
-from evotune.timing.samplers import warm_sampler
 from evotune.trial import Json, Measurement
 
 from .simulated import BASELINE, CANDIDATE, SimulatedMachine

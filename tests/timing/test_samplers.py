@@ -10,8 +10,13 @@ import pytest
 
 from evotune.backends.base.session import Sampler, Session
 from evotune.backends.cpu.cpu_session import CpuSession
-from evotune.timing.paired import TimingSettings
-from evotune.timing.samplers import places, rotating_sampler, time_in_turn_us, warm_sampler
+from evotune.timing.paired import (
+    TimingSettings,
+    places,
+    rotating_sampler,
+    time_in_turn_us,
+    warm_sampler,
+)
 
 from .simulated import BASELINE, CANDIDATE, SimulatedMachine
 

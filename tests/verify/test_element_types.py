@@ -273,9 +273,9 @@ def test_integers_stay_in_their_range_at_each_call(
     session: CpuSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel may read memory where they point."""
-    monkeypatch.setattr("evotune.verify._reuse._REST_S", 0.0)
-    monkeypatch.setattr("evotune.verify._reuse._LOOKS", ((4, 0.0),))
-    monkeypatch.setattr("evotune.verify._reuse._PAUSES_S", (0.0,) * 3)
+    monkeypatch.setattr("evotune.verify.watch._REST_S", 0.0)
+    monkeypatch.setattr("evotune.verify.watch._LOOKS", ((4, 0.0),))
+    monkeypatch.setattr("evotune.verify.watch._PAUSES_S", (0.0,) * 3)
     problem = Ranged("float32")
     pool, case = InputPool(problem), problem.case({"rows": 1 << 14}, {})
     gate = Gate(session, problem, pool, deterministic=True)

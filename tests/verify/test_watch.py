@@ -18,12 +18,19 @@ from evotune.backends.cpu import cpu_session
 from evotune.backends.cpu.cpu_session import CpuSampler, CpuSession
 from evotune.problems import create_problem
 from evotune.trial import OutcomeKind, Value
-from evotune.verify import _reuse as reuse_module
+from evotune.verify import watch as reuse_module
 from evotune.verify import watch as watch_module
-from evotune.verify._reuse import Answer, Asked, Replaced, slower_on_new_inputs, slower_than_timed
 from evotune.verify.gate import Gate, Subject, Verdict, audit, reuse, watch_long_rows
 from evotune.verify.pool import InputPool
-from evotune.verify.watch import Watch, WatchedSampler
+from evotune.verify.watch import (
+    Answer,
+    Asked,
+    Replaced,
+    Watch,
+    WatchedSampler,
+    slower_on_new_inputs,
+    slower_than_timed,
+)
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 CASE = make_case(20, causal=True)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from evotune.backends.base.backend import TOOLS, SanitizedCase, not_sanitized
+from evotune.backends.base.evidence import normal_values
 from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.base.normal_values import normal_values
 from evotune.backends.cuda import _sanitizer
 from evotune.backends.cuda._sanitizer import (
     DONE,

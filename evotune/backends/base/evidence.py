@@ -6,24 +6,27 @@ missing, `Evidence.unavailable` has the reason.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from evotune.backends.base.launch import CompileJob, LaunchPlan
 from evotune.backends.base.profile import DeviceProfile
-from evotune.problems.problem import Case, TensorSpec
+from evotune.problems.problem import FLOAT8, INTEGERS, Case, TensorSpec
 from evotune.trial import Json, NamedFigures, Value
 from evotune.util.files import state_folder
 
-# --- Requests -------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +73,6 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
 
 
-# --- Facts about a device -------------------------------------------------------------------------
-
-
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rates that a device reaches; None where it has no such part or nobody knows.
 
@@ -98,9 +98,6 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     dram_bytes_per_s: float | None = None
     launch_us: float | None = None
     notes: tuple[str, ...] = ()
-
-
-# --- Facts about a launch -------------------------------------------------------------------------
 
 
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,3 +300,173 @@ def _path(facts: Sequence[Value]) -> Path | None:
     folder = state_folder()
     name = hashlib.sha256(json.dumps(list(facts)).encode()).hexdigest()[:32]
     return folder / "ceilings" / f"{name}.json" if folder else None
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a function.
+
+    - `kind`: its class.
+    - `target`: the number of the instruction that it may branch to; None for no branch, and for a
+      branch out of the function or to nobody knows where.
+    - `falls_through`: whether the next instruction may follow.
+    """
+
+    kind: str
+    target: int | None = None
+    falls_through: bool = True
+
+
+def count(code: Sequence[Instruction]) -> dict[str, int]:
+    """Class -> number of instructions."""
+    return dict(collections.Counter(each.kind for each in code))
+
+
+def innermost_loops(
+    code: Sequence[Instruction], is_waiting: Callable[[Sequence[Instruction]], bool]
+) -> list[list[int]]:
+    """The numbers of the instructions of each innermost loop.
+
+    A loop for which `is_waiting` says yes is no loop: a wait for a barrier polls in a loop, in the
+    middle of the loop that does the work.
+    """
+    blocks = _blocks(code)
+    loops = {
+        header: body
+        for header, body in _natural_loops(blocks).items()
+        if not is_waiting([code[number] for number in _numbers(blocks, body)])
+    }
+    return [
+        sorted(_numbers(blocks, body))
+        for header, body in sorted(loops.items())
+        if not any(other in body for other in loops if other != header)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    first: int
+    end: int
+    successors: tuple[int, ...]
+
+
+def _numbers(blocks: Sequence[_Block], body: set[int]) -> list[int]:
+    return [number for block in body for number in range(blocks[block].first, blocks[block].end)]
+
+
+def _blocks(code: Sequence[Instruction]) -> list[_Block]:
+    """The basic blocks in the order of the code; successors are places in this list."""
+    if not code:
+        return []
+    starts = {0}
+    for number, each in enumerate(code):
+        if each.target is not None:
+            starts.add(each.target)
+        if each.target is not None or not each.falls_through:
+            starts.add(number + 1)
+    firsts = sorted(start for start in starts if start < len(code))
+    place = {first: index for index, first in enumerate(firsts)}
+    blocks = []
+    for first, end in zip(firsts, [*firsts[1:], len(code)], strict=True):
+        last = code[end - 1]
+        following = [end] if last.falls_through and end in place else []
+        if last.target is not None and last.target in place:
+            following.append(last.target)
+        blocks.append(_Block(first, end, tuple(place[number] for number in following)))
+    return blocks
+
+
+def _natural_loops(blocks: Sequence[_Block]) -> dict[int, set[int]]:
+    """Header -> the blocks of its loop, the header included."""
+    predecessors: dict[int, list[int]] = collections.defaultdict(list)
+    for index, block in enumerate(blocks):
+        for successor in block.successors:
+            predecessors[successor].append(index)
+    order, dominator = _dominators(blocks, predecessors)
+    loops: dict[int, set[int]] = {}
+    for index in order:
+        for header in blocks[index].successors:
+            if not _dominates(header, index, dominator):
+                continue
+            body = loops.setdefault(header, {header})
+            waiting = [index]
+            while waiting:
+                inside = waiting.pop()
+                if inside not in body:
+                    body.add(inside)
+                    waiting += [each for each in predecessors[inside] if each in dominator]
+    return loops
+
+
+def _dominates(header: int, block: int, dominator: Mapping[int, int]) -> bool:
+    while block != header:
+        if block == dominator[block]:
+            return False
+        block = dominator[block]
+    return True
+
+
+def _dominators(
+    blocks: Sequence[_Block], predecessors: Mapping[int, Sequence[int]]
+) -> tuple[list[int], dict[int, int]]:
+    """The reachable blocks in reverse postorder, and the immediate dominator of each; the entry is
+    its own. Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm"."""
+    order = _reverse_postorder(blocks)
+    rank = {block: number for number, block in enumerate(order)}
+    dominator = {0: 0} if order else {}
+    changed = True
+    while changed:
+        changed = False
+        for block in order[1:]:
+            known = [each for each in predecessors[block] if each in dominator]
+            found = known[0]
+            for other in known[1:]:
+                found = _common(found, other, dominator, rank)
+            if dominator.get(block) != found:
+                dominator[block] = found
+                changed = True
+    return order, dominator
+
+
+def _common(one: int, other: int, dominator: Mapping[int, int], rank: Mapping[int, int]) -> int:
+    while one != other:
+        while rank[one] > rank[other]:
+            one = dominator[one]
+        while rank[other] > rank[one]:
+            other = dominator[other]
+    return one
+
+
+def _reverse_postorder(blocks: Sequence[_Block]) -> list[int]:
+    if not blocks:
+        return []
+    done: list[int] = []
+    seen = {0}
+    stack = [(0, iter(blocks[0].successors))]
+    while stack:
+        block, successors = stack[-1]
+        following = next((each for each in successors if each not in seen), None)
+        if following is None:
+            done.append(block)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(blocks[following].successors)))
+    return done[::-1]
+
+
+def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
+    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off. Integers are
+    small; floats of 8 bits are any of 0.03 to 8."""
+    import numpy as np  # here, since a worker that compiles loads this module
+
+    generator = np.random.default_rng(count)
+    if dtype in FLOAT8:
+        first, end = (0x10, 0x51) if dtype == "float8_e4m3" else (0x28, 0x49)
+        return generator.integers(first, end, count, dtype=np.uint8)
+    if dtype in INTEGERS:
+        return generator.integers(0, 8, count).astype(dtype)
+    values = generator.standard_normal(count, dtype=np.float32)
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)

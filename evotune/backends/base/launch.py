@@ -195,7 +195,7 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
       expression's tree.
     - `entry`: the one function that Triton compiles, for arguments of the types in `signature`.
     - `entries`: other compilers compile the whole source, and check that each of these functions
-      takes the arguments in `signature` (`source_checks.py`).
+      takes the arguments in `signature` (`check_text` in `sources.py`).
     """
 
     language: str

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from evotune.backends.base.backend import Backend
-from evotune.backends.cpu import _cpp_options
+from evotune.backends.cpu import cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _CPP = Language(
     suffixes=(".cpp", ".cc", ".cxx"),
     stated_suffixes=(".c", ".h", ".hpp"),
     needs="a C++ compiler",
-    takes_option=_cpp_options.is_allowed,
-    options_in_words=_cpp_options.IN_WORDS,
+    takes_option=cpp_options.is_allowed,
+    options_in_words=cpp_options.IN_WORDS,
     template=Template(__name__, "kernel.cpp", "space_cpp.yaml"),
 )
 
@@ -95,7 +95,7 @@ class CpuBackend(Backend):
         return CpuSession()
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cpu._cpu_caller import CpuCaller
+        from evotune.backends.cpu.cpu_session import CpuCaller
 
         return CpuCaller(profile)
 
@@ -103,14 +103,14 @@ class CpuBackend(Backend):
         return {name: (Path(__file__).parent / name).read_bytes() for name in _EXPORTED}
 
     def gather_evidence(self, request: EvidenceRequest) -> Evidence:
-        from evotune.backends.cpu import _cpu_evidence
+        from evotune.backends.cpu import cpu_evidence
 
-        return _cpu_evidence.gather(request)
+        return cpu_evidence.gather(request)
 
     def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
-        from evotune.backends.cpu import _cpu_evidence
+        from evotune.backends.cpu import cpu_evidence
 
-        return _cpu_evidence.gather_baseline(request)
+        return cpu_evidence.gather_baseline(request)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
         from evotune.backends.cpu import _cpu_doctor

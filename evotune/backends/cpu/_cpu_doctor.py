@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from evotune.backends.base.backend import Finding, Status
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cpu import _perf_counters, cpp_compiler, cpu_profile
+from evotune.backends.cpu import cpp_compiler, cpu_evidence, cpu_profile
 from evotune.errors import EnvironmentProblem
 from evotune.util.files import scratch_folder
 
@@ -65,13 +65,13 @@ def _cpu() -> Iterator[Finding]:
 
 def _counters() -> Iterator[Finding]:
     name = "CPU counters"
-    if not _perf_counters.find_perf():
-        what, _, fix = _perf_counters.NOT_INSTALLED.partition("; fix: ")
+    if not cpu_evidence.find_perf():
+        what, _, fix = cpu_evidence.NOT_INSTALLED.partition("; fix: ")
         yield Finding(name, Status.ABSENT, what, fix)
         return
     try:
-        version, refusal = _perf_counters.permission()
-    except _perf_counters.NotCounted as error:
+        version, refusal = cpu_evidence.permission()
+    except cpu_evidence.NotCounted as error:
         version, refusal = "perf", str(error)
     what, _, fix = refusal.partition("; fix: ")
     if refusal:

@@ -22,8 +22,7 @@ import numpy as np
 from msgspec.msgpack import Decoder
 
 from evotune.backends.base.backend import SanitizedCase
-from evotune.backends.base.evidence import BaselineRequest
-from evotune.backends.base.normal_values import normal_values
+from evotune.backends.base.evidence import BaselineRequest, normal_values
 from evotune.backends.base.session import c_value
 from evotune.backends.cpu import cpu_profile
 from evotune.errors import EvotuneError

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import IO
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.base.source_checks import (
+from evotune.backends.base.sources import (
     check_text,
     checked_end,
     errs_in_check,
     mismatch,
+    read_sources,
     reason_of,
     redefined,
 )
-from evotune.backends.base.sources import read_sources
 from evotune.backends.base.time_limits import Patience
 from evotune.backends.cpu.cpu_profile import cpu_flags
 from evotune.errors import EnvironmentProblem, SpaceError

@@ -1,7 +1,11 @@
-"""The CPU as an open device: kernels are called through ctypes, in this process."""
+"""The CPU as an open device: kernels are called through ctypes, in this process.
+
+`CpuCaller` calls them in the user's own process.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -12,9 +16,13 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+import torch
+
+from evotune.backends.base.backend import KernelCall
 from evotune.backends.base.launch import LaunchPlan
+from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import (
     Disturb,
     Fault,
@@ -24,9 +32,10 @@ from evotune.backends.base.session import (
     Sampler,
     c_value,
 )
-from evotune.backends.cpu import _native_runtime, cpu_profile
-from evotune.backends.cpu._native_runtime import file_of, settle_allocator
-from evotune.backends.cpu._process_state import (
+from evotune.backends.cpu import cpu_profile, native_runtime
+from evotune.backends.cpu.cpu_profile import cpuinfo
+from evotune.backends.cpu.native_runtime import file_of, settle_allocator
+from evotune.backends.cpu.process_state import (
     BesideBaseline,
     ProcessState,
     UndisturbedSampler,
@@ -35,12 +44,7 @@ from evotune.backends.cpu._process_state import (
     has_children,
     kept_busy,
 )
-from evotune.backends.cpu.cpu_profile import cpuinfo
 from evotune.trial import DeviceState, OutcomeKind
-
-if TYPE_CHECKING:
-    import torch
-
 
 _LOOKS = 4
 _WHOLE_LOOKS = 1 / 16  # of the samples: such a look takes a millisecond
@@ -71,7 +75,7 @@ class CpuSession:
         count = cpu_profile.threads()
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-        _native_runtime.share()
+        native_runtime.share()
         # A candidate that asks for more threads than the baseline has gets no more cores.
         os.sched_setaffinity(0, cpu_profile.cpus_of_cores(count))
         self._float_environment_left = False
@@ -185,7 +189,7 @@ class CpuSession:
         self._reset_float_environment()
         self._notice()
         self._notice_all()
-        _native_runtime.wake()
+        native_runtime.wake()
 
     def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> CpuSampler:
         return CpuSampler(calls, self._before_sample, untimed)
@@ -377,3 +381,40 @@ def _after(copies: Sequence[_Copy], call: Callable[[], object]) -> Callable[[], 
         return call()
 
     return made
+
+
+class CpuCaller:
+    """Calls kernels in PyTorch's threads. For the time of a call PyTorch has no more threads than
+    the profile that the kernel was compiled for."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._profile = profile
+
+    def refusal(self, device: torch.device) -> str:
+        return "" if device.type == "cpu" else f"the kernel was compiled for {self._profile.name}"
+
+    def current(self, device: torch.device) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def load(self, binary: Path) -> KernelCall:
+        native_runtime.share()
+        library = ctypes.CDLL(str(binary))
+        threads = int(self._profile.attributes["threads"])
+
+        def call(plan: LaunchPlan, addresses: Mapping[str, int]) -> None:
+            arguments = [
+                ctypes.c_void_p(addresses[argument.name])
+                if argument.type in ("tensor", "workspace")
+                else c_value(argument)
+                for argument in plan.arguments
+            ]
+            before = torch.get_num_threads()
+            if before > threads:
+                torch.set_num_threads(threads)
+            try:
+                getattr(library, plan.entry)(*arguments)
+            finally:
+                if before > threads:
+                    torch.set_num_threads(before)
+
+        return call

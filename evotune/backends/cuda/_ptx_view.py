@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from evotune.backends.base.instruction_flow import Instruction
+from evotune.backends.base.evidence import Instruction
 from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD

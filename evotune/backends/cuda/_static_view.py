@@ -11,8 +11,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from evotune.backends.base.evidence import EvidenceRequest, StaticView
-from evotune.backends.base.instruction_flow import Instruction, count, innermost_loops
+from evotune.backends.base.evidence import (
+    EvidenceRequest,
+    Instruction,
+    StaticView,
+    count,
+    innermost_loops,
+)
 from evotune.backends.base.launch import resources_of
 from evotune.backends.base.time_limits import Tool
 from evotune.backends.cuda import _ptx_view

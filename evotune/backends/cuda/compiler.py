@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evotune.backends.base.launch import MBARRIERS, CompileFailure, CompileJob, uses_mbarriers
-from evotune.backends.base.source_checks import (
+from evotune.backends.base.sources import (
     check_text,
     checked_end,
     errs_in_check,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from evotune.backends.base.backend import SanitizedCase
-from evotune.backends.base.normal_values import normal_values
+from evotune.backends.base.evidence import normal_values
 from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
 from evotune.problems.problem import ELEMENT_BYTES

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from evotune.objectives import worst_check
 from evotune.report import wording
 from evotune.report.answers import Explained, answers
 from evotune.report.data import RunData
@@ -33,7 +32,7 @@ from evotune.report.whole import failures, in_proposal_order
 from evotune.report.wording import alike_reasons, change_text
 from evotune.store.facts import AblatedChange
 from evotune.timing.processes import agreement
-from evotune.trial import Json, Measurement, Outcome, Trial, Value, throttled_by
+from evotune.trial import Json, Measurement, Outcome, Trial, Value, throttled_by, worst_check
 from evotune.util.commands import run_command
 from evotune.util.words import printable, shorten
 

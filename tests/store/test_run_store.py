@@ -407,11 +407,11 @@ def test_in_a_quiet_moment_everything_moves_into_the_main_file(
 ) -> None:
     path = tmp_path / "store.sqlite"
     with RunStore.create(path) as store:
-        monkeypatch.setattr("evotune.store._sqlite._SYNC_EVERY_S", 1e9)
+        monkeypatch.setattr("evotune.store.run_store._SYNC_EVERY_S", 1e9)
         store.append(trial(0), 0.0)
         store.sync()  # not due yet
         assert _count_in_copy_without_wal(path, tmp_path / "early.sqlite") == 0
-        monkeypatch.setattr("evotune.store._sqlite._SYNC_EVERY_S", 0.0)
+        monkeypatch.setattr("evotune.store.run_store._SYNC_EVERY_S", 0.0)
         store.sync()
         assert _count_in_copy_without_wal(path, tmp_path / "late.sqlite") == 1
 
@@ -432,13 +432,13 @@ _SYNCS_BESIDE_A_READER = """
 import os, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from evotune.store import RunStore, _sqlite
+from evotune.store import RunStore, run_store
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 def append_and_sync(number):
-    _sqlite._SYNC_EVERY_S = 1e9
+    run_store._SYNC_EVERY_S = 1e9
     store.append(Trial(number, Configuration({"A": number}), Outcome(OutcomeKind.NAN)), 0.0)
-    _sqlite._SYNC_EVERY_S = 0.0
+    run_store._SYNC_EVERY_S = 0.0
     os.write(1, b"append\\n")
     store.sync()
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from evotune.backends.base.session import Sampler
-from evotune.backends.cpu import _native_runtime
-from evotune.backends.cpu._native_runtime import function
+from evotune.backends.cpu import native_runtime
+from evotune.backends.cpu.native_runtime import function
 
 _SIGNAL_MASKS = {"SigBlk": "blocked", "SigIgn": "ignored"}
 _GLIBC_SIGNALS = 0b11 << 31  # 32 and 33, which glibc handles once threads are cancelled
@@ -62,7 +62,7 @@ class ThreadState:
             frozenset(os.sched_getaffinity(thread)),
             os.sched_getscheduler(thread),
             os.getpriority(os.PRIO_PROCESS, thread),
-            _native_runtime.scheduling(thread),
+            native_runtime.scheduling(thread),
         )
 
 
@@ -96,10 +96,10 @@ class ProcessState:
     def read(cls) -> ProcessState:
         """Reads the present state, in half a millisecond."""
         timers = frozenset(armed_timers())  # first, because a short timer soon runs out
-        pool = _native_runtime.in_each_thread(float_environment_changed)
+        pool = native_runtime.in_each_thread(float_environment_changed)
         status = _status()
         return cls(
-            handlers=_native_runtime.signal_handlers(),
+            handlers=native_runtime.signal_handlers(),
             masks=_masks(status),
             timers=timers,
             threads=dict(_threads()),
@@ -107,8 +107,8 @@ class ProcessState:
             python=python_settings(),
             torch=pytorch_settings(),
             limits={name: resource.getrlimit(which) for name, which in _LIMITS.items()},
-            allocator=_native_runtime.allocator_behaviour(),
-            variables=_native_runtime.environment(),
+            allocator=native_runtime.allocator_behaviour(),
+            variables=native_runtime.environment(),
             settings=_settings(status),
             files=dict(_files()),
             pool=frozenset(pool),
@@ -164,8 +164,8 @@ def _masks(status: Mapping[str, str]) -> dict[str, int]:
 
 
 def _settings(status: Mapping[str, str]) -> dict[str, object]:
-    found: dict[str, object] = dict(_native_runtime.process_settings())
-    found["the stack that signals are handled on"] = _native_runtime.alternate_stack()
+    found: dict[str, object] = dict(native_runtime.process_settings())
+    found["the stack that signals are handled on"] = native_runtime.alternate_stack()
     found["the working folder"] = _or_none(os.getcwd)
     found["the mask of new files' modes"] = status.get("Umask")
     found["its locked memory"] = status.get("VmLck")
@@ -200,7 +200,7 @@ def _openmp_settings() -> dict[str, int]:
     found = {}
     for name in ("omp_get_max_threads", "omp_get_dynamic", "omp_get_max_active_levels",
                  "omp_get_thread_limit", "omp_get_proc_bind"):  # fmt: skip
-        ask = _native_runtime.function(name)
+        ask = native_runtime.function(name)
         if ask is not None:
             found[name] = ask()
     return found
@@ -454,7 +454,7 @@ def kept_busy() -> str:
     on a core counts, so that the load of other processes makes no difference: a thread that gets no
     core for seconds takes none either.
     """
-    _native_runtime.rest()
+    native_runtime.rest()
     began, started_s = cpu_seconds(), time.perf_counter()
     while running := _running_threads():
         spent = _spent(began, cpu_seconds())
@@ -561,7 +561,7 @@ class BesideBaseline:
         no core cannot go to sleep: it is waited for longer, and if it never gets one, the sample
         does not count."""
         if _running_threads() - self._pool:
-            self._pool = _native_runtime.threads()
+            self._pool = native_runtime.threads()
         began, started_s = cpu_seconds(), time.perf_counter()
         self._starved = False
         while running := _running_threads() - self._pool:
