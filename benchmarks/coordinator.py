@@ -27,8 +27,7 @@ from evotune.runs._kernel_run import InlineExecutor
 from evotune.runs.observer import SilentObserver
 from evotune.runs.search_loop import SearchLoop
 from evotune.search.catalog import create_strategy
-from evotune.space.parameters import OrderedParameter
-from evotune.space.search_space import ExplicitSpace
+from evotune.space.search_space import ExplicitSpace, OrderedParameter
 from evotune.store import RunStore
 from evotune.trial import Configuration
 from evotune.workers.executor import Proposal

@@ -46,8 +46,7 @@ import torch
 from compare_kernels import build
 from tuning import derive
 
-from evotune.backends.base.launch import CompileJob
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileJob, DeviceProfile
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
 from evotune.problems.libraries import LIBRARIES, UnusableBaseline

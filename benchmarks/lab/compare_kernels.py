@@ -35,8 +35,7 @@ import attention_ragged
 import msgspec
 from tuning import ROOT, derive
 
-from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileFailure, CompileJob, DeviceProfile, LaunchPlan
 from evotune.backends.base.session import Sampler, Session
 from evotune.problems import create_problem
 from evotune.problems.problem import Problem

@@ -28,13 +28,12 @@ import msgspec
 from portfolio import listed
 
 from evotune.backends import registry
-from evotune.portfolios._case_searches import worst_served
-from evotune.portfolios._drawn_cases import DrawnCases
-from evotune.portfolios._held_out_judge import held_out_labels, judged, without_doubts
-from evotune.portfolios._portfolio_work import representatives
-from evotune.portfolios._served_rule import single_cases
+from evotune.portfolios.building import representatives
+from evotune.portfolios.case_searches import worst_served
+from evotune.portfolios.drawn_cases import DrawnCases
 from evotune.portfolios.matrix_store import REFUSED, Point, Score, point_of
-from evotune.portfolios.rule import RuleRegion, kernel_at
+from evotune.portfolios.rule import RuleRegion, held_out_labels, judged, kernel_at, without_doubts
+from evotune.portfolios.served_rule import single_cases
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.runs.confirmed_champions import is_won, widened_alone

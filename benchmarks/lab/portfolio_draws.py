@@ -26,12 +26,18 @@ from typing import Any
 
 from portfolio import drawn, geometric, listed
 
-from evotune.portfolios._drawn_cases import DrawnCases
-from evotune.portfolios._held_out_judge import judged, without_doubts, without_losses
-from evotune.portfolios._portfolio_work import chosen_kernels
-from evotune.portfolios._rule_tree import learnt_leaves
+from evotune.portfolios.building import chosen_kernels
+from evotune.portfolios.drawn_cases import DrawnCases
 from evotune.portfolios.matrix_store import Point, Score, point_of
-from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.portfolios.rule import (
+    RuleRegion,
+    judged,
+    kernel_at,
+    learnt_leaves,
+    regions_of,
+    without_doubts,
+    without_losses,
+)
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
@@ -172,7 +178,7 @@ def learnt(  # noqa: PLR0917
     most: float,
 ) -> tuple[int, list[RuleRegion], list[RuleRegion]]:
     """The number of drawn cases, the rule with the parts where a loss is expected, and without
-    them: as in evotune/portfolios/_portfolio_work.py."""
+    them: as in evotune/portfolios/building.py."""
     known: dict[str, tuple[Point, Case]] = {}
     lost: dict[str, Point] = {}
     number = 0

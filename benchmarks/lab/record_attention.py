@@ -31,7 +31,7 @@ from search_peers import PEERS, Times, peer_runs
 from tuning import EVOTUNE, ROOT, derive, environment, shipped, tune
 
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
-from evotune.report.deciding_outcomes import figures
+from evotune.report.leaderboard import figures
 from evotune.run_options import SearchSettings
 from evotune.runs.folder import list_runs
 from evotune.runs.replay import replay

@@ -25,7 +25,7 @@ import numpy as np
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.run_options import SearchSettings
 from evotune.runs.replay import replay
-from evotune.search import evolution, gaussian_process, guide
+from evotune.search import evolution, gaussian_process
 from evotune.search.performance import PerformanceScale
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
@@ -54,19 +54,19 @@ def _certain(self: Any, *others: Any) -> None:
 
 PARTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "whole": {},
-    "no model of times": {"log_expected_improvement": (guide, _any_order)},
+    "no model of times": {"log_expected_improvement": (evolution, _any_order)},
     "no model of failures": {
-        "__init__": (guide.Feasibility, _certain),
-        "fail": (guide.Feasibility, lambda self, row: None),
+        "__init__": (evolution.Feasibility, _certain),
+        "fail": (evolution.Feasibility, lambda self, row: None),
     },
-    "no fit of the kernels": {"fit_kernel": (guide, _kernel_as_it_is)},
+    "no fit of the kernels": {"fit_kernel": (evolution, _kernel_as_it_is)},
     "fitness as it is": {
         "of_the_slower_half": (gaussian_process.Warp, lambda fitness: gaussian_process.Warp())
     },
-    "normal distribution": {"log_expected_improvement": (guide, _normal)},
+    "normal distribution": {"log_expected_improvement": (evolution, _normal)},
     "neither of these two": {
         "of_the_slower_half": (gaussian_process.Warp, lambda fitness: gaussian_process.Warp()),
-        "log_expected_improvement": (guide, _normal),
+        "log_expected_improvement": (evolution, _normal),
     },
     "smooth axes only": {
         "_CATEGORIES": (gaussian_process, (1e-3, 1e-3)),

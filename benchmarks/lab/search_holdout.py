@@ -32,8 +32,13 @@ from evotune.backends.base.recorded import RecordedSpace
 from evotune.run_options import SearchSettings
 from evotune.runs.replay import replay
 from evotune.search.performance import PerformanceScale
-from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
-from evotune.space.search_space import ExplicitSpace
+from evotune.space.search_space import (
+    Boolean,
+    Categorical,
+    ExplicitSpace,
+    OrderedParameter,
+    Parameter,
+)
 from evotune.trial import Configuration
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -19,8 +19,8 @@ from evotune.api._given_space import (
 from evotune.api.observing import Observer, SilentObserver
 from evotune.portfolios import portfolio_file
 from evotune.portfolios.building import build_portfolio
+from evotune.portfolios.matrix_store import PortfolioRequest, stored_request
 from evotune.portfolios.portfolio_file import Portfolio
-from evotune.portfolios.request import PortfolioRequest, stored_request
 from evotune.report.front import TextTable
 from evotune.util.words import counted
 

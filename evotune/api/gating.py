@@ -12,8 +12,8 @@ from evotune.api._given_space import AnySpace, SpaceKeywords
 from evotune.api.tuning import tune
 from evotune.errors import EvotuneError, UsageError
 from evotune.report.data import RunData
-from evotune.report.deciding_outcomes import Evidence, Figures, figures, weigh
-from evotune.report.records import trial_record
+from evotune.report.formats import trial_record
+from evotune.report.leaderboard import Evidence, Figures, figures, weigh
 from evotune.space.objects import Kernel
 from evotune.trial import Check, Configuration, Json, Outcome, Value
 from evotune.util.files import scratch_folder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from evotune.backends.base.recorded import RecordedSpace, recorded_space
 from evotune.errors import UsageError
 from evotune.report.data import RunData
-from evotune.report.records import document
+from evotune.report.formats import document
 from evotune.run_options import SearchSettings
 from evotune.runs import replay as engine
 from evotune.runs.folder import find_run

@@ -14,7 +14,7 @@ from typing import cast
 
 from evotune.backends.base.backend import Backend
 from evotune.backends.base.cpu_cores import busy_shares, core_of
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.plugins import BACKENDS
 from evotune.util.words import counted

@@ -62,7 +62,7 @@ def ablate(
         found.append(item)
         terminal.note(" ".join(_cells(item)))
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         write_output(to_json([item.to_json() for item in found]), output)
     else:

@@ -126,7 +126,7 @@ def compare(
     broken = [limit for limit in limits if limit.holds(found.slowdowns())]
     terminal.verdict = _verdict(bool(noise and limits), bool(broken))
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         write_output(to_json({**found.to_json(), "failed": [c.text for c in broken]}), output)
     else:

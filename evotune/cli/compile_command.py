@@ -131,7 +131,7 @@ def _writer(
 ) -> Iterator[tuple[Callable[[CompileRow], None], Callable[[CompileSummary], None]]]:
     """A function to call with each row, and one to call with the summary at the end. Only the
     `json` format keeps all rows in memory."""
-    from evotune.report.records import to_json, to_jsonl
+    from evotune.report.formats import to_json, to_jsonl
 
     if style == "jsonl":
         with opened_output(output) as write:

@@ -32,7 +32,7 @@ def doctor(terminal: Terminal, style: str, output: str) -> int:
 
     found = examine()
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         usable = all(finding.status.fine for finding in found)
         findings = [finding.to_json() for finding in found]

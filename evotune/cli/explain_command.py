@@ -96,7 +96,7 @@ def explain(
         on_note=terminal.note,
     )
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         write_output(to_json(found.to_json()), output)
     elif style == "html":

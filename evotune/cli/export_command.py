@@ -68,7 +68,7 @@ def export(
 
     found = exported(runs, folder, name, runs_dir)
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         write_output(to_json(_record(found)), "-")
     else:

@@ -21,7 +21,7 @@ def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> N
     """Prints a row for each run, in the order of `list_runs`. A damaged run has a row too."""
     found = list(_summaries(runs_dir))
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         write_output(to_json([_record(run, summary) for run, summary in found]), output)
     elif not found:

@@ -70,7 +70,7 @@ def status(
 
     summary = summarize(_load(run, runs_dir, rows=1))
     if style == "json":
-        from evotune.report.records import to_json
+        from evotune.report.formats import to_json
 
         write_output(to_json(summary.to_json()), output)
     else:
@@ -143,7 +143,7 @@ def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
     from evotune.cli.tables import text_table
     from evotune.report import wording
     from evotune.report.front import devices_agreement, devices_table
-    from evotune.report.layout import paragraph, plain
+    from evotune.report.screen import paragraph, plain
 
     yield text_table(("run", summary.id), list(_facts(summary, width)))
     counts = [(kind, str(count)) for kind, count in summary.outcomes.items()]
@@ -175,7 +175,7 @@ def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
 
 def _facts(summary: RunSummary, width: int) -> Iterator[tuple[str, str]]:
     from evotune.report import wording
-    from evotune.report.layout import paragraph, plain
+    from evotune.report.screen import paragraph, plain
 
     worked_on = "" if summary.holder is None else f", by process {summary.holder}"
     yield "state", wording.state_text(summary.state) + worked_on

@@ -88,7 +88,7 @@ def replay(
     """
     from evotune.api.replaying import budget, find_recording, replaying
     from evotune.cli.tables import print_tables, text_table
-    from evotune.report.records import to_jsonl
+    from evotune.report.formats import to_jsonl
 
     if style == "jsonl":
         recording = find_recording(cache, runs_dir)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from evotune.api.observing import CONFIRMING, Progress, RunInfo
 from evotune.report import wording
-from evotune.report.deciding_outcomes import figures
+from evotune.report.leaderboard import figures
 from evotune.trial import DeviceState, Outcome, Trial, throttled_by
 
 _CONFIRMATION_S = 20.0  # a rough guess of the time that confirming one champion takes

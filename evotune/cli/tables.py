@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from evotune.report.data import RunData
-    from evotune.report.layout import Line
+    from evotune.report.screen import Line
 
 
 _STYLES = {"plain": "", "title": "bold", "quiet": "dim", "good": "green", "bad": "red"}
@@ -60,8 +60,7 @@ def text_table(
 
 def print_leaderboard(terminal: Terminal, data: RunData, count: int, output: str = "-") -> None:
     """Prints the leaderboard, as wide as the screen: for `top` and for the end of a run."""
-    from evotune.report.layout import plain
-    from evotune.report.screen import leaderboard_lines
+    from evotune.report.screen import leaderboard_lines, plain
 
     lines = leaderboard_lines(data, count, terminal.columns(output))
     if output == "-" and terminal.colored(sys.stdout):

@@ -106,7 +106,7 @@ def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -
 
         print_tables(terminal, _parts(found), output)
         return
-    from evotune.report.records import to_json, to_jsonl
+    from evotune.report.formats import to_json, to_jsonl
 
     records = [
         verification_record(item.number, item.configuration, item.outcome, passed=item.passed)

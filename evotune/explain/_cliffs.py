@@ -20,7 +20,7 @@ from evotune.explain._measured_pairs import TrialTable
 from evotune.explain.findings import Cliff, Hopeless
 from evotune.report.wording import alike_reasons, configuration_text, value_text
 from evotune.space.bound import BoundSpace
-from evotune.space.parameters import Parameter
+from evotune.space.search_space import Parameter
 from evotune.trial import Configuration, Json, NamedFigures, Outcome, Trial, Value
 
 _LEAST: Final = 0.05  # in ln: a smaller step is no cliff

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from evotune.explain._sentences import BASES, STALLS
 from evotune.report import wording
-from evotune.report.layout import paragraph, plain
+from evotune.report.screen import paragraph, plain
 from evotune.trial import Json
 from evotune.util.words import counted, printable
 

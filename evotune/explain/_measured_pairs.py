@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from evotune.explain.findings import Effect, Pair
 from evotune.report.wording import value_text
 from evotune.runs.ablation import AblationRow, Change
-from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
+from evotune.space.search_space import Boolean, Categorical, OrderedParameter, Parameter
 from evotune.store.facts import AblatedChange, Ablation
 from evotune.trial import Configuration, Trial, Value
 

@@ -15,7 +15,7 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.backends.base.evidence import Ceilings, Counters, Evidence, LaunchEvidence, Work
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.explain.findings import Kind, Roofline, Unit
 from evotune.report import wording
 from evotune.trial import Value

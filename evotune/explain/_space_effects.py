@@ -17,8 +17,8 @@ from evotune.explain._measured_pairs import TrialTable, is_pair, pair_text
 from evotune.explain.findings import Effect, Importance, Marginal, Pair
 from evotune.explain.predicting import Predictor
 from evotune.runs.ablation import SMALLEST
-from evotune.search.trial_model import Difference, TrialModel
-from evotune.space.parameters import Parameter
+from evotune.search.gaussian_process import Difference, TrialModel
+from evotune.space.search_space import Parameter
 from evotune.store.facts import Ablation
 from evotune.trial import Configuration, Trial, Value
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from evotune.backends.base.evidence import GatheredEvidence
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import UsageError
 from evotune.explain._machine_differences import Machine
 from evotune.report.data import RunData

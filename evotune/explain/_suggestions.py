@@ -20,10 +20,9 @@ from evotune.explain._sentences import STALLS
 from evotune.explain.findings import Effect, Limiter, Suggestion
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report.wording import configuration_text, value_text
-from evotune.search.trial_model import Difference
+from evotune.search.gaussian_process import Difference
 from evotune.space.bound import BoundSpace
-from evotune.space.parameters import OrderedParameter
-from evotune.space.search_space import SearchSpace
+from evotune.space.search_space import OrderedParameter, SearchSpace
 from evotune.store.facts import Try
 from evotune.trial import Configuration, Trial, Value
 

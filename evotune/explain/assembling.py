@@ -46,7 +46,7 @@ from evotune.explain.findings import Effect, Limiter, MachineCode, OverSpace, Ro
 from evotune.explain.predicting import LaunchFigures, Predictor
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.search.trial_model import TrialModel
+from evotune.search.gaussian_process import TrialModel
 from evotune.space.bound import BoundSpace
 from evotune.store.facts import Ablation
 from evotune.timing.processes import TOO_NOISY

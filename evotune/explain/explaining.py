@@ -57,7 +57,7 @@ from evotune.runs.ablation import (
 from evotune.runs.evidence_gathering import Access, gathered_or_reason, keep_evidence
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun
-from evotune.search.trial_model import Difference
+from evotune.search.gaussian_process import Difference
 from evotune.store.facts import AblatedChange, Ablation
 from evotune.trial import Configuration, Value
 from evotune.util.commands import run_command

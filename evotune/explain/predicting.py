@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from evotune.explain._measured_pairs import TrialTable
-from evotune.search.trial_model import Difference, TrialModel
-from evotune.space.parameters import Parameter
+from evotune.search.gaussian_process import Difference, TrialModel
+from evotune.space.search_space import Parameter
 from evotune.trial import Configuration, Trial, Value
 
 _FIGURES: Final = ("threads", "blocks", "shared_bytes", "warps", "resident", "waves", "launches")

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.export._built_kernels import BuiltChampion
 from evotune.export._case_shapes import (
     CaseShapes,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.registry import cores_in_use
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases

@@ -2,6 +2,8 @@
 
 RUNS/portfolio/matrix.sqlite   facts, and an outcome for each cell: checked and durable as a run's
 RUNS/portfolio/lock            held by the process that works on the portfolio
+
+The facts include what the user asked for (`PortfolioRequest`), so that it can be resumed.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from evotune.errors import UsageError
 from evotune.problems import UserProblem
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.short_cases import place_with_ratio
 from evotune.runs.folder import RunFolder
+from evotune.space.reading.case_file import CaseEntry
+from evotune.space.specs import GivenCase
 from evotune.store import RunStore
 from evotune.trial import Configuration, Json, Outcome, Trial
 
@@ -183,3 +189,52 @@ def independent_features(points: Sequence[Point]) -> Iterator[str]:
         if all([point.features[known] for point in points] != column for known in kept):
             kept.append(name)
             yield name
+
+
+@dataclass(frozen=True, slots=True)
+class PortfolioRequest:
+    """A user's wish.
+
+    - `most_kernels`: at most so many kernels are kept.
+    - `held_out`: the share of the cases that judges the rule, and that no search sees.
+    - `trials`: of all searches together; None: each has the space's own budget.
+    - `minutes`: of the whole portfolio, over all times it was worked on.
+    """
+
+    space: str
+    cases: Sequence[CaseEntry]
+    runs_dir: Path
+    most_kernels: int
+    held_out: float = 0.2
+    trials: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+    device: str = "auto"
+    command: tuple[str, ...] = ()
+
+
+def stored_request(
+    runs_dir: Path,
+    *,
+    most_kernels: int | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    command: tuple[str, ...] = (),
+) -> PortfolioRequest:
+    """The request of the portfolio in a folder, with new totals where they are given. UsageError
+    where there is none."""
+    with locked_matrix(runs_dir, None) as matrix, matrix.store.trusting_facts():
+        asked = matrix.store.meta("request")
+        cases = msgspec.convert(matrix.store.meta("cases"), list[GivenCase])
+        return PortfolioRequest(
+            space=str(asked["space"]),
+            cases=[CaseEntry({}, c.shape, c.variant, None, c.count) for c in cases],
+            runs_dir=runs_dir,
+            most_kernels=int(asked["most_kernels"] if most_kernels is None else most_kernels),
+            held_out=float(asked["held_out"]),
+            trials=asked["trials"] if trials is None else trials,
+            minutes=asked["minutes"] if minutes is None else minutes,
+            seed=int(asked["seed"]),
+            device=str(asked["device"]),
+            command=command,
+        )

@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 from evotune.errors import StoreError, UsageError
-from evotune.portfolios._held_out_judge import Cut, Figures
 from evotune.portfolios.matrix_store import Cell, Matrix, has_portfolio, read_matrix
-from evotune.portfolios.rule import RuleRegion
+from evotune.portfolios.rule import Cut, Figures, RuleRegion
 from evotune.space.specs import GivenCase
 from evotune.trial import Domain, Measurement, Outcome, Value
 from evotune.util.commands import command_line

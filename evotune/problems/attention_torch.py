@@ -21,8 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from evotune.problems.attention_features import Features
 from evotune.problems.attention_scores import Scores, WholeScores
 from evotune.problems.libraries import LIBRARIES, calling
-from evotune.problems.problem import Case, Tensors, TensorSpec, table_on, torch_dtype
-from evotune.problems.rounding import rounding_of
+from evotune.problems.problem import Case, Tensors, TensorSpec, rounding_of, table_on, torch_dtype
 
 _BACKENDS = {
     "sdpa:flash": SDPBackend.FLASH_ATTENTION,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-
 Tensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
@@ -349,3 +348,34 @@ def element_type(dtype: torch.dtype) -> str:
     """The name of torch's type here."""
     name = str(dtype).removeprefix("torch.")
     return next((ours for ours, theirs in _IN_TORCH.items() if theirs == name), name)
+
+
+def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error that two roundings to `dtype` make in each element, in the unit of `values`.
+
+    It is one unit in the last place plus the smallest normal number, because processors may flush
+    smaller numbers to zero. For float16 and floats of 8 bits no processor does, so there it is one
+    unit plus the smallest subnormal number. For integers it is 0.5: no difference is allowed.
+    """
+    if not dtype.is_floating_point:
+        return values.new_full(values.shape, 0.5)
+    return values.abs() * _finfo(dtype).eps + _smallest(dtype)
+
+
+def rounding_share(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`scale * rounding_of(v)` for elements v, given as `values`, which are `scale * v`."""
+    return values.abs().mul_(_finfo(dtype).eps).add_(scale, alpha=_smallest(dtype))
+
+
+_NEVER_FLUSHED = ("float16", "float8_e4m3", "float8_e5m2")
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    info = _finfo(dtype)
+    return info.tiny * info.eps if element_type(dtype) in _NEVER_FLUSHED else info.tiny
+
+
+def _finfo(dtype: torch.dtype) -> torch.finfo:
+    import torch
+
+    return torch.finfo(dtype)

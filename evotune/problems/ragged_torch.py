@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from evotune.problems.attention import Attention
 from evotune.problems.libraries import LIBRARIES, calling
-from evotune.problems.problem import Case, Tensors, torch_dtype
-from evotune.problems.rounding import rounding_of
+from evotune.problems.problem import Case, Tensors, rounding_of, torch_dtype
 
 _GARBAGE = 100.0
 """Size of what lies in slots without a key, where that is not NaN."""

@@ -13,8 +13,15 @@ import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evotune.problems.problem import FLOAT8, Case, Tensors, element_type, table_on, torch_dtype
-from evotune.problems.rounding import rounding_of
+from evotune.problems.problem import (
+    FLOAT8,
+    Case,
+    Tensors,
+    element_type,
+    rounding_of,
+    table_on,
+    torch_dtype,
+)
 from evotune.problems.written import INDICES, WrittenProblem
 
 Change: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.report.data import RunData
-from evotune.report.deciding_outcomes import weigh
+from evotune.report.leaderboard import weigh
 from evotune.report.wording import difference, value_text
 from evotune.trial import Configuration, Json, Measurement, Outcome
 

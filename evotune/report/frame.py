@@ -30,8 +30,7 @@ import numpy as np
 
 from evotune.errors import EnvironmentProblem
 from evotune.report.data import RunData
-from evotune.report.deciding_outcomes import Evidence, figures, weigh
-from evotune.report.leaderboard import rank
+from evotune.report.leaderboard import Evidence, figures, rank, weigh
 from evotune.report.whole import TRIALS_A_PART, Ranked, each_part, ranks
 from evotune.trial import Json, Measurement, NamedFigures
 from evotune.util.words import csv_text

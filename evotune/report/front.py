@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from evotune.report import wording
 from evotune.report.data import RunData
-from evotune.report.deciding_outcomes import Evidence, Figures, weigh
-from evotune.report.leaderboard import Row
+from evotune.report.leaderboard import Evidence, Figures, Row, weigh
 from evotune.report.wording import value_text
 from evotune.timing.processes import agreement, baseline_factor
 from evotune.trial import SINGLE_OBJECTIVE, Calibration, Configuration, Domain, objective_values

@@ -18,10 +18,17 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeAlias, TypeVar
 
 from evotune.errors import EnvironmentProblem
-from evotune.report._twins import stored_leaders
-from evotune.report.data import RunData, without_collecting
-from evotune.report.deciding_outcomes import Evidence, interval, judge, verdicts_by_twin, weigh
-from evotune.report.leaderboard import rank, ranks_of, sort_key
+from evotune.report.data import RunData, stored_leaders, without_collecting
+from evotune.report.leaderboard import (
+    Evidence,
+    interval,
+    judge,
+    rank,
+    ranks_of,
+    sort_key,
+    verdicts_by_twin,
+    weigh,
+)
 from evotune.store import RunStore, run_store
 from evotune.store.run_store import Row, read_row
 from evotune.trial import Outcome

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.report.deciding_outcomes import Figures
-from evotune.report.leaderboard import Row
+from evotune.report.leaderboard import Figures, Row
 from evotune.store.facts import AblatedChange
 from evotune.timing.processes import TOO_NOISY, fitness_by_process, spread
 from evotune.trial import NamedFigures, Outcome, Value

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.problems.libraries import LIBRARIES
 from evotune.problems.problem import Case

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import SpaceError
 from evotune.problems.problem import Case, HasFeatures, Problem, TensorSpec
 from evotune.runs.spaces import shipped_spaces

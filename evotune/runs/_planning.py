@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evotune.backends import registry
-from evotune.backends.base.launch import POINTERS, CompileJob, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import POINTERS, CompileJob, DeviceProfile, LaunchPlan
 from evotune.backends.base.sources import POINTER, fingerprint, told_folder
 from evotune.errors import SpaceError
 from evotune.languages import language

@@ -21,7 +21,7 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.backends.base.cpu_cores import core_of, shares
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.problems.libraries import asked
 from evotune.runs._calibration import calibrate

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EvotuneError
 from evotune.problems import UserProblem
 from evotune.problems.executed_sizes import holds

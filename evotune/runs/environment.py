@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import StoreError
 from evotune.trial import Json
 from evotune.util.files import read_regular

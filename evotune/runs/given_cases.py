@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import UsageError
 from evotune.problems.problem import Problem, WrongSymbol
 from evotune.runs._champion_cases import AbleSpaces, refusal_of

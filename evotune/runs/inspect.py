@@ -19,9 +19,8 @@ from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.document import SpaceDocument
 from evotune.space.language.expression import Expression
-from evotune.space.parameters import Parameter
 from evotune.space.reading.yaml_source import Position
-from evotune.space.search_space import SpaceSize
+from evotune.space.search_space import Parameter, SpaceSize
 from evotune.space.specs import parameters_in
 from evotune.util.words import did_you_mean
 from evotune.workers.device_slot import ProblemSource

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.registry import measuring_alone
 from evotune.errors import UsageError
 from evotune.runs._planning import Planner

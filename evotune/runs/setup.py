@@ -13,7 +13,7 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.backends.base.backend import Backend
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.base.recorded import RecordedSpace, read_named_recording, read_recorded_space
 from evotune.backends.registry import work_together
 from evotune.errors import NoSuchGpu, UsageError

@@ -14,23 +14,6 @@ from typing import Protocol
 
 from evotune.trial import Configuration, Json, Trial
 
-# --- Random streams derived from their purpose, so that none has to be stored ---------------------
-
-
-def stream(seed: int, purpose: str, number: int) -> random.Random:
-    """The generator for one purpose of one proposal: always the same, unrelated to others."""
-    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
-    return random.Random(int.from_bytes(digest, "big"))
-
-
-@dataclass(frozen=True, slots=True)
-class Elite:
-    """The part of a successful trial that a strategy remembers; the run's store holds the rest."""
-
-    number: int
-    configuration: Configuration
-    fitness: float
-
 
 class Strategy(Protocol):
     """Proposes configurations and learns from outcomes. Not safe for use by two threads.
@@ -80,3 +63,18 @@ class Strategy(Protocol):
     def contender(self) -> float | None:
         """The fitness that a trial must exceed to become an elite; None while any fitness will
         do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elite:
+    """The part of a successful trial that a strategy remembers; the run's store holds the rest."""
+
+    number: int
+    configuration: Configuration
+    fitness: float
+
+
+def stream(seed: int, purpose: str, number: int) -> random.Random:
+    """The generator for one purpose of one proposal: always the same, unrelated to others."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return random.Random(int.from_bytes(digest, "big"))

@@ -35,8 +35,7 @@ from evotune.space.language.nodes import (
     compile_scalar,
     truth,
 )
-from evotune.space.parameters import Parameter
-from evotune.space.search_space import SpaceSize
+from evotune.space.search_space import Parameter, SpaceSize
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.trial import Configuration, Value
 from evotune.util.words import did_you_mean

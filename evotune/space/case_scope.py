@@ -26,7 +26,7 @@ from evotune.space.language.nodes import (
     kinds_of,
     names_in,
 )
-from evotune.space.parameters import Parameter
+from evotune.space.search_space import Parameter
 from evotune.space.specs import ConstraintSpec, ParameterSpec
 from evotune.trial import Value
 from evotune.util.words import did_you_mean

@@ -19,14 +19,6 @@ from evotune.languages import Language, all_languages, find_language
 from evotune.run_options import RunOptions
 from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.nodes import is_condition
-from evotune.space.parameters import (
-    Boolean,
-    Categorical,
-    IntegerRange,
-    OrderedParameter,
-    Parameter,
-    PowerOfTwo,
-)
 from evotune.space.reading.schema import (
     MAX_PARAMETERS,
     MAX_VALUES,
@@ -39,6 +31,14 @@ from evotune.space.reading.schema import (
     TensorMapModel,
 )
 from evotune.space.reading.yaml_source import DataPath, Position, YamlSource, parse_yaml, read_yaml
+from evotune.space.search_space import (
+    Boolean,
+    Categorical,
+    IntegerRange,
+    OrderedParameter,
+    Parameter,
+    PowerOfTwo,
+)
 from evotune.space.specs import (
     L2_PROMOTIONS,
     MOST_BOX,

@@ -14,8 +14,8 @@ from evotune.trial import Value
 
 if TYPE_CHECKING:  # a worker that compiles needs none of them, and they import NumPy
     from evotune.space.language.expression import Expression
-    from evotune.space.parameters import Parameter
     from evotune.space.reading.yaml_source import DataPath, Position
+    from evotune.space.search_space import Parameter
 
 _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.run_options import RunOptions
 from evotune.store.run_store import RunStore
 from evotune.trial import Calibration, Json, NamedFigures, Value

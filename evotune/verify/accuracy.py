@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from evotune.problems.problem import Tensors
-from evotune.problems.rounding import rounding_share
+from evotune.problems.problem import Tensors, rounding_share
 from evotune.verify.buffers import Inspection
 
 _RMS_LIMIT = 0.6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.problems.executed_sizes import LengthPlan, band_pairs, executed_lengths
 from evotune.problems.problem import CONTIGUOUS, Case, Place, Problem
 from evotune.trial import Check, Domain, Region

@@ -19,8 +19,7 @@ from typing import TypeAlias
 
 from evotune.backends import registry
 from evotune.backends.base.backend import SanitizedCase, not_sanitized
-from evotune.backends.base.launch import CompileJob
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileJob, DeviceProfile
 from evotune.backends.base.session import Session
 from evotune.problems.problem import Case, Problem, index_bytes
 from evotune.trial import Check, Domain

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.base.session import LaunchFailure, Session
 from evotune.problems.problem import ELEMENT_BYTES, Case, Problem, TensorSpec
 from evotune.timing.paired import TimingSettings

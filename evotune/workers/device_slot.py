@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.base.time_limits import HeldUp, WatchedTime, allowance_s
 from evotune.errors import EnvironmentProblem, ProblemMistake
 from evotune.problems import Case

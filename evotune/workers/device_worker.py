@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.base.session import Session
 from evotune.errors import ProblemMistake
 from evotune.problems import Case, Problem, UserProblem, create_problem

@@ -26,8 +26,7 @@ from typing import Any
 import msgspec
 
 from evotune.backends import registry
-from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import Binary, CompileFailure, CompileJob, DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.problems.problem import Case
 from evotune.timing.processes import LEAST

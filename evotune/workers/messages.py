@@ -13,8 +13,13 @@ from typing import TypeAlias
 import msgspec
 from msgspec.msgpack import Decoder
 
-from evotune.backends.base.launch import Binary, CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import (
+    Binary,
+    CompileFailure,
+    CompileJob,
+    DeviceProfile,
+    LaunchPlan,
+)
 from evotune.problems.executed_sizes import LengthPlan
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase

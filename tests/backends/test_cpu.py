@@ -13,11 +13,11 @@ from evotune.backends.base.launch import (
     Argument,
     CompileFailure,
     CompileJob,
+    DeviceProfile,
     Launch,
     LaunchPlan,
     Workspace,
 )
-from evotune.backends.base.profile import DeviceProfile
 from evotune.backends.base.session import Intervention, LaunchFailure
 from evotune.backends.cpu import cpp_compiler, cpu_profile
 from evotune.backends.cpu.cpp_compiler import CpuCompiler

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.cuda import _discover, _presence, _profiles
 from evotune.backends.cuda._discover import find_gpu, find_gpus, open_profile, same_gpu
 from evotune.backends.cuda._presence import cuda_problem, gpus_present

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.cpu import _cpu_launcher, cpp_compiler, cpu_profile
 
 

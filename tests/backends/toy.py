@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from evotune.backends.base.backend import Backend
-from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileFailure, CompileJob, DeviceProfile, LaunchPlan
 from evotune.backends.base.session import Compiler, Session
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.languages import Language

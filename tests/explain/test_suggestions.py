@@ -18,7 +18,7 @@ from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Explanation
 from evotune.explain.findings import Effect, Limiter, Suggestion, Unit
 from evotune.explain.predicting import LaunchFigures, Predictor, table_of
-from evotune.search.trial_model import Difference
+from evotune.search.gaussian_process import Difference
 from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import parse_space
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial, Value

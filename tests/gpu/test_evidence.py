@@ -16,8 +16,7 @@ import pytest
 
 from evotune.backends import registry
 from evotune.backends.base.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
-from evotune.backends.base.launch import Binary
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import Binary, DeviceProfile
 from evotune.backends.cuda import _gpu_evidence
 from evotune.backends.cuda._discover import find_gpu
 from evotune.runs.setup import KernelSetup, load_kernel_setup

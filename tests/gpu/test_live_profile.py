@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.base.launch import CompileJob
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileJob, DeviceProfile
 from evotune.backends.cuda import _profiles
 from evotune.backends.cuda._discover import find_gpu
 from evotune.backends.cuda._limits import occupancy

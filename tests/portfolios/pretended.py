@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from evotune.backends.base.profile import DeviceProfile
-from evotune.portfolios import _case_searches, _drawn_cases
+from evotune.backends.base.launch import DeviceProfile
+from evotune.portfolios import case_searches, drawn_cases
 from evotune.portfolios.building import build_portfolio
+from evotune.portfolios.matrix_store import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio
-from evotune.portfolios.request import PortfolioRequest
 from evotune.problems.problem import Case
 from evotune.runs import _planning
 from evotune.runs.confirmed_champions import Champion
@@ -170,10 +170,10 @@ def pretending(search: PretendedSearch, candidates: int = 100) -> Iterator[None]
     """Draws are made among so few `candidates`, a user's among 600, and few random tests are
     planned: these take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_case_searches, "start_run", search.start)
+        patch.setattr(case_searches, "start_run", search.start)
         patch.setattr(_planning, "_RANDOM_TESTS", 20)
-        patch.setattr(_drawn_cases, "_CANDIDATES", candidates)
-        patch.setattr(_drawn_cases, "_TRIES", 5 * candidates)
+        patch.setattr(drawn_cases, "_CANDIDATES", candidates)
+        patch.setattr(drawn_cases, "_TRIES", 5 * candidates)
         yield
 
 

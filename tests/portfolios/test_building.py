@@ -14,11 +14,10 @@ import pytest
 
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError, RunLocked, StoreError, UsageError
-from evotune.portfolios import _case_searches, _portfolio_work, building
+from evotune.portfolios import building, case_searches
 from evotune.portfolios.building import build_portfolio
-from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix
+from evotune.portfolios.matrix_store import locked_matrix, matrix_path, read_matrix, stored_request
 from evotune.portfolios.portfolio_file import markdown, read_portfolio
-from evotune.portfolios.request import stored_request
 from evotune.problems.problem import Case
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder, list_runs
@@ -65,7 +64,7 @@ def finished(done: Path, tmp_path: Path) -> Path:
 def twelve_cases_are_enough() -> Iterator[None]:
     """To put some of them aside."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_portfolio_work, "FEWEST_TO_JUDGE", 12)
+        patch.setattr(building, "FEWEST_TO_JUDGE", 12)
         yield
 
 
@@ -267,7 +266,7 @@ def test_no_time_left_ends_the_work_and_more_minutes_go_on(space: Path, tmp_path
 def test_of_few_cases_none_is_put_aside(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_portfolio_work, "FEWEST_TO_JUDGE", 20)
+    monkeypatch.setattr(building, "FEWEST_TO_JUDGE", 20)
     request = softmax_request(tmp_path, space)
     found = built(request, PretendedSearch(space, by_rows), PretendedDevice(speedup))
     assert [case.label for case in found.cases if case.held_out] == []
@@ -280,9 +279,7 @@ def test_each_case_of_the_list_is_measured_though_time_is_over(
 ) -> None:
     """It is over once the last search has ended."""
     search, device = PretendedSearch(space, by_rows), PretendedDevice(speedup)
-    monkeypatch.setattr(
-        _portfolio_work.PortfolioWork, "_left_s", lambda _: 1.0 - len(search.requests)
-    )
+    monkeypatch.setattr(building.PortfolioWork, "_left_s", lambda _: 1.0 - len(search.requests))
     said: list[str] = []
     found = built(softmax_request(tmp_path, space), search, device, said.append)
     assert len(search.requests) == 2
@@ -294,14 +291,14 @@ def test_each_case_of_the_list_is_measured_though_time_is_over(
 
 def unconfirmed(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """The `first` runs have no confirmed champion."""
-    genuine, asked = _case_searches.champions_of, itertools.count()
+    genuine, asked = case_searches.champions_of, itertools.count()
 
     def found(run: ReopenedRun) -> list[Champion]:
         if next(asked) < first:
             raise EvotuneError("no confirmed champion")
         return genuine(run)
 
-    monkeypatch.setattr(_case_searches, "champions_of", found)
+    monkeypatch.setattr(case_searches, "champions_of", found)
 
 
 def test_without_a_champion_a_further_case_is_searched(
@@ -395,7 +392,7 @@ def test_a_case_that_was_searched_is_not_held_out(
 ) -> None:
     before = read_portfolio(finished)[0].cases
     monkeypatch.setattr(
-        _portfolio_work, "held_out_labels", lambda *given: {case.label for case in before[1:]}
+        building, "held_out_labels", lambda *given: {case.label for case in before[1:]}
     )
     found = built(stored_request(finished), PretendedSearch(space, by_rows),
                   PretendedDevice(speedup))  # fmt: skip

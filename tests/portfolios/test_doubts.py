@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.portfolios._drawn_cases import DrawnCases
-from evotune.portfolios._held_out_judge import without_doubts
-from evotune.portfolios._rule_tree import Leaf
+from evotune.portfolios.drawn_cases import DrawnCases
 from evotune.portfolios.matrix_store import Point, point_of
-from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.portfolios.rule import Leaf, RuleRegion, kernel_at, regions_of, without_doubts
 from evotune.problems.problem import Case
 from evotune.space.specs import GivenCase
 

@@ -17,18 +17,17 @@ import pytest
 
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError
-from evotune.portfolios import _portfolio_work
-from evotune.portfolios._drawn_cases import DrawnCases, predicted_lows
-from evotune.portfolios._rule_tree import Leaf
-from evotune.portfolios.matrix_store import Point, Score, locked_matrix, point_of
+from evotune.portfolios import building
+from evotune.portfolios.drawn_cases import DrawnCases, predicted_lows
+from evotune.portfolios.matrix_store import Point, Score, locked_matrix, point_of, stored_request
 from evotune.portfolios.portfolio_file import Portfolio, markdown
-from evotune.portfolios.request import stored_request
-from evotune.portfolios.rule import regions_of
+from evotune.portfolios.rule import Leaf, regions_of
 from evotune.problems import Tensor, UserProblem
 from evotune.problems.problem import Case, Problem
 from evotune.problems.ragged_attention import VarlenAttention
 from evotune.space.specs import GivenCase
-from evotune.trial import Configuration, Region, Value
+from evotune.store import RunStore
+from evotune.trial import Configuration, Json, Region, Value
 
 from .made_up import PROBLEM, domain, point, scored
 from .pretended import (
@@ -185,7 +184,7 @@ def test_no_drawn_case_that_a_kernel_loses_is_served_by_it(whole: Whole) -> None
 
 def test_a_drawn_case_that_still_loses_is_cut_out(space: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_portfolio_work, "_RULES", 1)
+        patch.setattr(building, "_RULES", 1)
         found = built(
             softmax_request(tmp_path, space, held_out=0.0),
             PretendedSearch(space, by_rows),
@@ -196,6 +195,11 @@ def test_a_drawn_case_that_still_loses_is_cut_out(space: Path, tmp_path: Path) -
     assert all(cut.drawn and "drawn, has 0.900x" in cut.words for cut in cuts)
     assert found.figures["drawn_before"].worst == pytest.approx(0.9)
     assert found.figures["drawn"].worst == 1.0
+
+
+def without_elapsed(store: RunStore, name: str, value: Json) -> None:
+    if name != building.ELAPSED:
+        store.set_facts({name: value})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_the_minutes_of_a_part_that_was_killed_count(
     searches = 1 if killed == "between searches" else 9
     with pytest.MonkeyPatch.context() as patch:
         # A process that is killed writes nothing at its end.
-        patch.setattr("evotune.portfolios.building.ELAPSED", "nothing")
+        patch.setattr(RunStore, "set_meta", without_elapsed)
         with pytest.raises(Killed):
             built(
                 request,
@@ -397,7 +401,7 @@ def test_a_rule_that_no_time_is_left_to_try_is_said(space: Path, tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch:
         # Time is over once the listed cases are measured.
         patch.setattr(
-            "evotune.portfolios._portfolio_work.PortfolioWork._out_of_time",
+            "evotune.portfolios.building.PortfolioWork._out_of_time",
             lambda work: len(device.measured) >= 24,
         )
         built(request, PretendedSearch(space, by_rows), device, said.append)

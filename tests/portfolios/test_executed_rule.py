@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from evotune.portfolios._rule_launches import executed_rule
-from evotune.portfolios._rule_tree import learnt_leaves
 from evotune.portfolios.matrix_store import Point
-from evotune.portfolios.rule import RuleRegion, regions_of
+from evotune.portfolios.rule import RuleRegion, learnt_leaves, regions_of
+from evotune.portfolios.served_rule import executed_rule
 from evotune.trial import Domain, ExecutedLengths
 
 from .made_up import domain, point, scored

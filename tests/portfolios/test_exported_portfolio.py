@@ -16,9 +16,9 @@ from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
-from evotune.portfolios import _portfolio_work
+from evotune.portfolios import building
+from evotune.portfolios.matrix_store import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
-from evotune.portfolios.request import PortfolioRequest
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.runs.starting import RunRequest
@@ -90,7 +90,7 @@ def test_single_cases_of_the_list_are_served_alone(
         return 1.5 if int(case.symbols["seq_len_q"]) in LENGTHS else 0.8
 
     monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
-    monkeypatch.setattr(_portfolio_work, "_RULES", 1)
+    monkeypatch.setattr(building, "_RULES", 1)
     cases = [
         {"batch": batch, "heads": 2, "seq_len": length, "head_dim": 32}
         for length in LENGTHS

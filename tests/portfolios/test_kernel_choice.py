@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evotune.portfolios import _portfolio_work
-from evotune.portfolios._portfolio_work import chosen_kernels, mean_speedup
+from evotune.portfolios import building
+from evotune.portfolios.building import chosen_kernels, mean_speedup
 from evotune.portfolios.matrix_store import Point
 from tests.portfolios.made_up import point, score
 
@@ -60,7 +60,7 @@ def test_few_kernels_are_chosen_exactly(made: tuple[list[Point], int]) -> None:
 def test_greedy_with_swaps_is_nearly_as_good(made: tuple[list[Point], int]) -> None:
     points, most = made
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_portfolio_work, "_MOST_SUBSETS", 0)
+        patch.setattr(building, "_MOST_SUBSETS", 0)
         chosen = chosen_kernels(points, most)
     assert len(chosen) <= most
     best = math.log(best_by_hand(points, most))
@@ -75,7 +75,7 @@ def test_swaps_leave_the_kernel_that_is_good_everywhere_and_best_nowhere() -> No
         for at in range(4)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_portfolio_work, "_MOST_SUBSETS", 0)
+        patch.setattr(building, "_MOST_SUBSETS", 0)
         assert chosen_kernels(points, 2) == [1, 2]
     assert chosen_kernels(points, 1) == [0]
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evotune.portfolios._held_out_judge import held_out_labels, judged, without_losses
-from evotune.portfolios._rule_tree import learnt_leaves
 from evotune.portfolios.matrix_store import Point, point_of
-from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.portfolios.rule import (
+    RuleRegion,
+    held_out_labels,
+    judged,
+    kernel_at,
+    learnt_leaves,
+    regions_of,
+    without_losses,
+)
 from evotune.trial import Region
 from tests.portfolios.made_up import PROBLEM, RANGES, domain, point, score, scored
 

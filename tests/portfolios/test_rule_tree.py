@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from counting import calls_made
 
-from evotune.portfolios._rule_tree import Leaf, learnt_leaves
 from evotune.portfolios.matrix_store import Point
+from evotune.portfolios.rule import Leaf, learnt_leaves
 from evotune.problems.problem import Place
 from tests.portfolios.made_up import score
 from tests.sweeps import swept

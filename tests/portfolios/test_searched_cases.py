@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from evotune.portfolios._case_searches import SearchPlan, nearest_searched, worst_served
-from evotune.portfolios._portfolio_work import representatives
+from evotune.portfolios.building import representatives
+from evotune.portfolios.case_searches import SearchPlan, nearest_searched, worst_served
 from evotune.portfolios.matrix_store import Point, distance
 from tests.portfolios.made_up import point, scored
 

@@ -11,10 +11,9 @@ import pytest
 from evotune.backends.cpu import CpuBackend
 from evotune.export.exporting import export_portfolio
 from evotune.export.runtime._dispatch import Choice, Dispatch
-from evotune.portfolios import _portfolio_work
-from evotune.portfolios.matrix_store import SIZES, read_matrix
+from evotune.portfolios import building
+from evotune.portfolios.matrix_store import SIZES, PortfolioRequest, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio
-from evotune.portfolios.request import PortfolioRequest
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
 from evotune.runs import _planning
@@ -173,7 +172,7 @@ def test_an_older_portfolio_exports_as_before_and_says_so(
 ) -> None:
     """The runs and the portfolio are those of a version that executed no lengths."""
     with monkeypatch.context() as patch:
-        patch.setattr(_portfolio_work, "rule_launches", lambda *given: iter(()))
+        patch.setattr(building, "rule_launches", lambda *given: iter(()))
         device = PretendedDevice(speedup)
         made(space, tmp_path, device)
     assert device.launched == []
@@ -233,6 +232,6 @@ def test_a_right_kernel_of_other_attention_loses_no_served_length(
 
     launched: list[int] = []
     today = rule(tmp_path / "today" / "runs")
-    monkeypatch.setattr(_portfolio_work, "rule_launches", lambda *given: iter(()))
+    monkeypatch.setattr(building, "rule_launches", lambda *given: iter(()))
     assert rule(tmp_path / "before" / "runs") == today
     assert launched == [1, 0]

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from evotune.portfolios import _served_rule as module
-from evotune.portfolios._held_out_judge import judged, without_losses
-from evotune.portfolios._rule_tree import learnt_leaves
-from evotune.portfolios._served_rule import single_cases
+from evotune.portfolios import served_rule as module
 from evotune.portfolios.matrix_store import point_of
-from evotune.portfolios.rule import RuleRegion, kernel_at, regions_of
+from evotune.portfolios.rule import (
+    RuleRegion,
+    judged,
+    kernel_at,
+    learnt_leaves,
+    regions_of,
+    without_losses,
+)
+from evotune.portfolios.served_rule import single_cases
 from evotune.problems import Tensor, UserProblem
 from evotune.trial import Region
 from tests.portfolios.made_up import domain, point, score, scored

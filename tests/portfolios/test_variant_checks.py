@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.cpu import CpuBackend
-from evotune.portfolios.matrix_store import VARIANT, read_matrix
+from evotune.portfolios.matrix_store import VARIANT, PortfolioRequest, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
-from evotune.portfolios.request import PortfolioRequest
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun
 from evotune.space.reading.case_file import given_cases

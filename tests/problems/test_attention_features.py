@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.problems import Case
 from evotune.problems.attention import Attention
 from evotune.problems.problem import WrongSymbol

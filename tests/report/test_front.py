@@ -8,9 +8,8 @@ import pytest
 
 from evotune.report.data import RunData
 from evotune.report.front import pareto_front
-from evotune.report.html._payload import run_payload
-from evotune.report.layout import plain
-from evotune.report.screen import leaderboard_lines
+from evotune.report.html.page import run_payload
+from evotune.report.screen import leaderboard_lines, plain
 from evotune.trial import Outcome, OutcomeKind
 
 from .runs import META, failed, make_run, ok, text_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evotune.report.layout import Column, Role, Span, grid, grid_width, paragraph, plain
+from evotune.report.screen import Column, Role, Span, grid, grid_width, paragraph, plain
 
 words = st.lists(st.text("abc=_-1", min_size=1, max_size=15), max_size=30)
 

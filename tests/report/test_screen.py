@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from evotune.report import wording
 from evotune.report.data import RunData, Totals, in_order
-from evotune.report.deciding_outcomes import Figures
-from evotune.report.layout import plain
-from evotune.report.screen import leaderboard_lines
+from evotune.report.leaderboard import Figures
+from evotune.report.screen import leaderboard_lines, plain
 from evotune.store.facts import facts_of
 from evotune.trial import Check, Configuration, Json, Outcome, OutcomeKind, Trial
 

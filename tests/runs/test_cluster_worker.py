@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EvotuneError
 from evotune.runs import cluster_run
 from evotune.runs.cluster_run import ClusterRequest, connected

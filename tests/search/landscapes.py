@@ -12,8 +12,14 @@ from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.strategy import Strategy
-from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
-from evotune.space.search_space import ExplicitSpace, SearchSpace
+from evotune.space.search_space import (
+    Boolean,
+    Categorical,
+    ExplicitSpace,
+    IntegerRange,
+    OrderedParameter,
+    SearchSpace,
+)
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 Evaluate = Callable[[Configuration], Outcome]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evotune.search.gaussian_process import Encoder
-from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter, PowerOfTwo
+from evotune.space.search_space import Categorical, IntegerRange, OrderedParameter, PowerOfTwo
 
 ENCODER = Encoder(
     [

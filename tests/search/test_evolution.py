@@ -13,8 +13,7 @@ from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
 from evotune.search.evolution import Evolution
 from evotune.search.strategy import Elite
-from evotune.space.parameters import OrderedParameter
-from evotune.space.search_space import ExplicitSpace
+from evotune.space.search_space import ExplicitSpace, OrderedParameter
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
 
 from .landscapes import Session, recording, session, small_space, smooth

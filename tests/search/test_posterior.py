@@ -10,7 +10,7 @@ from evotune.search.gaussian_process import (
     fit_kernel,
     log_expected_improvement,
 )
-from evotune.space.parameters import Categorical, IntegerRange, OrderedParameter
+from evotune.space.search_space import Categorical, IntegerRange, OrderedParameter
 
 ENCODER = Encoder(
     (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from evotune.space.parameters import IntegerRange
-from evotune.space.search_space import ExplicitSpace
+from evotune.space.search_space import ExplicitSpace, IntegerRange
 from evotune.trial import Configuration, Outcome, OutcomeKind
 
 from .landscapes import all_fail, recording, session, small_space, smooth

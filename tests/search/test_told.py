@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from evotune.search.evolution import ToldTrials
 from evotune.search.gaussian_process import Encoder
-from evotune.search.guide import ToldTrials
 from evotune.trial import Configuration, Json
 
 from .landscapes import small_space

@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 
+from evotune.search.evolution import Guide
 from evotune.search.folded import SeenConfigurations
 from evotune.search.gaussian_process import Warp
-from evotune.search.guide import Guide
-from evotune.space.parameters import IntegerRange
+from evotune.space.search_space import IntegerRange
 from evotune.trial import Configuration
 
 FITNESS = np.array([-9.0, -4.0, -2.0, -1.0, 0.0])

@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
-from evotune.space.parameters import Boolean, Categorical, IntegerRange, OrderedParameter
-from evotune.space.search_space import ExplicitSpace, SearchSpace, SpaceSize
+from evotune.space.search_space import (
+    Boolean,
+    Categorical,
+    ExplicitSpace,
+    IntegerRange,
+    OrderedParameter,
+    SearchSpace,
+    SpaceSize,
+)
 from evotune.trial import Configuration, Value
 
 PARAMETERS = (

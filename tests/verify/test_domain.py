@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.trial import Domain, Outcome, OutcomeKind, Region
 from evotune.verify.kept_checks import checked_domain
 

@@ -18,7 +18,7 @@ from evotune.backends.base.launch import CompileFailure, LaunchPlan
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import Tensor, UserProblem, create_problem
-from evotune.problems.rounding import rounding_of
+from evotune.problems.problem import rounding_of
 from evotune.runs._planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, OutcomeKind

@@ -12,8 +12,7 @@ import torch
 from _pytest.mark import ParameterSet
 
 from evotune.problems.attention import Attention
-from evotune.problems.problem import Case
-from evotune.problems.rounding import rounding_of
+from evotune.problems.problem import Case, rounding_of
 from evotune.verify.accuracy import (
     LIMITS,
     Errors,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from evotune.cli.verify_command import check_cells
-from evotune.problems.rounding import rounding_of
+from evotune.problems.problem import rounding_of
 from evotune.report import wording
-from evotune.report.deciding_outcomes import figures
+from evotune.report.leaderboard import figures
 from evotune.trial import Check, Outcome, OutcomeKind
 from evotune.verify.accuracy import (
     errors_against,

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from report.runs import make_run, ok
 
-from evotune.backends.base.launch import Argument, CompileJob, Workspace
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import Argument, CompileJob, DeviceProfile, Workspace
 from evotune.runs._planning import Planner
 from evotune.runs.folder import RunFolder
 from evotune.runs.setup import load_setup

@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.trial import Configuration, Outcome, OutcomeKind
 from evotune.workers.compile_pool import CompilePool
 from evotune.workers.device_slot import DeviceSlot, ProblemSource, Worker

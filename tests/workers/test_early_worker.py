@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.cuda import _discover, _profiles
 from evotune.problems import create_problem
 from evotune.workers.device_slot import DeviceSlot, ProblemSource

@@ -17,8 +17,7 @@ import torch
 from verify.kernels import PROBLEM, exact, kernel, make_case, plan
 
 from evotune.backends import registry
-from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile, LaunchPlan
 from evotune.backends.base.session import Fault, Sampler
 from evotune.backends.cpu.cpu_session import CpuSampler, CpuSession
 from evotune.backends.cuda.cuda_session import classify

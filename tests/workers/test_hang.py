@@ -10,8 +10,7 @@ from typing import cast
 
 import pytest
 
-from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile, LaunchPlan
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
 from evotune.workers.device_slot import DeviceSlot, ProblemSource, TimeLimits, Worker

@@ -7,12 +7,12 @@ from evotune.backends.base.launch import (
     Binary,
     CompileJob,
     ConstantMemory,
+    DeviceProfile,
     Launch,
     LaunchPlan,
     TensorMap,
     Workspace,
 )
-from evotune.backends.base.profile import DeviceProfile
 from evotune.problems.problem import Case
 from evotune.store.opening import encode_json
 from evotune.trial import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.problems import Tensor, UserProblem
 from evotune.trial import Measurement
 from evotune.workers._trial_runner import impossible, is_near_peak

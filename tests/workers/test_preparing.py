@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import ProblemMistake
 from evotune.problems import create_problem
 from evotune.trial import Outcome

@@ -9,8 +9,13 @@ from typing import cast
 
 import pytest
 
-from evotune.backends.base.launch import Binary, CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import (
+    Binary,
+    CompileFailure,
+    CompileJob,
+    DeviceProfile,
+    LaunchPlan,
+)
 from evotune.problems.problem import Case
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind
 from evotune.workers.compile_pool import CompilePool

@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from evotune.backends import registry
-from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import Binary, CompileFailure, CompileJob, DeviceProfile
 from evotune.errors import EnvironmentProblem
 from evotune.runs.confirming import timed_again
 from evotune.trial import Configuration, OutcomeKind

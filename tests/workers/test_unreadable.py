@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evotune.backends.base.launch import CompileFailure
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileFailure, DeviceProfile
 from evotune.backends.cuda import _perturbed_build
 from evotune.errors import EnvironmentProblem
 from evotune.runs import cluster_run

@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileFailure, CompileJob, DeviceProfile
 from evotune.problems.problem import Case
 from evotune.trial import Outcome, OutcomeKind
 from evotune.workers import child as child_module

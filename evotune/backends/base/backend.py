@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 import msgspec
 
 from evotune.backends.base.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
-from evotune.backends.base.launch import CompileJob, Launch, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileJob, DeviceProfile, Launch, LaunchPlan
 from evotune.backends.base.session import Compiler, Session
 from evotune.errors import EvotuneError
 from evotune.languages import Language

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from evotune.backends.base.launch import CompileJob, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import CompileJob, DeviceProfile, LaunchPlan
 from evotune.problems.problem import FLOAT8, INTEGERS, Case, TensorSpec
 from evotune.trial import Json, NamedFigures, Value
 from evotune.util.files import state_folder

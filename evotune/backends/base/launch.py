@@ -1,4 +1,7 @@
-"""How one candidate is compiled and launched, as plain data that can be sent between processes."""
+"""How one candidate is compiled and launched, as plain data that can be sent between processes.
+
+`DeviceProfile` is the device, by its name and abilities.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from evotune.problems.problem import ELEMENT_BYTES
 from evotune.space.specs import L2_PROMOTIONS, MOST_BOX, MOST_DIMENSIONS, SWIZZLES
-from evotune.trial import Figure, NamedFigures, OutcomeKind, number
+from evotune.trial import Figure, Json, NamedFigures, OutcomeKind, Value, number
 
 # Tensor maps as plain data: they describe a tensor to a GPU's copy engine (TMA, sm_90 and later).
 #
@@ -264,3 +268,34 @@ class CompileFailure(msgspec.Struct, frozen=True, tag=True):
     reason: str
     log: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """A device, live or by name.
+
+    - `backend`: cpu, cuda or recorded.
+    - `arch`: the architecture that binaries are compiled for.
+    - `attributes`: the names that a space may use as `device.NAME`, with their values.
+    - `peak_gflops`: of dense products in half precision, with sums in float32. Of a CPU that has no
+      such products it is float32's.
+    - `id`, `driver`: the UUID and driver version of a live GPU; other devices have none.
+    """
+
+    name: str
+    backend: str
+    arch: str
+    attributes: Mapping[str, Value]
+    peak_gflops: float = 0.0  # 0: unknown, no roofline check
+    id: str = ""
+    driver: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """The profile as it is stored."""
+        fields: dict[str, Json] = msgspec.to_builtins(self)
+        return fields
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> DeviceProfile:
+        """ValueError when a value has another type than its field."""
+        return msgspec.convert(data, cls)

@@ -18,8 +18,14 @@ from typing import Any, BinaryIO, Final, TypeAlias, TypeVar, cast
 import msgspec
 
 from evotune.errors import SpaceError, UsageError
-from evotune.space.parameters import Boolean, Categorical, OrderedParameter, Parameter
-from evotune.space.search_space import ExplicitSpace, strides
+from evotune.space.search_space import (
+    Boolean,
+    Categorical,
+    ExplicitSpace,
+    OrderedParameter,
+    Parameter,
+    strides,
+)
 from evotune.space.specs import RecordedSpec
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Value, parse_json
 from evotune.util.files import open_regular

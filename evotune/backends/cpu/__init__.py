@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from evotune.backends.base.backend import Caller, Finding
     from evotune.backends.base.evidence import BaselineRequest, Evidence, EvidenceRequest
-    from evotune.backends.base.profile import DeviceProfile
+    from evotune.backends.base.launch import DeviceProfile
     from evotune.backends.base.session import Compiler, Session
 
 _CPP = Language(

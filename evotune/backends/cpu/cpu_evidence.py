@@ -37,7 +37,7 @@ from evotune.backends.base.evidence import (
     count,
     innermost_loops,
 )
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.base.time_limits import Tool
 from evotune.backends.cpu import counted_run, cpu_ceiling_run, cpu_profile
 from evotune.backends.cpu.counted_run import BASELINE, KERNEL

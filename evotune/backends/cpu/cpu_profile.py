@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from evotune.backends.base.cpu_cores import busy_shares, core_of
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.trial import Value
 
 _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of false alarms

@@ -21,8 +21,7 @@ from typing import TypeAlias
 import torch
 
 from evotune.backends.base.backend import KernelCall
-from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile, LaunchPlan
 from evotune.backends.base.session import (
     Disturb,
     Fault,

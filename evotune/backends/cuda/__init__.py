@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from evotune.backends.base.backend import Caller, Finding, Limits, SanitizedCase
     from evotune.backends.base.evidence import BaselineRequest, Evidence, EvidenceRequest
-    from evotune.backends.base.launch import CompileJob
-    from evotune.backends.base.profile import DeviceProfile
+    from evotune.backends.base.launch import CompileJob, DeviceProfile
     from evotune.backends.base.session import Compiler, Session
     from evotune.trial import Check, OutcomeKind
 

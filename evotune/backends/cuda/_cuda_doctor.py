@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from evotune.backends.base.backend import Finding, SanitizedCase, Status, optional, version
-from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import (
+    Argument,
+    CompileFailure,
+    CompileJob,
+    DeviceProfile,
+    Launch,
+    LaunchPlan,
+)
 from evotune.backends.cuda import _nsight, _profiles
 from evotune.backends.cuda import compiler as cuda
 from evotune.backends.cuda._probe import GpuState, probe

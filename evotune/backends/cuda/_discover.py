@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.cuda import _profiles
 from evotune.backends.cuda._presence import GpuLock, are_hidden, gpus_present
 from evotune.backends.cuda._probe import GpuState, ask_present_gpus

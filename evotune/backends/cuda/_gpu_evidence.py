@@ -25,8 +25,7 @@ from evotune.backends.base.evidence import (
     Occupancy,
     StaticView,
 )
-from evotune.backends.base.launch import Launch, entry_resources, resources_of
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile, Launch, entry_resources, resources_of
 from evotune.backends.cuda import _discover, _limits, _nsight, _static_view
 from evotune.backends.cuda._discover import busy_gpu
 from evotune.backends.cuda._presence import gpus_present

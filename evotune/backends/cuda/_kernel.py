@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evotune.backends.base.backend import KernelCall
-from evotune.backends.base.launch import Argument, ConstantMemory, Launch, LaunchPlan, TensorMap
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import (
+    Argument,
+    ConstantMemory,
+    DeviceProfile,
+    Launch,
+    LaunchPlan,
+    TensorMap,
+)
 from evotune.backends.base.session import LaunchFailure, c_value
 
 if TYPE_CHECKING:

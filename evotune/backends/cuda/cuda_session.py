@@ -22,8 +22,13 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from evotune.backends.base.launch import CompileFailure, CompileJob, Launch, LaunchPlan
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import (
+    CompileFailure,
+    CompileJob,
+    DeviceProfile,
+    Launch,
+    LaunchPlan,
+)
 from evotune.backends.base.session import (
     Disturb,
     Fault,

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from evotune.report.answers import Explained
-from evotune.report.html._page import html_page
+from evotune.report.html.page import html_page
+from evotune.report.markdown import Explained
 
 __all__ = ["MOST_TRIALS", "Explained", "html_page"]
 

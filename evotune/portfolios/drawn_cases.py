@@ -19,8 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.portfolios._cell_measuring import CellPlans, cell_of
-from evotune.portfolios._held_out_judge import Doubted
+from evotune.portfolios.cell_measuring import CellPlans, cell_of
 from evotune.portfolios.matrix_store import (
     BATCH_HEADS,
     Cell,
@@ -30,7 +29,7 @@ from evotune.portfolios.matrix_store import (
     independent_features,
     point_of,
 )
-from evotune.portfolios.rule import RuleRegion
+from evotune.portfolios.rule import Doubted, RuleRegion
 from evotune.problems.problem import Case, Problem
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.setup import KernelSetup

@@ -134,7 +134,7 @@ SERVED_BADLY = 0.97
 class SearchPlan:
     """Divides the budget of a portfolio among its searches.
 
-    The `first` searches go to representative cases (`_portfolio_work.py`). Up to half as many
+    The `first` searches go to representative cases (`PortfolioWork`). Up to half as many
     further searches go to cases that are served badly. Each search gets the same share of `trials`
     and of `minutes`; None means no limit.
     """

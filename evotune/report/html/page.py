@@ -1,21 +1,30 @@
-"""A run's data for the page's script: columns of numbers, and each text once.
+"""The page: skeleton, style, the runs' data, and the script that draws them.
 
-Ten thousand trials must stay a small part of the page. So figures keep five digits, reasons and
-values are indices into lists of texts, and only the leaders have measurements of single cases.
+No text from elsewhere ever becomes markup. The runs are one JSON text in which no character can
+end its element; the script puts text into the page as text. A content security policy lets only
+the page's own script run (by its hash), lets no text become code, and forbids every connection.
+
+A run's data are columns of numbers, and each text once. Ten thousand trials must stay a small part
+of the page. So figures keep five digits, reasons and values are indices into lists of texts, and
+only the leaders have measurements of single cases.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
+import html
+import json
 import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 
 from evotune.report import wording
-from evotune.report.answers import Explained, answers
 from evotune.report.data import RunData
-from evotune.report.deciding_outcomes import Evidence, figures, weigh
+from evotune.report.formats import finite, trial_record
 from evotune.report.front import (
     DEVICES_MEANING,
     devices_table,
@@ -24,9 +33,9 @@ from evotune.report.front import (
     pareto_front,
 )
 from evotune.report.front import DOMAIN_MEANING as DOMAIN
-from evotune.report.leaderboard import Leaderboard, Row, rank
-from evotune.report.markdown import sentence
-from evotune.report.records import trial_record
+from evotune.report.html.pictures import picture_style
+from evotune.report.leaderboard import Evidence, Leaderboard, Row, figures, rank, weigh
+from evotune.report.markdown import Explained, answers, sentence
 from evotune.report.summary import RunSummary, StageTime, summarize
 from evotune.report.whole import failures, in_proposal_order
 from evotune.report.wording import alike_reasons, change_text
@@ -35,6 +44,92 @@ from evotune.timing.processes import agreement
 from evotune.trial import Json, Measurement, Outcome, Trial, Value, throttled_by, worst_check
 from evotune.util.commands import run_command
 from evotune.util.words import printable, shorten
+from evotune.version import __version__
+
+_SCRIPTS = (
+    "elements.js",
+    "filter.js",
+    "table.js",
+    "axes.js",
+    "charts.js",
+    "parallel.js",
+    "figures.js",
+    "pictures.js",
+    "explain.js",
+    "sections.js",
+    "main.js",
+)
+
+
+def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] = ()) -> str:
+    """The page of one or more runs.
+
+    `explanations`: for each run the one of its winner, or None (`explain.report_parts`).
+    """
+    found = explanations or [None] * len(runs)
+    payloads = [run_payload(run, each) for run, each in zip(runs, found, strict=True)]
+    data = {"evotune": __version__, "runs": payloads}
+    script = "'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS)
+    names = ", ".join(dict.fromkeys(run.space or "run" for run in runs))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
+<title>{html.escape(names)} - evotune</title>
+<link rel="icon" href="data:,">
+<style>
+{_asset("report.css")}
+{picture_style()}
+</style>
+</head>
+<body>
+<noscript>
+<p>This report draws itself with JavaScript, all of which is inside the file. In short:</p>
+{_opening(payloads)}
+</noscript>
+<main id="page"></main>
+<script type="application/json" id="data">{_embedded(data)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _opening(payloads: Sequence[Mapping[str, Json]]) -> str:
+    """The answers of each run, for a reader without JavaScript."""
+    parts = []
+    for payload in payloads:
+        parts.append(f"<h2>{html.escape(str(payload['id']))}</h2>")
+        for answer in payload["answers"]:
+            said = html.escape(" ".join(answer["sentences"]))
+            parts.append(f"<p><b>{html.escape(answer['question'])}</b> {said}</p>")
+            lines = [f"{line}  # {why}" for line, why in answer["commands"]]
+            parts += [f"<pre>{html.escape(line)}</pre>" for line in lines]
+    return "\n".join(parts)
+
+
+def _asset(name: str) -> str:
+    return files("evotune.report.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = (
+        "default-src 'none'",
+        f"script-src 'sha256-{digest}'",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+    )
+    return "; ".join(rules)
+
+
+def _embedded(data: Json) -> str:
+    """JSON that is safe inside a script element: no `<`, so neither `</script` nor `<!--`."""
+    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
 
 _DETAILED_ROWS = 100
 _REASON_CHARACTERS = 160
