@@ -25,8 +25,7 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evotune.cli.progress import LiveProgress  # noqa: E402
-from evotune.cli.standing import Standing  # noqa: E402
+from evotune.cli.progress import LiveProgress, Standing  # noqa: E402
 from evotune.explain.explaining import ExplainRequest, explain_run  # noqa: E402
 from evotune.explain.report_parts import explained_html  # noqa: E402
 from evotune.report.data import RunData  # noqa: E402

@@ -16,11 +16,9 @@ the commands of these names. Nothing is imported before it is used.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evotune.api.case_portfolio import portfolio
-    from evotune.api.gating import Verdict, gate
-    from evotune.api.looking import check, compile
-    from evotune.api.replaying import replay
+    from evotune.api.checking import Verdict, check, compile, gate
     from evotune.api.run import Candidate, Run, open_run
-    from evotune.api.tuning import tune
+    from evotune.api.tuning import replay, tune
     from evotune.errors import EvotuneError
     from evotune.problems.user import UserProblem as Problem
     from evotune.search.catalog import AskTell as Strategy
@@ -45,12 +43,12 @@ if TYPE_CHECKING:
 
 _OBJECTS = "evotune.space.objects"
 _PLACES = {
-    "Verdict": "evotune.api.gating",
-    "gate": "evotune.api.gating",
-    "check": "evotune.api.looking",
-    "compile": "evotune.api.looking",
+    "Verdict": "evotune.api.checking",
+    "gate": "evotune.api.checking",
+    "check": "evotune.api.checking",
+    "compile": "evotune.api.checking",
     "portfolio": "evotune.api.case_portfolio",
-    "replay": "evotune.api.replaying",
+    "replay": "evotune.api.tuning",
     "Candidate": "evotune.api.run",
     "Run": "evotune.api.run",
     "open_run": "evotune.api.run",

@@ -14,7 +14,7 @@ import shlex
 from pathlib import Path
 
 from evotune.errors import EvotuneError
-from evotune.extras.importer import importer
+from evotune.extras import importer
 from evotune.user_code import trust
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Unpack
 
-from evotune.api._given_space import (
+from evotune.api.given_space import (
     AnyCases,
     AnySpace,
     SpaceKeywords,

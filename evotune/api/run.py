@@ -258,7 +258,7 @@ class Run:
         EnvironmentProblem where the run was made elsewhere, RunLocked while another process works
         on it, UsageError for fewer trials than the run has.
         """
-        from evotune.api._given_space import trusting
+        from evotune.api.given_space import trusting
 
         with trusting(trust):
             self.resumed(
@@ -377,7 +377,7 @@ class Run:
         something must be measured and the device is not here; RunLocked while another process works
         on the run.
         """
-        from evotune.api._given_space import trusting
+        from evotune.api.given_space import trusting
         from evotune.explain.explaining import ExplainRequest, explain_run
 
         with trusting(trust):
@@ -402,7 +402,7 @@ class Run:
         confirmed or faster than PyTorch's attention, UsageError for a name or a folder that cannot
         be, EnvironmentProblem when the compilers here make other code than the run measured.
         """
-        from evotune.api._given_space import trusting
+        from evotune.api.given_space import trusting
         from evotune.export.exporting import export_runs
 
         with trusting(trust):

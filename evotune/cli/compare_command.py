@@ -18,7 +18,7 @@ from evotune.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.cli.terminal import Terminal, pass_terminal, print_tables, text_table, write_output
 from evotune.errors import EvotuneError, UsageError
 
 if TYPE_CHECKING:
@@ -130,8 +130,6 @@ def compare(
 
         write_output(to_json({**found.to_json(), "failed": [c.text for c in broken]}), output)
     else:
-        from evotune.cli.tables import print_tables
-
         print_tables(terminal, _parts(found), output)
     if noise:
         terminal.note(f"undecided, {noise}" if limits else noise)
@@ -194,7 +192,6 @@ def _measured(first: tuple[Run, Side], second: tuple[Run, Side], terminal: Termi
 
 
 def _parts(found: Comparison) -> Iterator[Table | str]:
-    from evotune.cli.tables import text_table
     from evotune.report import wording
     from evotune.util.words import shorten
 

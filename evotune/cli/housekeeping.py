@@ -1,4 +1,8 @@
-"""`list`, `rm` and `cache`: the shipped spaces, and the runs and kernels kept on this machine."""
+"""`list`, `rm`, `cache`, `doctor` and `completion`: this machine and what evotune keeps on it.
+
+These are the shipped spaces, the runs and kernels that are kept, whether everything that tuning
+needs is here, and the script by which a shell completes commands.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import json
 import os
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import get_completion_class
 
 from evotune.cli.options import (
     NOT_NEGATIVE,
@@ -22,14 +28,16 @@ from evotune.cli.options import (
     output_option,
     runs_dir_option,
 )
-from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.cli.terminal import Terminal, pass_terminal, print_tables, text_table, write_output
 from evotune.errors import RunLocked
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from evotune.api.machine import Finding
     from evotune.api.run import RunFolder
     from evotune.space.document import SpaceDocument
+
 
 _MIB = 1 << 20
 _DAY_S = 86400.0
@@ -46,7 +54,6 @@ def list_command(terminal: Terminal, *, style: str, output: str) -> int:
     """
     from evotune import plugins
     from evotune.api.machine import shipped_spaces
-    from evotune.cli.tables import print_tables
     from evotune.space.document import load_space
 
     rows = []
@@ -64,7 +71,6 @@ def list_command(terminal: Terminal, *, style: str, output: str) -> int:
 
 
 def _tables(cells: Sequence[tuple[str, ...]]) -> Iterator[Table | str]:
-    from evotune.cli.tables import text_table
     from evotune.plugins import installed
 
     yield text_table(("space", "needs", "about"), cells)
@@ -165,3 +171,66 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 about = path.stat()
                 if stat.S_ISREG(about.st_mode):
                     yield path, about
+
+
+_ENVIRONMENT = 3
+
+
+@click.command(cls=Command, example="evotune doctor --format json")
+@format_option(("table", "json"), "table")
+@output_option
+@pass_terminal
+def doctor(terminal: Terminal, style: str, output: str) -> int:
+    """Check that this machine has everything that tuning needs.
+
+    Packages, compiler, CPU, GPUs, cache. The exit code is 3 when something must be fixed.
+    """
+    from evotune.api.machine import examine
+
+    found = examine()
+    if style == "json":
+        from evotune.report.formats import to_json
+
+        usable = all(finding.status.fine for finding in found)
+        findings = [finding.to_json() for finding in found]
+        write_output(to_json({"usable": usable, "findings": findings}), output)
+    else:
+        print_tables(terminal, _parts(found), output)
+    return 0 if all(finding.status.fine for finding in found) else _ENVIRONMENT
+
+
+def _parts(found: Sequence[Finding]) -> Iterator[Table | str]:
+
+    rows = [(finding.name, finding.status.value, finding.detail) for finding in found]
+    yield text_table(("what", "status", "found"), rows)
+    wrong = [finding for finding in found if not finding.status.fine]
+    yield "everything needed is here" if not wrong else f"{len(wrong)} to fix:"
+    for finding in wrong:
+        yield f"  {finding.name}: {finding.fix or finding.detail}"
+    optional = [finding for finding in found if finding.status.fine and finding.fix]
+    if optional:
+        yield "for more:"
+    for finding in optional:
+        yield f"  {finding.name}: {finding.fix}"
+
+
+_VARIABLE = "_EVOTUNE_COMPLETE"
+
+
+@click.command(cls=Command, example="evotune completion bash >> ~/.bashrc")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> int:
+    """Print the completion script of a SHELL.
+
+    bash and zsh: evaluate it in the shell's start-up file. fish: save it as
+    ~/.config/fish/completions/evotune.fish.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(context.find_root().command, {}, "evotune", _VARIABLE)
+    # Not `source()`: for bash it starts bash to ask for its version, and every bash since 2009 is
+    # new enough.
+    text = made.source_template % made.source_vars()
+    sys.stdout.write(text.strip() + "\n")
+    return 0

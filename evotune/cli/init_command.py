@@ -128,7 +128,7 @@ def _bring_in(
     outputs: Sequence[str],
     given: str,
 ) -> int:
-    from evotune.extras.importer import importer
+    from evotune.extras import importer
 
     try:
         arguments = shlex.split(given)

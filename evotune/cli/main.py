@@ -29,45 +29,6 @@ from evotune.packages import is_no_memory, say_no_memory
 from evotune.util.words import did_you_mean, shorten, shorten_names
 from evotune.version import __version__
 
-# --- An internal error: the user reads one line, and a file keeps the traceback -------------------
-
-
-def report_crash(error: BaseException, terminal: Terminal) -> None:
-    """Names the error and the file with its traceback on stderr; --verbose shows the traceback
-    there too."""
-    text = "".join(traceback.format_exception(error))
-    path = _write(text, terminal)
-    if terminal.verbose or path is None:
-        click.echo(text, err=True, nl=False)
-    what = str(error).strip().partition("\n")[0]
-    name = type(error).__name__
-    kept = f"; the traceback is in {path}" if path else ""
-    say(f"error: internal error, please report it: {name}{f': {what}' if what else ''}{kept}")
-
-
-def _write(text: str, terminal: Terminal) -> Path | None:
-    """Writes the traceback into the run's logs when there is a run, else into the cache, else into
-    the temporary folder. None when no folder takes it."""
-    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in _folders(terminal):
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / name
-            path.write_text(f"evotune {__version__}\n{text}", encoding="utf-8")
-            return path
-    return None
-
-
-def _folders(terminal: Terminal) -> Iterator[Path]:
-    if terminal.crash_folder is not None:
-        yield terminal.crash_folder
-    with contextlib.suppress(ImportError):
-        from evotune.util.files import default_cache_dir
-
-        yield default_cache_dir() / "crashes"
-    yield Path(tempfile.gettempdir())
-
-
 _COMMANDS = {
     "run": "evotune.cli.run_commands:run",
     "resume": "evotune.cli.run_commands:resume",
@@ -75,21 +36,21 @@ _COMMANDS = {
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
     "compare": "evotune.cli.compare_command:compare",
-    "ablate": "evotune.cli.ablate_command:ablate",
-    "explain": "evotune.cli.explain_command:explain",
+    "ablate": "evotune.cli.explain_commands:ablate",
+    "explain": "evotune.cli.explain_commands:explain",
     "verify": "evotune.cli.verify_command:verify",
-    "export": "evotune.cli.export_command:export",
-    "portfolio": "evotune.cli.portfolio_command:portfolio",
+    "export": "evotune.cli.export_commands:export",
+    "portfolio": "evotune.cli.export_commands:portfolio",
     "check": "evotune.cli.inspection:check",
-    "compile": "evotune.cli.compile_command:compile_command",
+    "compile": "evotune.cli.inspection:compile_command",
     "init": "evotune.cli.init_command:init",
-    "replay": "evotune.cli.replay_command:replay",
+    "replay": "evotune.cli.run_commands:replay",
     "list": "evotune.cli.housekeeping:list_command",
     "rm": "evotune.cli.housekeeping:rm",
     "cache": "evotune.cli.housekeeping:cache",
     "schema": "evotune.cli.inspection:schema",
-    "completion": "evotune.cli.completion:completion",
-    "doctor": "evotune.cli.doctor_command:doctor",
+    "completion": "evotune.cli.housekeeping:completion",
+    "doctor": "evotune.cli.housekeeping:doctor",
 }
 _INTERNAL_ERROR = 70  # EX_SOFTWARE
 _ENVIRONMENT = 3
@@ -200,6 +161,42 @@ def _discard_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def report_crash(error: BaseException, terminal: Terminal) -> None:
+    """Names the error and the file with its traceback on stderr; --verbose shows the traceback
+    there too."""
+    text = "".join(traceback.format_exception(error))
+    path = _write(text, terminal)
+    if terminal.verbose or path is None:
+        click.echo(text, err=True, nl=False)
+    what = str(error).strip().partition("\n")[0]
+    name = type(error).__name__
+    kept = f"; the traceback is in {path}" if path else ""
+    say(f"error: internal error, please report it: {name}{f': {what}' if what else ''}{kept}")
+
+
+def _write(text: str, terminal: Terminal) -> Path | None:
+    """Writes the traceback into the run's logs when there is a run, else into the cache, else into
+    the temporary folder. None when no folder takes it."""
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in _folders(terminal):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / name
+            path.write_text(f"evotune {__version__}\n{text}", encoding="utf-8")
+            return path
+    return None
+
+
+def _folders(terminal: Terminal) -> Iterator[Path]:
+    if terminal.crash_folder is not None:
+        yield terminal.crash_folder
+    with contextlib.suppress(ImportError):
+        from evotune.util.files import default_cache_dir
+
+        yield default_cache_dir() / "crashes"
+    yield Path(tempfile.gettempdir())
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

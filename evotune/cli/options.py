@@ -1,4 +1,7 @@
-"""Options that several commands share, and the command class that adds the global ones."""
+"""Options that several commands share, and the command class that adds the global ones.
+
+`complete_run` and its like find the values that a shell offers when it completes them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from evotune.cli.terminal import Terminal, say
 from evotune.util.commands import RUNS_DIR
@@ -70,33 +74,50 @@ POSITIVE = _Finite(min=0, min_open=True)
 NOT_NEGATIVE = _Finite(min=0)
 
 
-def complete_run(*asked: Any) -> Any:
-    from evotune.cli.completing import complete_run
+def complete_run(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """`latest` and the folder's runs, newest first; paths when none of these fits."""
+    from evotune.api.run import all_runs
 
-    return complete_run(*asked)
+    runs_dir = context.params.get("runs_dir") or RUNS_DIR
+    names = ["latest", *(run.id for run in reversed(all_runs(runs_dir)))]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
 
 
-def _complete_device(*asked: Any) -> Any:
-    from evotune.cli.completing import complete_device
+def complete_device(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The values of `--device`: `auto`, and the names that each backend offers."""
+    from evotune.api.machine import device_names
 
-    return complete_device(*asked)
+    return [CompletionItem(name) for name in device_names() if name.startswith(incomplete)]
 
 
-def complete_strategy(*asked: Any) -> Any:
-    from evotune.cli.completing import complete_strategy
+def complete_strategy(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The strategies by name."""
+    from evotune.api.machine import strategy_names
 
-    return complete_strategy(*asked)
+    return [CompletionItem(name) for name in strategy_names() if name.startswith(incomplete)]
+
+
+def complete_space(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The shipped spaces by name, and files."""
+    from evotune.api.machine import shipped_spaces
+
+    found = [CompletionItem(name) for name in shipped_spaces() if name.startswith(incomplete)]
+    return [*found, CompletionItem(incomplete, type="file")]
 
 
 def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
     """SPACE: a file, or the name of a space that ships with evotune."""
 
-    def complete(*asked: Any) -> Any:
-        from evotune.cli.completing import complete_space
-
-        return complete_space(*asked)
-
-    return click.argument("space", required=required, shell_complete=complete)
+    return click.argument("space", required=required, shell_complete=complete_space)
 
 
 def trust_option(function: Function) -> Function:
@@ -144,7 +165,7 @@ def _device_option(help_text: str) -> Callable[[Function], Function]:
         show_default=True,
         metavar="auto|cpu[:N]|cuda:N|NAME",
         callback=lambda context, option, value: value.lower(),
-        shell_complete=_complete_device,
+        shell_complete=complete_device,
         help=help_text,
     )
 

@@ -21,6 +21,9 @@ from evotune.cli.options import (
 from evotune.cli.terminal import (
     Terminal,
     pass_terminal,
+    print_leaderboard,
+    print_tables,
+    text_table,
     write_output,
     write_pieces,
 )
@@ -56,14 +59,14 @@ def status(
     no fresh process has confirmed.
     """
     if run is None and not watch:
-        from evotune.cli.listing import print_runs
+        from evotune.cli.status_views import print_runs
 
         print_runs(terminal, runs_dir, style, output)
         return 0
     run = run or "latest"
     if watch:
         from evotune.api.run import open_run
-        from evotune.cli.watching import watch as watch_run
+        from evotune.cli.status_views import watch as watch_run
 
         watch_run(terminal, open_run(run, runs_dir).folder)
     from evotune.report.summary import summarize
@@ -74,8 +77,6 @@ def status(
 
         write_output(to_json(summary.to_json()), output)
     else:
-        from evotune.cli.tables import print_tables
-
         print_tables(terminal, _status_parts(summary, terminal.columns(output)), output)
     return 0
 
@@ -95,8 +96,6 @@ def top(
     """Show the leaderboard of a run."""
     data = _load(run, runs_dir, rows=count)
     if style == "table":
-        from evotune.cli.tables import print_leaderboard
-
         print_leaderboard(terminal, data, count, output)
     else:
         from evotune.report.formats import LEADERBOARDS
@@ -140,7 +139,6 @@ def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
 
 
 def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
-    from evotune.cli.tables import text_table
     from evotune.report import wording
     from evotune.report.front import devices_agreement, devices_table
     from evotune.report.screen import paragraph, plain

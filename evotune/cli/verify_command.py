@@ -18,7 +18,7 @@ from evotune.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from evotune.cli.terminal import Terminal, pass_terminal, write_output
+from evotune.cli.terminal import Terminal, pass_terminal, print_tables, text_table, write_output
 from evotune.errors import UsageError
 from evotune.trial import Check, Json, Outcome, Value
 
@@ -102,8 +102,6 @@ def _parse(text: str) -> Mapping[str, Value]:
 
 def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -> None:
     if style == "table":
-        from evotune.cli.tables import print_tables
-
         print_tables(terminal, _parts(found), output)
         return
     from evotune.report.formats import to_json, to_jsonl
@@ -116,7 +114,6 @@ def _write(terminal: Terminal, found: list[Verified], style: str, output: str) -
 
 
 def _parts(found: list[Verified]) -> Iterator[Table | str]:
-    from evotune.cli.tables import text_table
     from evotune.report import wording
     from evotune.report.front import domain_table, domain_text
 

@@ -1,1 +1,60 @@
-"""Optional parts. Each folder is one, and evotune works without it."""
+"""What brings another tuner's script in as a space: evotune's own, or an installed package's.
+
+A package names its importers in the group `evotune.importers` of its entry points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from evotune.errors import EnvironmentProblem
+from evotune.plugins import Group
+
+_IMPORTERS = Group("evotune.importers", "importer", ("import_script",), "evotune.extras")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The files of a new space.
+
+    - files: their contents by name
+    - notes: lines that tell the user about them
+    - unwritten: the line of problem.py where the user must write `compute`; 0: it is written
+    """
+
+    name: str
+    files: dict[str, bytes]
+    notes: list[str]
+    unwritten: int
+
+
+class Importer(Protocol):
+    def import_script(
+        self,
+        path: Path,
+        *,
+        name: str | None,
+        kernel: str | None,
+        outputs: Sequence[str],
+        arguments: Sequence[str],
+    ) -> Imported:
+        """The space of a script. EvotuneError, one line, when there is none.
+
+        - name: the space's name; the kernel's if None
+        - kernel: the kernel to take where the script tunes several
+        - outputs: the arrays that the kernel writes, where that cannot be told
+        - arguments: the script's own arguments
+        """
+
+
+def importer(name: str) -> Importer:
+    """The importer of one tuner's scripts. EnvironmentProblem when it is not installed."""
+    found = _IMPORTERS.own().get(name) or _IMPORTERS.load(name)
+    if found is None:
+        raise EnvironmentProblem(
+            f"the importer {name!r} is not installed; fix: install evotune anew"
+        )
+    return cast(Importer, found)

@@ -65,7 +65,7 @@ def test_an_example_is_explained_run_here_and_uses_what_evotune_has(script: Path
 
 
 @pytest.mark.parametrize(
-    "name", swept(("api.tuning", "api.looking", "search.catalog"), "search.catalog".__eq__)
+    "name", swept(("api.tuning", "api.checking", "search.catalog"), "search.catalog".__eq__)
 )
 def test_examples_in_docstrings_are_right(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

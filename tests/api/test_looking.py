@@ -10,7 +10,7 @@ import pytest
 from report.runs import make_run, ok
 
 import evotune
-from evotune.api import gating
+from evotune.api import checking
 from evotune.api.run import Run
 from evotune.errors import UsageError
 from evotune.runs.compiling import CompileRow
@@ -122,6 +122,6 @@ def test_gate_gives_no_verdict_where_a_champions_checks_did_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, trials: list[Outcome], raising: Any
 ) -> None:
     run = Run(make_run(tmp_path, trials, meta={"state": state}))
-    monkeypatch.setattr(gating, "tune", lambda *args, **options: run)
+    monkeypatch.setattr(checking, "tune", lambda *args, **options: run)
     with raising:
         evotune.gate(kernel(), **keywords())

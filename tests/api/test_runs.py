@@ -16,7 +16,7 @@ import pytest
 from report.runs import failed, make_run, ok
 
 import evotune
-from evotune.api._given_space import trusting
+from evotune.api.given_space import trusting
 from evotune.api.observing import Calls
 from evotune.api.run import Run
 from evotune.errors import UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evotune.errors import UsageError
-from evotune.extras.importer import Imported, importer
+from evotune.extras import Imported, importer
 from evotune.extras.kernel_tuner import importing
 from evotune.space.document import SpaceDocument, parse_space
 from tests.patience import PATIENCE_S

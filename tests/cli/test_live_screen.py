@@ -14,8 +14,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from evotune.cli.live_view import panel
-from evotune.cli.standing import Standing
+from evotune.cli.progress import Standing, panel
 from evotune.runs.observer import Progress
 from evotune.trial import Configuration, Trial
 

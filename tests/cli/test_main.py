@@ -14,7 +14,7 @@ from rich.console import Console
 
 import evotune
 from evotune.cli import main
-from evotune.cli.tables import text_table
+from evotune.cli.terminal import text_table
 from evotune.trial import OutcomeKind
 from tests.patience import PATIENCE_S
 from tests.sweeps import swept
@@ -257,7 +257,7 @@ def test_no_memory_is_a_matter_of_the_machine(
     def exhausted(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("evotune.cli.listing.all_runs", exhausted)
+    monkeypatch.setattr("evotune.cli.status_views.all_runs", exhausted)
     result = invoke("status")
     assert result.exit_code == 3
     assert result.stderr == f"error: no memory is left{more}\n"

@@ -10,9 +10,7 @@ from report.runs import configuration, failed, ok, recorded
 from rich.console import Console
 from rich.text import Text
 
-from evotune.cli.live_view import panel, sparkline
-from evotune.cli.progress import LiveProgress, PlainProgress
-from evotune.cli.standing import Standing
+from evotune.cli.progress import LiveProgress, PlainProgress, Standing, panel, sparkline
 from evotune.runs.observer import CONFIRMING, Progress, RunInfo
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 

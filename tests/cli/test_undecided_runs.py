@@ -8,8 +8,7 @@ import pytest
 from report.runs import configuration, make_run, ok
 
 from evotune.cli import run_commands
-from evotune.cli.progress import confirmation
-from evotune.cli.standing import Standing
+from evotune.cli.progress import Standing, confirmation
 from evotune.cli.terminal import Terminal
 from evotune.runs.starting import RunResult, _is_undecided
 from evotune.store import RunStore

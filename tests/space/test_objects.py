@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import evotune.space.objects.kernel_objects
 import evotune.space.objects.space_object
-from evotune.api._given_space import materialize
+from evotune.api.given_space import materialize
 from evotune.errors import SpaceError
 from evotune.runs.setup import Setup, load_setup
 from evotune.space.document import load_space, parse_space

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evotune.api._given_space import materialize
+from evotune.api.given_space import materialize
 from evotune.errors import SpaceError
 from evotune.runs.setup import load_setup
 from evotune.space.bound import bind

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from evotune.api._given_space import materialize
+from evotune.api.given_space import materialize
 from evotune.errors import ProblemMistake, SpaceError
 from evotune.problems import UserProblem, create_problem
 from evotune.space.objects import CppKernel, Space
@@ -183,7 +183,7 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from evotune.runs.inspect import try_problem\n"
         "from evotune.runs.setup import load_setup\n"
-        "from evotune.api._given_space import materialize\n"
+        "from evotune.api.given_space import materialize\n"
         "from evotune.space.objects import CppKernel, Space\n" + HEAD + SCALED + SCALE + "\n"
         "os.chdir('elsewhere')\n"
         "kernel = CppKernel(source_text='// none', entry='f', arguments=['x', 'out', 'n'])\n"

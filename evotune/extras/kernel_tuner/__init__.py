@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from evotune.extras.importer import Imported
+    from evotune.extras import Imported
 
 
 class _Importer:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from evotune.extras.kernel_tuner.restrictions import CONSTRAINTS
+from evotune.extras.kernel_tuner.traced import CONSTRAINTS
 
 _NUMPY_LIKE = ("cupy", "cupyx")
 _OPAQUE = ("kernel_tuner", "pycuda", "pyopencl")

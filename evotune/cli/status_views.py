@@ -1,19 +1,27 @@
-"""`status` without a run: a table of all runs in a folder."""
+"""What `status` shows beside one run: all runs of a folder, and with `--watch` a running one.
+
+`watch` follows a running run from any terminal, by reading its store alone.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.api.observing import Follower
 from evotune.api.run import Run, all_runs
-from evotune.cli.terminal import Terminal, write_output
+from evotune.cli.progress import progress_observer
+from evotune.cli.terminal import Terminal, print_tables, text_table, write_output
 from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.summary import RunSummary, summarize
+from evotune.util.processes import interruptible
 
 if TYPE_CHECKING:
+    from evotune.api.run import RunFolder
     from evotune.trial import Json
 
 
@@ -27,8 +35,6 @@ def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> N
     elif not found:
         terminal.note(f"no runs in {runs_dir}")
     else:
-        from evotune.cli.tables import print_tables, text_table
-
         rows = [_row(run, summary) for run, summary in found]
         columns = ("run", "state", "trials", "best")
         print_tables(terminal, [text_table(columns, rows, (False, False, True))], output)
@@ -64,3 +70,26 @@ def _best(summary: RunSummary) -> str:
     if row.figures.speedup is None:
         return wording.result_text(row.figures)
     return f"{row.figures.speedup:.3f}x" + ("" if row.confirmed else " (search)")
+
+
+_EVERY_S = 0.5
+
+
+def watch(terminal: Terminal, run: RunFolder) -> None:
+    """Follows the run until no process works on it any more, or until Ctrl-C."""
+    from evotune.report import wording
+
+    with interruptible(), progress_observer(terminal) as observer:
+        follower = Follower(run, observer)
+        follower.start()
+        try:
+            while True:
+                working = run.holder() is not None
+                state = follower.look()
+                if not working:
+                    break
+                time.sleep(_EVERY_S)
+        except KeyboardInterrupt:
+            return
+        stored = "killed" if state == "running" else state
+        observer.finished(wording.state_text(stored), follower.elapsed_s)

@@ -1,19 +1,25 @@
-"""`gate`: checks and times one kernel as a champion is checked and timed."""
+"""`check`, `compile` and `gate`: examine a space, or one kernel, without a search.
+
+`check` and `compile` work on a machine with or without the device. `gate` checks and times one
+kernel as a champion is checked and timed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from evotune.api._given_space import AnySpace, SpaceKeywords
+from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
 from evotune.api.tuning import tune
 from evotune.errors import EvotuneError, UsageError
 from evotune.report.data import RunData
 from evotune.report.formats import trial_record
 from evotune.report.leaderboard import Evidence, Figures, figures, weigh
+from evotune.runs.compiling import CompileRow, CompileSummary, compile_space
+from evotune.runs.inspect import CheckReport, check_space
 from evotune.space.objects import Kernel
 from evotune.trial import Check, Configuration, Json, Outcome, Value
 from evotune.util.files import scratch_folder
@@ -24,6 +30,69 @@ if TYPE_CHECKING:
     from evotune.run_options import SearchSettings
     from evotune.space.search_space import SearchSpace
     from evotune.trial import Trial
+
+
+__all__ = ["SAMPLE", "CheckReport", "CompileRow", "CompileSummary", "check", "compile"]
+
+SAMPLE = 16
+
+
+def check(
+    space: AnySpace,
+    *,
+    device: str = "auto",
+    trust: bool = False,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> CheckReport:
+    """Validates a space for a device and counts its configurations. Nothing is compiled. A GPU's
+    name (l4, h100, …) needs no GPU.
+
+    The report has `size.valid`, `parameters`, `cases`, and `constraints` with the number of
+    configurations that each removes. `space`, `trust` and the keywords are those of `tune`.
+    SpaceError or ProblemMistake at the first mistake.
+
+    >>> import evotune
+    >>> found = evotune.check("softmax-cpu")
+    >>> found.name, found.size.valid, found.kernels[0].language
+    ('softmax-cpu', 288, 'cpp')
+    """
+    with (
+        trusting(trust),
+        space_file(space, space_keywords, compile_only=True) as file,
+    ):
+        return check_space(file, device)
+
+
+def compile(
+    space: AnySpace,
+    *,
+    device: str = "auto",
+    sample: int | None = SAMPLE,
+    seed: int = 0,
+    trust: bool = False,
+    on_row: Callable[[CompileRow, CompileSummary], object] | None = None,
+    **space_keywords: Unpack[SpaceKeywords],
+) -> CompileSummary:
+    """Compiles `sample` random configurations of a space, or all when it is None, on all cores.
+
+    No kernel is run, so a GPU's name (l4, h100, …) needs no GPU. The summary has the counts
+    `tried`, `compiled` and `failed`, and `all_compile` and `reasons`. `on_row` gets each
+    configuration's result as it finishes (outcome, resources, seconds), with the counts so far; the
+    summary does not keep the results.
+
+    The other arguments are those of `tune`. UsageError for a recorded space.
+
+    >>> import evotune
+    >>> evotune.compile("softmax-cpu", sample=1).all_compile
+    True
+    """
+    with (
+        trusting(trust),
+        space_file(space, space_keywords, compile_only=True) as file,
+    ):
+        return compile_space(
+            file, device, sample=sample, seed=seed, on_row=on_row or (lambda row, summary: None)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
