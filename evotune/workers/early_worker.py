@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from evotune.backends.base.backend import Backend
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.messages import (
     DEVICE_WORKER,
