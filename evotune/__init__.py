@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evotune.api.run import Candidate, Run, open_run
     from evotune.api.tuning import replay, tune
     from evotune.errors import EvotuneError
+    from evotune.packages import __version__
     from evotune.problems.user import UserProblem as Problem
     from evotune.search.catalog import AskTell as Strategy
     from evotune.space.objects import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         values,
     )
     from evotune.trial import Configuration, Outcome, Trial
-    from evotune.version import __version__
 
 _OBJECTS = "evotune.space.objects"
 _PLACES = {
@@ -73,7 +73,7 @@ _PLACES = {
     "Configuration": "evotune.trial",
     "Outcome": "evotune.trial",
     "Trial": "evotune.trial",
-    "__version__": "evotune.version",
+    "__version__": "evotune.packages",
 }
 
 __all__ = [

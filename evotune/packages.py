@@ -1,6 +1,6 @@
-"""The packages that evotune requires, and what is said without one of them or without memory.
+"""The version of evotune, the packages that it requires, and what is said without one of them.
 
-This module imports none of them, and no module that does.
+It also says that no memory is left. This module imports no such package, and no module that does.
 """
 
 from __future__ import annotations
@@ -138,3 +138,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+__version__ = "0.1.0"

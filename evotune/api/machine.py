@@ -9,12 +9,12 @@ import tempfile
 from evotune import packages, plugins
 from evotune.backends import registry
 from evotune.backends.base.backend import Finding, Status, optional
+from evotune.packages import __version__
 from evotune.problems.libraries import LIBRARIES, version
 from evotune.runs.spaces import shipped_spaces
 from evotune.search.catalog import strategy_names
 from evotune.util.files import default_cache_dir
 from evotune.util.processes import interruptible
-from evotune.version import __version__
 
 __all__ = ["Finding", "device_names", "examine", "shipped_spaces", "strategy_names"]
 

@@ -25,9 +25,8 @@ from evotune import packages
 from evotune.cli.options import global_options
 from evotune.cli.terminal import Terminal, forget_useless_sizes, keep_going_without_stderr, say
 from evotune.errors import EvotuneError, Interrupted, UsageError
-from evotune.packages import is_no_memory, say_no_memory
+from evotune.packages import __version__, is_no_memory, say_no_memory
 from evotune.util.words import did_you_mean, shorten, shorten_names
-from evotune.version import __version__
 
 _COMMANDS = {
     "run": "evotune.cli.run_commands:run",
@@ -35,7 +34,7 @@ _COMMANDS = {
     "status": "evotune.cli.readers:status",
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
-    "compare": "evotune.cli.compare_command:compare",
+    "compare": "evotune.cli.explain_commands:compare",
     "ablate": "evotune.cli.explain_commands:ablate",
     "explain": "evotune.cli.explain_commands:explain",
     "verify": "evotune.cli.verify_command:verify",

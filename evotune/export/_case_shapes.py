@@ -18,7 +18,7 @@ from evotune.problems.executed_sizes import NEAR, executed_within, near_ends
 from evotune.problems.problem import Case, Place, Problem
 from evotune.problems.ragged_attention import RaggedAttention
 from evotune.space.case_scope import CaseScope
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.space.language.nodes import Literal, Name, Node
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Json, Region, Value

@@ -23,6 +23,7 @@ from evotune.export._case_shapes import (
 from evotune.export._champions import Selection
 from evotune.export._compute_source import COMPUTE_FILE, compute_source
 from evotune.export._package_readme import length_words, readme
+from evotune.packages import __version__
 from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import UserProblem
 from evotune.problems.executed_sizes import band_ends
@@ -30,7 +31,6 @@ from evotune.problems.problem import CONTIGUOUS, torch_name
 from evotune.runs.confirmed_champions import Champion
 from evotune.trial import Json, Region
 from evotune.util.words import escaped_json, printable
-from evotune.version import __version__
 from evotune.workers.executor import TIMED
 
 FORMAT = 1

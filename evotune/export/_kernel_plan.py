@@ -26,7 +26,7 @@ from evotune.export._case_shapes import to_json
 from evotune.languages import language
 from evotune.problems.problem import ELEMENT_BYTES
 from evotune.space.case_scope import CaseScope, evaluate
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.space.language.nodes import EvaluationError, Node, truth
 from evotune.space.specs import (
     MOST_BOX,

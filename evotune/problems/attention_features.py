@@ -29,7 +29,7 @@ import numpy as np
 from evotune.errors import SpaceError
 from evotune.problems.pair_cover import other_scalar
 from evotune.problems.problem import Case, WrongSymbol
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.space.language.nodes import Literal, Name, Node, Operation, names_in
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value

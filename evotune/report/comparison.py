@@ -76,7 +76,7 @@ class Comparison:
         )
 
     def slowdowns(self) -> dict[str, float]:
-        """Figures for `--fail-if`: see `evotune.cli.compare_command`."""
+        """Figures for `--fail-if`: see `evotune.cli.explain_commands`."""
         mean, _, high = self.mean
         each = [case.slowdown for case in self.cases]
         found = {"median": statistics.median(each), "mean": 1 / mean - 1, "worst": max(each)}

@@ -12,7 +12,7 @@ from evotune.problems.problem import Case, HasFeatures, Problem, TensorSpec
 from evotune.runs.spaces import shipped_spaces
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument, load_space
-from evotune.space.language.expression import Expression
+from evotune.space.language import Expression
 from evotune.space.language.nodes import truth
 from evotune.space.specs import KernelSpec
 from evotune.trial import Check, Configuration

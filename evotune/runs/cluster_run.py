@@ -23,6 +23,7 @@ from evotune.backends import registry
 from evotune.backends.base.cpu_cores import core_of, shares
 from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
+from evotune.packages import __version__
 from evotune.problems.libraries import asked
 from evotune.runs._calibration import calibrate
 from evotune.runs.confirming import timed_again
@@ -35,7 +36,6 @@ from evotune.user_code import trust
 from evotune.util.channel import decode, encode
 from evotune.util.files import read_regular, scratch_folder
 from evotune.util.processes import interruptible, started_by_a_library
-from evotune.version import __version__
 from evotune.workers.cluster_executor import ClusterExecutor, ask_each, workers_of
 from evotune.workers.executor import HELD_OUT, TIMED, BaselineReport
 from evotune.workers.in_flight import Twins

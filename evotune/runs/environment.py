@@ -14,9 +14,9 @@ from pathlib import Path
 from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import StoreError
+from evotune.packages import __version__
 from evotune.trial import Json
 from evotune.util.files import read_regular
-from evotune.version import __version__
 from evotune.workers.compile_worker import compiler_for
 
 _PACKAGES = (

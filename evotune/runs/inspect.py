@@ -18,7 +18,7 @@ from evotune.runs.spaces import find_space, read_kernel_sources
 from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.document import SpaceDocument
-from evotune.space.language.expression import Expression
+from evotune.space.language import Expression
 from evotune.space.reading.yaml_source import Position
 from evotune.space.search_space import Parameter, SpaceSize
 from evotune.space.specs import parameters_in

@@ -21,7 +21,7 @@ from evotune.problems.problem import Case, Problem, TensorSpec
 from evotune.space.bound import BoundSpace, Evaluator
 from evotune.space.case_scope import CaseEvaluator
 from evotune.space.document import SpaceDocument
-from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language import Expression, parse_expression
 from evotune.space.language.nodes import Environment
 from evotune.space.specs import ArgumentSpec, KernelSpec, TensorMapSpec
 from evotune.trial import Value

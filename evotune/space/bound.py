@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
 from evotune.space.case_scope import BoundConstraint, CaseScope, Gene, Names, Scope
+from evotune.space.counting import Members
 from evotune.space.counting.blame import (
     ConstraintReport,
     blame_crowd,
@@ -20,9 +21,8 @@ from evotune.space.counting.blame import (
     report_constraints,
 )
 from evotune.space.counting.expansion import FULL, SHOWN_S, Deadline, Variable
-from evotune.space.counting.members import Members
 from evotune.space.counting.rules import Rules, fixed_by_one_change, neighbours
-from evotune.space.language.expression import Expression
+from evotune.space.language import Expression
 from evotune.space.language.nodes import (
     BOOL,
     Environment,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from evotune.errors import SpaceError
-from evotune.space.language.expression import Expression
+from evotune.space.language import Expression
 from evotune.space.language.nodes import (
     Environment,
     EvaluationError,

@@ -17,7 +17,7 @@ import pydantic
 from evotune.errors import UsageError
 from evotune.languages import Language, all_languages, find_language
 from evotune.run_options import RunOptions
-from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language import Expression, parse_expression
 from evotune.space.language.nodes import is_condition
 from evotune.space.reading.schema import (
     MAX_PARAMETERS,

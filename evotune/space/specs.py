@@ -13,7 +13,7 @@ import msgspec
 from evotune.trial import Value
 
 if TYPE_CHECKING:  # a worker that compiles needs none of them, and they import NumPy
-    from evotune.space.language.expression import Expression
+    from evotune.space.language import Expression
     from evotune.space.reading.yaml_source import DataPath, Position
     from evotune.space.search_space import Parameter
 

@@ -21,7 +21,7 @@ import yaml
 
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.workers.executor import CaseJob
 from tests.sweeps import swept
 

@@ -12,9 +12,9 @@ from explain.planted import gathered, launch, planted_run
 from report.runs import META, failed, make_run, ok, recorded
 
 from evotune.explain.report_parts import explained_html
+from evotune.report import html as html_module
 from evotune.report.data import RunData
 from evotune.report.html import html_page
-from evotune.report.html import page as page_module
 from evotune.trial import OutcomeKind
 
 from . import chromium
@@ -259,7 +259,7 @@ def test_a_figure_that_is_added_as_the_guide_says_is_drawn(
 ) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```js\n(.*?)```", guide, re.DOTALL)
-    asset, payload = page_module._asset, page_module.run_payload
+    asset, payload = html_module._asset, html_module.run_payload
 
     def with_example(name: str) -> str:
         text = asset(name)
@@ -267,9 +267,9 @@ def test_a_figure_that_is_added_as_the_guide_says_is_drawn(
             return text
         return text.replace("hero(run),", "hero(run), verifySection(run, rows),", 1) + example
 
-    monkeypatch.setattr(page_module, "_asset", with_example)
+    monkeypatch.setattr(html_module, "_asset", with_example)
     monkeypatch.setattr(
-        page_module, "run_payload", lambda *given: {**payload(*given), "verify_s": [0.1, 1.0, 10.0]}
+        html_module, "run_payload", lambda *given: {**payload(*given), "verify_s": [0.1, 1.0, 10.0]}
     )
     file = tmp_path / "report.html"
     file.write_text(html_page([RunData.load(make_run(tmp_path, [ok(1.2)] * 3))]), encoding="utf-8")

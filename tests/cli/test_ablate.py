@@ -17,7 +17,7 @@ from workers.faulty import run_of, space_text
 from evotune.backends import registry
 from evotune.cli.main import application
 from evotune.report.data import RunData
-from evotune.report.html.page import ablation
+from evotune.report.html import ablation
 from evotune.runs import ablation as ablation_module
 from evotune.runs.ablation import AblationRow, Change
 from evotune.runs.evidence_gathering import Access

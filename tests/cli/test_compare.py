@@ -10,7 +10,7 @@ import pytest
 from report.runs import failed, make_run, ok, recorded
 from timing.test_processes import outcome as timed
 
-from evotune.cli.compare_command import parse_condition
+from evotune.cli.explain_commands import parse_condition
 from evotune.errors import UsageError
 from evotune.timing.processes import combined
 from evotune.trial import OutcomeKind

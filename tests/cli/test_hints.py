@@ -15,7 +15,7 @@ from report.runs import make_run, ok, text_of
 
 from evotune.cli.run_commands import more_devices
 from evotune.report.data import RunData
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.runs.folder import find_run
 from evotune.util.commands import command_line, install_command, python_command, run_command
 from tests.patience import PATIENCE_S

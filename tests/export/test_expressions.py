@@ -18,7 +18,7 @@ from evotune.runs.setup import KernelSetup, load_setup
 from evotune.runs.spaces import shipped_spaces
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import evaluate
-from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language import Expression, parse_expression
 from evotune.space.language.nodes import EvaluationError
 from evotune.trial import Configuration, Value
 from tests.space.spaces import bind_text

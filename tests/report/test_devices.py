@@ -9,7 +9,7 @@ from evotune.cli.readers import _status_parts
 from evotune.errors import StoreError
 from evotune.report.data import RunData
 from evotune.report.front import devices_table
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.report.summary import summarize
 from evotune.trial import Calibration, Json
 

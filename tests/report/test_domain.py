@@ -9,7 +9,7 @@ import msgspec
 
 from evotune.report.data import RunData
 from evotune.report.front import domain_table, domain_text
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.trial import Domain, Region
 
 from .runs import make_run, ok, text_of

@@ -8,7 +8,7 @@ import pytest
 
 from evotune.report.data import RunData
 from evotune.report.front import pareto_front
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.report.screen import leaderboard_lines, plain
 from evotune.trial import Outcome, OutcomeKind
 

@@ -14,7 +14,7 @@ import evotune.report.data
 import evotune.report.markdown
 from evotune.report.data import RunData, Sample, Totals
 from evotune.report.formats import LEADERBOARDS, REPORTS
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.report.leaderboard import Leaderboard, rank
 from evotune.report.screen import leaderboard_lines
 from evotune.report.summary import summarize

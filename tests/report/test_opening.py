@@ -12,8 +12,7 @@ import pytest
 
 from evotune.report import markdown
 from evotune.report.data import RunData
-from evotune.report.html import Explained, html_page
-from evotune.report.html.page import run_payload
+from evotune.report.html import Explained, html_page, run_payload
 from evotune.trial import Outcome, OutcomeKind
 
 from .runs import configuration, failed, make_run, ok, recorded

@@ -11,7 +11,7 @@ import pytest
 
 import evotune
 from evotune.report.data import RunData
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.trial import Json
 
 from .runs import make_run, ok

@@ -12,7 +12,7 @@ import pytest
 
 import evotune
 from evotune.report.data import RunData
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.trial import Json, Value
 
 from .runs import make_run, ok

@@ -9,7 +9,7 @@ from evotune.errors import StoreError
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.formats import to_json
-from evotune.report.html.page import run_payload
+from evotune.report.html import run_payload
 from evotune.report.summary import StageTime, more_budget, no_win, summarize
 from evotune.run_options import RunOptions
 from evotune.trial import Json, Outcome, OutcomeKind

@@ -8,7 +8,7 @@ from evotune.errors import SpaceError
 from evotune.space.bound import BoundSpace, bind
 from evotune.space.case_scope import COMPILED_FIGURES
 from evotune.space.document import parse_space
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.space.reading.yaml_source import Position
 
 from .spaces import DEVICE

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from evotune.errors import SpaceError
 from evotune.run_options import SearchSettings
 from evotune.search.catalog import create_strategy
+from evotune.space import counting
 from evotune.space.bound import BoundSpace
-from evotune.space.counting import members
+from evotune.space.counting import Members
 from evotune.space.counting.blame import find_crowd
 from evotune.space.counting.expansion import Deadline, Effort
-from evotune.space.counting.members import Members
 from evotune.trial import Configuration
 from tests.sweeps import swept
 
@@ -122,14 +122,14 @@ def test_a_space_in_which_nothing_is_found_is_refused_with_its_constraints() -> 
 def test_counting_takes_no_more_steps_than_it_may(
     constraints: list[str], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, expand = 0, members.expand
+    taken, expand = 0, counting.expand
 
     def counted(variable, step, states, *others):  # type: ignore[no-untyped-def]
         nonlocal taken
         taken += states.count * len(variable.values) * step.row_steps
         return expand(variable, step, states, *others)
 
-    monkeypatch.setattr(members, "expand", counted)
+    monkeypatch.setattr(counting, "expand", counted)
     space = quadratic(constraints)
     Members(space._variables, space._rules.conditions, space._interner, Effort(steps=steps))
     least = 4 * sum(32 * 1000 for _ in space.genes)  # one state of each layer is always kept

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
+from evotune.space.language import Expression, parse_expression
 from evotune.space.language.columns import (
     bounds_of_column,
     bounds_of_values,
@@ -16,7 +17,6 @@ from evotune.space.language.columns import (
     codes,
     column_of,
 )
-from evotune.space.language.expression import Expression, parse_expression
 from evotune.trial import Value
 
 SCOPE: dict[str, Value] = {"A": 12, "B": 5, "Z": 0, "F": 2.5, "YES": True, "KIND": "xor"}

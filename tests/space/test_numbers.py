@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
+from evotune.space.language import Expression, parse_expression
 from evotune.space.language.columns import bounds_of_column, bounds_of_values, can_hold, column_of
-from evotune.space.language.expression import Expression, parse_expression
 from evotune.space.language.nodes import Literal, Operation
 from evotune.trial import Value
 

@@ -22,7 +22,7 @@ from evotune.api.given_space import materialize
 from evotune.errors import SpaceError
 from evotune.runs.setup import Setup, load_setup
 from evotune.space.document import load_space, parse_space
-from evotune.space.language.expression import Expression
+from evotune.space.language import Expression
 from evotune.space.objects import (
     Argument,
     Constraint,

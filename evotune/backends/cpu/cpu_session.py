@@ -16,9 +16,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from evotune.backends.base.backend import KernelCall
 from evotune.backends.base.launch import DeviceProfile, LaunchPlan
@@ -44,6 +42,9 @@ from evotune.backends.cpu.process_state import (
     kept_busy,
 )
 from evotune.trial import DeviceState, OutcomeKind
+
+if TYPE_CHECKING:
+    import torch
 
 _LOOKS = 4
 _WHOLE_LOOKS = 1 / 16  # of the samples: such a look takes a millisecond
@@ -396,6 +397,8 @@ class CpuCaller:
         return contextlib.nullcontext()
 
     def load(self, binary: Path) -> KernelCall:
+        import torch
+
         native_runtime.share()
         library = ctypes.CDLL(str(binary))
         threads = int(self._profile.attributes["threads"])

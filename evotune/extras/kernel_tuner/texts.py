@@ -13,7 +13,7 @@ from typing import cast
 
 from evotune.errors import EnvironmentProblem, EvotuneError, SpaceError, UsageError
 from evotune.extras.kernel_tuner.traced import NotWritten
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 

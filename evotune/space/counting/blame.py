@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from evotune.errors import SpaceError
 from evotune.space.case_scope import BoundConstraint, Gene
+from evotune.space.counting import Members
 from evotune.space.counting.expansion import (
     QUICK,
     SHOWN_S,
@@ -17,9 +18,8 @@ from evotune.space.counting.expansion import (
     conjuncts,
     unknown_bounds,
 )
-from evotune.space.counting.members import Members
+from evotune.space.language import Expression
 from evotune.space.language.columns import may_fail
-from evotune.space.language.expression import Expression
 from evotune.space.language.nodes import (
     EvaluationError,
     Interner,

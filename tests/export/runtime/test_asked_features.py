@@ -29,7 +29,7 @@ from evotune.export.runtime._plain_features import (
 )
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
-from evotune.space.language.expression import parse_expression
+from evotune.space.language import parse_expression
 from evotune.space.reading.yaml_source import Position
 
 SCORE_MOD = (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evotune.export.runtime._case_expressions import Names, NoValue, evaluate
 from evotune.space.document import load_space
-from evotune.space.language.expression import Expression, parse_expression
+from evotune.space.language import Expression, parse_expression
 from evotune.space.language.nodes import (
     EvaluationError,
     Literal,
