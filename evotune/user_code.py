@@ -139,7 +139,7 @@ def _shipped() -> frozenset[str]:
     return frozenset(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 
 
-# --- The hashes that the user agreed to, kept from one process to the next ------------------------
+# The hashes that the user agreed to, kept from one process to the next.
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 

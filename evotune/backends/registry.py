@@ -19,35 +19,6 @@ from evotune.errors import EnvironmentProblem, UsageError
 from evotune.plugins import BACKENDS
 from evotune.util.words import counted
 
-# --- One profile for the several devices of a run -------------------------------------------------
-
-
-def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> DeviceProfile:
-    """A profile that holds on each of the GPUs: it has the least value of every attribute.
-
-    EnvironmentProblem when their models differ and `allow_mixed` is false, or when they run
-    different machine code.
-    """
-    first = found[0]
-    models = list(dict.fromkeys(profile.name for profile in found))
-    if len(models) > 1 and not allow_mixed:
-        raise EnvironmentProblem(
-            f"the GPUs differ ({', '.join(models)}): times on one say nothing about the other; "
-            "fix: choose a model with --device, or use --allow-mixed, which ranks them apart"
-        )
-    architectures = list(dict.fromkeys(profile.arch for profile in found))
-    if len(architectures) > 1:
-        raise EnvironmentProblem(
-            f"the GPUs differ ({', '.join(models)}) and run different machine code "
-            f"({', '.join(architectures)}); fix: start a run for each model, with --device"
-        )
-    least = {
-        name: min(profile.attributes.get(name, value) for profile in found)
-        for name, value in first.attributes.items()
-    }
-    return dataclasses.replace(first, attributes=least)
-
-
 AUTO = "auto"
 """The request that lets evotune choose the device."""
 
@@ -112,6 +83,32 @@ def choose(request: str, looking: Callable[[Backend], None] = lambda backend: No
     looking(backend)
     backend.profile(request)
     return backend
+
+
+def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> DeviceProfile:
+    """A profile that holds on each of the GPUs: it has the least value of every attribute.
+
+    EnvironmentProblem when their models differ and `allow_mixed` is false, or when they run
+    different machine code.
+    """
+    first = found[0]
+    models = list(dict.fromkeys(profile.name for profile in found))
+    if len(models) > 1 and not allow_mixed:
+        raise EnvironmentProblem(
+            f"the GPUs differ ({', '.join(models)}): times on one say nothing about the other; "
+            "fix: choose a model with --device, or use --allow-mixed, which ranks them apart"
+        )
+    architectures = list(dict.fromkeys(profile.arch for profile in found))
+    if len(architectures) > 1:
+        raise EnvironmentProblem(
+            f"the GPUs differ ({', '.join(models)}) and run different machine code "
+            f"({', '.join(architectures)}); fix: start a run for each model, with --device"
+        )
+    least = {
+        name: min(profile.attributes.get(name, value) for profile in found)
+        for name, value in first.attributes.items()
+    }
+    return dataclasses.replace(first, attributes=least)
 
 
 @contextlib.contextmanager

@@ -187,7 +187,7 @@ def _cells(item: AblationRow) -> tuple[str, str, str]:
     return change_text(row), row.why, ratio_text(row)
 
 
-# --- The conditions of `compare --fail-if`: `median>3%`, a figure, a comparison, a percentage -----
+# The conditions of `compare --fail-if`: `median>3%`, a figure, a comparison, a percentage.
 # median   how much slower the second candidate is: the median over the cases
 # mean     the same, as the geometric mean over the cases
 # worst    the same, in the case that lost most

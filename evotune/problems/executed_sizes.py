@@ -64,9 +64,6 @@ def ranges_between(places: Sequence[Place]) -> dict[str, tuple[int, int]]:
     }
 
 
-# --- Pairs of bands -------------------------------------------------------------------------------
-
-
 def band(name: str, value: int) -> int:
     """The band of a size: 0, 1, 2 to 3, 4 to 7 and so on. A ratio is a band of its own."""
     return value if name in _EXACT else value.bit_length()
@@ -174,9 +171,6 @@ def _inside(ranges: Ranges, name: str, number: int) -> tuple[int | float, int | 
     return max(low, ranges[name][0]), min(high, ranges[name][1])
 
 
-# --- The part of a region that was executed -------------------------------------------------------
-
-
 def tightened(ranges: Ranges) -> dict[str, tuple[int | float, int | float]]:
     """The same cases, with ranges no wider than the ratio of the lengths and batch * heads leave
     them."""
@@ -254,9 +248,6 @@ def _bands_of(name: str, places: Sequence[Place]) -> tuple[int, int]:
     """The lowest and the highest band of the cases' sizes."""
     bands = [band(name, int(place.ranged[name])) for place in places]
     return min(bands), max(bands)
-
-
-# --- Lengths --------------------------------------------------------------------------------------
 
 
 class LengthPlan(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# --- Columns of a large table, as arrays ----------------------------------------------------------
+# Columns of a large table, as arrays.
 # A number takes eight bytes, and one more says whether the cell has a value. Sorting a table moves
 # whole arrays.
 

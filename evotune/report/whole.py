@@ -35,7 +35,7 @@ from evotune.trial import Outcome
 from evotune.util.processes import started_by_a_library
 from evotune.workers.entry import die_with_parent
 
-# --- Work on the parts of a long report, by several processes at once -----------------------------
+# Work on the parts of a long report, by several processes at once.
 
 _MOST = 8  # this process reads parts and writes results, and cannot feed any number of others
 _WAITING = 2  # parts in memory for each process beside the part in work

@@ -204,7 +204,7 @@ _ENDS = {
 }
 
 
-# --- Rows of a stored ablation --------------------------------------------------------------------
+# Rows of a stored ablation.
 
 
 def change_text(row: AblatedChange) -> str:

@@ -146,7 +146,7 @@ class Evolution(FoldedStrategy):
             raise ValueError(f"{self._guide.told} trials were learnt of {self._told}")
 
 
-# --- A model of the probability that a configuration fails ----------------------------------------
+# A model of the probability that a configuration fails.
 _LEAST_DEVIATION: Final = 0.1  # of a predicted share of successes, which is never certain
 _LEAST_CHANCE: Final = 1e-6
 

@@ -248,7 +248,7 @@ def _prior(lengths: Sequence[float], categories: Sequence[float], noise: float) 
     )
 
 
-# --- A transformation of fitness ------------------------------------------------------------------
+# A transformation of fitness.
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Warp:
         return 0.0 if math.isinf(self.knee) else float(np.log(self.knee / behind).sum())
 
 
-# --- The posterior over a pool of candidates, updated trial by trial ------------------------------
+# The posterior over a pool of candidates, updated trial by trial.
 
 _LEAST_VARIANCE: Final = 1e-9
 _ROOM: Final = 32  # appended trials before the first growth

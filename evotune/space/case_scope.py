@@ -255,7 +255,7 @@ class Scope:
         return self._interner.literal(self._environment.get(name, name))
 
 
-# --- Figures of a candidate that are known only after compiling; `after_compile` may use them -----
+# Figures of a candidate that are known only after compiling; `after_compile` may use them.
 
 COMPILED_FIGURES: Mapping[str, type] = {
     "registers": int,  # of a thread

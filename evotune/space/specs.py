@@ -241,7 +241,7 @@ class RecordedSpec:
     position: Position
 
 
-# --- Compiler options with a parameter's value in them: -O{LEVEL}, -f{MATH} -----------------------
+# Compiler options with a parameter's value in them: -O{LEVEL}, -f{MATH}.
 
 _PLACE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 
@@ -263,7 +263,7 @@ def _text(value: Value) -> str:
     return value.replace("_", "-") if isinstance(value, str) else str(value)
 
 
-# --- Limits that hold for every tensor map --------------------------------------------------------
+# Limits that hold for every tensor map.
 
 SWIZZLES = (0, 32, 64, 128)
 L2_PROMOTIONS = (0, 64, 128, 256)

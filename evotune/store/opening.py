@@ -30,7 +30,7 @@ from evotune.errors import StoreError
 from evotune.trial import Json
 from evotune.util.files import read_regular
 
-# --- The tables of a run's store, and the steps that bring an older store to the newest version ---
+# The tables of a run's store, and the steps that bring an older store to the newest version.
 
 encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one each time
 WRONG_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -287,7 +287,7 @@ def tail(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-# --- The seal of a closed store: the SHA-256 of its file, in a file that `sha256sum -c` reads -----
+# The seal of a closed store: the SHA-256 of its file, in a file that `sha256sum -c` reads.
 # A reader that finds the seal unbroken knows that no byte has changed since, and need not check row
 # by row. A store without a seal (its writer was killed, or is still at work) or with a broken one
 # is
@@ -502,7 +502,7 @@ def _summed(content: bytes | memoryview, before: Sums, order: str) -> Sums:
     return one, other
 
 
-# --- How many outcomes are gone ------------------------------------------------------------------
+# How many outcomes are gone.
 
 
 def _outcomes(connection: sqlite3.Connection) -> int | None:

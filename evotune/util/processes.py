@@ -79,7 +79,7 @@ def end_without_hooks(main: Callable[[], None]) -> NoReturn:
     os._exit(status if isinstance(status, int) else 1)
 
 
-# --- How a process ended, in words ----------------------------------------------------------------
+# How a process ended, in words.
 
 
 def signal_name(number: int) -> str:

@@ -47,7 +47,7 @@ def _closeness(check: Check) -> float:
     return max(shares, default=0.0)
 
 
-# --- A champion's domain: the cases between the ones on which it was checked ----------------------
+# A champion's domain: the cases between the ones on which it was checked.
 
 
 def checked_domain(

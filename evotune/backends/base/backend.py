@@ -304,7 +304,7 @@ class Backend(ABC):
         return [], []
 
 
-# --- A compiled kernel called in the user's own process, on the user's own tensors ----------------
+# A compiled kernel called in the user's own process, on the user's own tensors.
 
 KernelCall: TypeAlias = Callable[[LaunchPlan, Mapping[str, int]], object]
 """Launches a kernel's plan; the mapping has the address of each tensor and workspace by name."""
@@ -321,9 +321,6 @@ class Caller(Protocol):
 
     def load(self, binary: Path) -> KernelCall:
         """Loads a compiled kernel; returns the function that calls it."""
-
-
-# --- Lines of evotune doctor ----------------------------------------------------------------------
 
 
 class Status(enum.StrEnum):

@@ -556,7 +556,7 @@ def _evotune_records(trials: list[Json]) -> _Records:
             yield configuration, f"{trial.get('outcome')}"
 
 
-# --- The place of a mistake in a JSON text, looked for only when there is one ---------------------
+# The place of a mistake in a JSON text, looked for only when there is one.
 _BETWEEN = re.compile(r"[ \t\r\n,:]*")
 _decode = json.JSONDecoder().raw_decode
 

@@ -186,7 +186,7 @@ class LaunchFailure(RuntimeError):
     """A kernel that could not be loaded or launched; the trial ends as launch_error."""
 
 
-# --- Scalar arguments as C values, for ctypes and for the CUDA driver alike -----------------------
+# Scalar arguments as C values, for ctypes and for the CUDA driver alike.
 
 _TYPES: Mapping[str, type[Any]] = {
     "int32": ctypes.c_int32,

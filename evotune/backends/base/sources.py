@@ -431,7 +431,7 @@ def _follow(groups: list[_Group], name: bytes, operand: bytes) -> None:
         raise _Undecided
 
 
-# --- Checks that each name given with `-D` still has its value at the end of the source -----------
+# Checks that each name given with `-D` still has its value at the end of the source.
 # A header may redefine such a name, as <climits> does INT_MAX, and compilers do not warn of that in
 # their own headers: the parameter would have no effect. So text that checks each name follows the
 # source. It makes no code. A name that is no longer a macro passes: a source may `#undef` its

@@ -197,7 +197,7 @@ def _first_line(path: str) -> str:
         ) from error
 
 
-# --- Reads the log of a C++ compiler and turns a failure into an outcome --------------------------
+# Reads the log of a C++ compiler and turns a failure into an outcome.
 
 _LOG_BYTES = 8192
 _CRASH_MARKS = (

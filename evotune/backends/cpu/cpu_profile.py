@@ -99,7 +99,7 @@ def _cache_bytes(level: int, fallback: int) -> int:
     return fallback
 
 
-# --- The cores that C++ kernels and PyTorch run on ------------------------------------------------
+# The cores that C++ kernels and PyTorch run on.
 
 
 def threads() -> int:

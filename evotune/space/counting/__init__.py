@@ -36,32 +36,6 @@ from evotune.space.counting.expansion import (
 from evotune.space.language.columns import Array
 from evotune.space.language.nodes import Interner, Node
 
-# --- Depth-first enumeration where a diagram in the space's own order is too large ----------------
-_CALLS = 30  # numpy calls for a state, apart from those that evaluate its conditions
-
-
-class Backtracking:
-    """Walks the variables in their order; a step can turn out to be a dead end."""
-
-    root = ROOT
-
-    def __init__(
-        self, variables: Sequence[Variable], conditions: Sequence[Node], interner: Interner
-    ) -> None:
-        residuals = Residuals(conditions, interner)
-        residuals.constant_checks()  # the diagram has checked them
-        self._variables = variables
-        self._unknown = unknown_bounds(variables)
-        self._steps = [residuals.learn(variable.name) for variable in variables]
-
-    def steps(self, depth: int, state: States, patience: Patience) -> Iterator[tuple[int, States]]:
-        """The possible values and the states that they lead to. OutOfSteps when patience ends."""
-        patience.spend(_CALLS + self._steps[depth].length)
-        rows, states = expand(self._variables[depth], self._steps[depth], state, self._unknown)
-        for number, index in enumerate(rows.tolist()):
-            yield index, states.take(np.array([number]))
-
-
 ENOUGH_MEMBERS = 256  # of a thinned diagram: below it, another one is tried
 # Shares of a part's steps: for a diagram in the space's order, and for one in a better order. The
 # remaining steps are for thinned diagrams.
@@ -263,6 +237,32 @@ def _solve(
         if thinned[-1].exact or thinned[-1].members >= ENOUGH_MEMBERS:
             break
     return max(thinned, key=lambda diagram: diagram.members), walk
+
+
+# Depth-first enumeration where a diagram in the space's own order is too large.
+_CALLS = 30  # numpy calls for a state, apart from those that evaluate its conditions
+
+
+class Backtracking:
+    """Walks the variables in their order; a step can turn out to be a dead end."""
+
+    root = ROOT
+
+    def __init__(
+        self, variables: Sequence[Variable], conditions: Sequence[Node], interner: Interner
+    ) -> None:
+        residuals = Residuals(conditions, interner)
+        residuals.constant_checks()  # the diagram has checked them
+        self._variables = variables
+        self._unknown = unknown_bounds(variables)
+        self._steps = [residuals.learn(variable.name) for variable in variables]
+
+    def steps(self, depth: int, state: States, patience: Patience) -> Iterator[tuple[int, States]]:
+        """The possible values and the states that they lead to. OutOfSteps when patience ends."""
+        patience.spend(_CALLS + self._steps[depth].length)
+        rows, states = expand(self._variables[depth], self._steps[depth], state, self._unknown)
+        for number, index in enumerate(rows.tolist()):
+            yield index, states.take(np.array([number]))
 
 
 # A layered decision diagram of all valid value combinations of some parameters.

@@ -233,7 +233,7 @@ def _and_more(words: Sequence[str]) -> str:
     return " and ".join([*words[:_LISTED], *more])
 
 
-# --- Parameters that must all differ but have too few values for that -----------------------------
+# Parameters that must all differ but have too few values for that.
 
 
 @dataclass(frozen=True, slots=True)

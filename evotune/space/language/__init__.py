@@ -36,7 +36,59 @@ from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 from evotune.util.words import counted, did_you_mean
 
-# --- Parses an expression's text into its tree, with Python's grammar but not its semantics -------
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed expression, its text and its position. Expressions are equal if their texts are."""
+
+    text: str
+    position: Position = field(compare=False)
+    node: Node = field(compare=False, repr=False)
+    closure: Evaluate = field(compare=False, repr=False)
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        """Every use of a name, from left to right."""
+        return tuple(names_in(self.node))
+
+    def error(self, message: str, offset: int = 0) -> SpaceError:
+        return self.position.error(message, offset)
+
+    def evaluate(self, scope: Mapping[str, Value]) -> Value:
+        """The expression's value, with names as in `scope`. SpaceError if it has none."""
+        self._require_names(scope)
+        try:
+            return self.closure(dict(scope))
+        except EvaluationError as error:
+            raise self.position.error(f"{error} in `{self.text}`") from error
+
+    def evaluate_columns(self, scope: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Values of many rows at once, and which rows have none. All arrays have one length."""
+        self._require_names(scope)
+        rows = max((len(array) for array in scope.values()), default=1)
+        known: dict[str, Column] = {}
+        for name, array in scope.items():
+            known[name] = column_of(array.tolist()) if array.dtype.kind == "O" else Column(array)
+        column = evaluate_columns(self.node, known, rows)
+        failed = np.zeros(rows, dtype=bool) if column.failed is None else column.failed
+        return column.values, failed
+
+    def _require_names(self, scope: Mapping[str, object]) -> None:
+        for name in self.names:
+            if name.name not in scope:
+                hint = did_you_mean(name.name, scope)
+                raise self.position.error(f"unknown name '{name.name}'{hint}", name.offset)
+
+
+def parse_expression(text: Value, position: Position | None = None) -> Expression:
+    """The expression in `text`, which YAML may already have read as a number or boolean."""
+    position = position or Position()
+    words = str(text).lower() if isinstance(text, bool) else str(text)
+    node = parse_node(words, position)
+    return Expression(" ".join(words.split()), position, node, compile_scalar(node))
+
+
+# Parses an expression's text into its tree, with Python's grammar but not its semantics.
 # `ast` only splits the text; every node is then translated by an allow-list. Nothing is
 # compiled or executed, and what is not listed here does not exist in the language.
 
@@ -246,54 +298,3 @@ class _Translator:
             wanted = least + counted(fewest, "plain argument")
             raise self._refuse(node, f"{node.func.id} takes {wanted}")
         return self._operation(node.func.id, node, node.args, depth)
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A parsed expression, its text and its position. Expressions are equal if their texts are."""
-
-    text: str
-    position: Position = field(compare=False)
-    node: Node = field(compare=False, repr=False)
-    closure: Evaluate = field(compare=False, repr=False)
-
-    @property
-    def names(self) -> tuple[Name, ...]:
-        """Every use of a name, from left to right."""
-        return tuple(names_in(self.node))
-
-    def error(self, message: str, offset: int = 0) -> SpaceError:
-        return self.position.error(message, offset)
-
-    def evaluate(self, scope: Mapping[str, Value]) -> Value:
-        """The expression's value, with names as in `scope`. SpaceError if it has none."""
-        self._require_names(scope)
-        try:
-            return self.closure(dict(scope))
-        except EvaluationError as error:
-            raise self.position.error(f"{error} in `{self.text}`") from error
-
-    def evaluate_columns(self, scope: Mapping[str, Array]) -> tuple[Array, Array]:
-        """Values of many rows at once, and which rows have none. All arrays have one length."""
-        self._require_names(scope)
-        rows = max((len(array) for array in scope.values()), default=1)
-        known: dict[str, Column] = {}
-        for name, array in scope.items():
-            known[name] = column_of(array.tolist()) if array.dtype.kind == "O" else Column(array)
-        column = evaluate_columns(self.node, known, rows)
-        failed = np.zeros(rows, dtype=bool) if column.failed is None else column.failed
-        return column.values, failed
-
-    def _require_names(self, scope: Mapping[str, object]) -> None:
-        for name in self.names:
-            if name.name not in scope:
-                hint = did_you_mean(name.name, scope)
-                raise self.position.error(f"unknown name '{name.name}'{hint}", name.offset)
-
-
-def parse_expression(text: Value, position: Position | None = None) -> Expression:
-    """The expression in `text`, which YAML may already have read as a number or boolean."""
-    position = position or Position()
-    words = str(text).lower() if isinstance(text, bool) else str(text)
-    node = parse_node(words, position)
-    return Expression(" ".join(words.split()), position, node, compile_scalar(node))

@@ -116,7 +116,7 @@ def names_in(node: Node) -> list[Name]:
     return [name for operand in node.operands for name in names_in(operand)]
 
 
-# --- Infers the types that an expression can have: a wrong one is an error before the search ------
+# Infers the types that an expression can have: a wrong one is an error before the search.
 
 Kinds: TypeAlias = frozenset[type]
 BOOL: Kinds = frozenset((bool,))

@@ -539,7 +539,7 @@ def _is_dotted(node: ast.AST) -> bool:
     return False
 
 
-# --- Makes a module of the source of one class and of all that it uses: `module_of_class` ---------
+# Makes a module of the source of one class and of all that it uses: `module_of_class`.
 # evotune's processes are separate from the caller's. They read a problem from a file, as a space
 # file
 # names one, and never run the caller's script or notebook again. So the class is taken out of its
@@ -599,7 +599,7 @@ def _in_place(first: list[str], pieces: list[Piece]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# --- Makes Python objects of a space file's data --------------------------------------------------
+# Makes Python objects of a space file's data.
 _OPTIONS = ("when", "otherwise", "default")
 
 

@@ -109,9 +109,6 @@ def _known_language(value: Any) -> str:
 LanguageName = Annotated[str, _Language]
 
 
-# --- The base of all models -----------------------------------------------------------------------
-
-
 class SpaceModel(BaseModel):
     """A mapping of a space file, with strict types and no unknown keys. `what` names it in
     messages."""
