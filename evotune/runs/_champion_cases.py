@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from evotune.backends import registry
-from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import SpaceError
 from evotune.problems.problem import Case, HasFeatures, Problem, TensorSpec
-from evotune.runs.spaces import shipped_spaces
 from evotune.space.bound import BoundSpace
-from evotune.space.document import SpaceDocument, load_space
+from evotune.space.document import SpaceDocument
 from evotune.space.language import Expression
 from evotune.space.language.nodes import truth
 from evotune.space.specs import KernelSpec
@@ -158,9 +154,6 @@ def _names(expressions: Iterable[Expression], let: Mapping[str, Expression]) -> 
     return found
 
 
-_MOST_NAMED = 3
-
-
 def refusal_of(document: SpaceDocument, problem: Problem, case: Case) -> str:
     """Why no kernel of the space takes the case; "" where one does."""
     reasons = []
@@ -186,36 +179,3 @@ def _kernels_refusal(
         if untold:
             return f"kernel {kernel.name} does not compute {', '.join(untold)}"
     return ""
-
-
-class AbleSpaces:
-    """Finds the shipped spaces of the same problem, dtype and device as a space's."""
-
-    def __init__(self, problem: Problem, profile: DeviceProfile) -> None:
-        self._problem = problem
-        self._profile = profile
-
-    def hint(self, case: Case) -> str:
-        """` (use attention-features-cpu)`: those that take a case; "" for none."""
-        names = [
-            name
-            for name, document in self._documents
-            if not refusal_of(document, self._problem, case)
-        ]
-        return f" (use {' or '.join(names[:_MOST_NAMED])})" if names else ""
-
-    @functools.cached_property
-    def _documents(self) -> list[tuple[str, SpaceDocument]]:
-        return list(self._alike())
-
-    def _alike(self) -> Iterator[tuple[str, SpaceDocument]]:
-        arch = {n: v for n, v in self._profile.attributes.items() if n == "arch"}
-        for name, path in shipped_spaces().items():
-            document = load_space(path)
-            spec = document.problem
-            if spec is None or (spec.name, spec.dtype) != (self._problem.name, self._problem.dtype):
-                continue
-            kernel = document.kernels[0]
-            same = registry.speaking(kernel.language).name == self._profile.backend
-            if same and kernel.unsupported(arch) is None:
-                yield name, document

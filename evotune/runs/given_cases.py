@@ -11,7 +11,8 @@ import msgspec
 from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import UsageError
 from evotune.problems.problem import Problem, WrongSymbol
-from evotune.runs._champion_cases import AbleSpaces, refusal_of
+from evotune.runs._champion_cases import refusal_of
+from evotune.runs.able_spaces import AbleSpaces, refused_variant, unserved
 from evotune.space.document import SpaceDocument
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.specs import GivenCase
@@ -56,6 +57,9 @@ def kept_cases(
             why = f"dtype {entry.dtype}, where the space has {problem.dtype}"
             skipped.append(Skipped(words, why, entry.count))
             continue
+        if why := _refused(problem, entry):
+            skipped.append(Skipped(words, why, entry.count))
+            continue
         try:
             case = problem.case(shape, variant)
         except ValueError as error:
@@ -98,6 +102,13 @@ def skipped_in_words(skipped: Sequence[Skipped], kept: int) -> str:
 def _most_frequent(skipped: Sequence[Skipped]) -> str:
     ((why, _),) = Counter(each.why for each in skipped).most_common(1)
     return why
+
+
+def _refused(problem: Problem, entry: CaseEntry) -> str:
+    """Why a recorded call is no case of the problem, whatever its sizes; "" where it may be one."""
+    if entry.problem not in (None, problem.name):
+        return f"a call of {entry.problem}, where the space has {problem.name}"
+    return unserved(entry.call) or refused_variant(problem, entry.variant)
 
 
 def _apart(problem: Problem, entry: CaseEntry) -> tuple[dict[str, Value], dict[str, Value]]:

@@ -2,7 +2,8 @@
 
 An entry of a list has the symbols of a shape and of a variant side by side, as in `{batch: 1,
 heads: 8, seq_len: 512, head_dim: 64, causal: true, count: 3}`. An entry of a miss log has them
-apart, under `shape` and `variant`. Both may name a `dtype`.
+apart, under `shape` and `variant`. Both may name a `dtype`. A recording (`evotune record`) is such
+a log: its entries also name the `problem`, and under `call` what a call has that no case has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from evotune.errors import SpaceError
 from evotune.space.reading.yaml_source import (
@@ -30,7 +31,7 @@ from evotune.util.words import describe
 
 _MOST_BYTES = 1 << 24
 _MOST_COUNT = 2**53
-_LOGGED = ("shape", "variant", "dtype", "kind", "count")
+_LOGGED = ("shape", "variant", "dtype", "kind", "count", "problem", "call")
 _BESIDE_SYMBOLS = ("count", "dtype")
 
 
@@ -41,6 +42,7 @@ class CaseEntry:
     - `symbols`: of a shape and a variant together; the problem knows which is which.
     - `shape`, `variant`: the same apart, in an entry of a miss log.
     - `dtype`: None where the entry names none. `count`: the weight of the case.
+    - `problem`: None where the entry names none. `call`: facts of a recorded call.
     - `position`: the entry's place; `places`: that of each symbol.
     """
 
@@ -51,6 +53,8 @@ class CaseEntry:
     count: float = 1
     position: Position = field(default_factory=Position)
     places: Mapping[str, Position] = field(default_factory=dict)
+    problem: str | None = None
+    call: Mapping[str, Data] = field(default_factory=dict)
 
     @property
     def logged(self) -> bool:
@@ -145,9 +149,7 @@ def _entry(source: YamlSource, number: int, item: object) -> CaseEntry:
     position = source.position(path)
     if not isinstance(item, Mapping):
         raise position.error(f"expected a case, a mapping of symbols, found {describe(item)}")
-    dtype = item.get("dtype")
-    if dtype is not None and not isinstance(dtype, str):
-        raise source.position((*path, "dtype")).error(f"expected a dtype, found {describe(dtype)}")
+    dtype = _name(source, path, item, "dtype")
     count = _count(item.get("count", 1), source.position((*path, "count")))
     if "shape" not in item:
         names = [name for name in item if name not in _BESIDE_SYMBOLS]
@@ -172,7 +174,29 @@ def _entry(source: YamlSource, number: int, item: object) -> CaseEntry:
         all_places |= own
     if not apart["shape"]:
         raise position.error("the shape is empty")
-    return CaseEntry({}, apart["shape"], apart["variant"], dtype, count, position, all_places)
+    call = item.get("call", {})
+    if not isinstance(call, Mapping):
+        at = source.position((*path, "call"))
+        raise at.error(f"expected a mapping, found {describe(call)}")
+    return CaseEntry(
+        {},
+        apart["shape"],
+        apart["variant"],
+        dtype,
+        count,
+        position,
+        all_places,
+        _name(source, path, item, "problem"),
+        call,
+    )
+
+
+def _name(source: YamlSource, path: DataPath, item: Mapping[str, Any], key: str) -> str | None:
+    """The text under a key; None where the entry lacks it."""
+    found = item.get(key)
+    if found is not None and not isinstance(found, str):
+        raise source.position((*path, key)).error(f"expected a {key}, found {describe(found)}")
+    return found
 
 
 def _symbols(

@@ -1,0 +1,84 @@
+"""Which shipped spaces can compute a case."""
+
+from __future__ import annotations
+
+import pytest
+
+from evotune.errors import UsageError
+from evotune.runs.able_spaces import ATTENTION, spaces_for, why_none
+from evotune.runs.spaces import shipped_spaces
+from evotune.space.document import load_space
+from evotune.space.reading.case_file import CaseEntry
+from evotune.space.reading.object_path import Data
+from evotune.trial import Value
+
+SHAPE: dict[str, Value] = {"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}
+
+
+def entry(
+    dtype: str = "float16",
+    variant: dict[str, Value] | None = None,
+    call: dict[str, Data] | None = None,
+    **sizes: Value,
+) -> CaseEntry:
+    return CaseEntry({}, {**SHAPE, **sizes}, variant or {}, dtype, call=call or {})
+
+
+def able(case: CaseEntry, device: str) -> list[str]:
+    return [each.space for each in spaces_for(case, device) if not each.why]
+
+
+def test_every_shipped_space_of_attention_answers() -> None:
+    problems = {name: load_space(path).problem for name, path in shipped_spaces().items()}
+    of_attention = {name for name, spec in problems.items() if spec and spec.name in ATTENTION}
+    assert {each.space for each in spaces_for(entry(), "l4")} == of_attention
+
+
+def test_spaces_follow_the_device() -> None:
+    *found, retyped = able(entry("float32"), "cpu")
+    assert found == [
+        *("attention-cpu", "attention-features-cpu", "attention-features-simd-cpu"),
+        "attention-scalar-cpu",
+    ]
+    assert retyped == "attention-cpu-bf16"
+    on_l4, on_h200 = able(entry(), "l4"), able(entry(), "h200")
+    assert set(on_h200) - set(on_l4) == {
+        *("attention-tma", "attention-wgmma", "attention-wgmma-features"),
+    }
+    with pytest.raises(UsageError, match="unknown device 'l5'"):
+        spaces_for(entry(), "l5")
+
+
+def test_a_dtype_that_kernels_have_and_the_file_does_not_say_is_told() -> None:
+    answers = {each.space: each for each in spaces_for(entry("bfloat16"), "h200")}
+    assert answers["attention-mma"].dtype == "bfloat16"
+    first, second, *_ = spaces_for(entry("bfloat16"), "cpu")
+    assert (first.space, first.dtype) == ("attention-cpu-bf16", "")
+    assert (second.space, second.dtype) == ("attention-cpu", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("case", "device", "words"),
+    [
+        (entry(head_dim=48), "h200", "needs head_dim in (32, 64, 96, 128), found head_dim = 48"),
+        (entry("float64"), "cpu", "needs dtype in (float32, bfloat16), found dtype = float64"),
+        (entry(variant={"mask": "bias"}), "h200", "has a mask (bias): problem attention has none"),
+        (entry(call={"grad": True}), "h200", "an input requires grad"),
+        (entry(call={"dropout": 0.1}), "h200", "dropout 0.1"),
+        (entry(call={"obstacle": "nested tensors"}), "h200", "nested tensors"),
+        (entry(seq_len=0), "cpu", "found dtype = float16"),
+        (entry("float32", seq_len=0), "cpu", "expected seq_len to be an integer of at least 1"),
+    ],
+)
+def test_why_none_can(case: CaseEntry, device: str, words: str) -> None:
+    answers = spaces_for(case, device)
+    assert words in why_none(answers)
+    assert all(each.why for each in answers)
+
+
+def test_features_go_to_spaces_that_compute_them() -> None:
+    windowed = entry(window_left=100, variant={"causal": True})
+    found = able(windowed, "h200")
+    assert "attention-wgmma-features" in found
+    assert "attention-wgmma" not in found
+    assert why_none(spaces_for(windowed, "h200")) == ""
