@@ -7,8 +7,9 @@
     softmax = run.best.kernel()                  # a function of torch tensors
 
 `tune` searches a space, given as a file or as objects (`Space`, `CudaKernel`, …), and `open_run`
-opens an earlier run; both return a `Run`. `check`, `compile`, `gate` and `replay` do the same as
-the commands of these names. Nothing is imported before it is used.
+opens an earlier run; both return a `Run`. `record` lists the calls of attention that a model makes.
+`check`, `compile`, `gate` and `replay` do the same as the commands of these names. Nothing is
+imported before it is used.
 """
 
 # This file imports nothing: `python -m evotune` begins with it, before Ctrl-C is taken care of and
@@ -17,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evotune.api.case_portfolio import portfolio
     from evotune.api.checking import Verdict, check, compile, gate
+    from evotune.api.recording_calls import Calls, record, recording
     from evotune.api.run import Candidate, Run, open_run
     from evotune.api.tuning import replay, tune
     from evotune.errors import EvotuneError
@@ -49,6 +51,9 @@ _PLACES = {
     "compile": "evotune.api.checking",
     "portfolio": "evotune.api.case_portfolio",
     "replay": "evotune.api.tuning",
+    "Calls": "evotune.api.recording_calls",
+    "record": "evotune.api.recording_calls",
+    "recording": "evotune.api.recording_calls",
     "Candidate": "evotune.api.run",
     "Run": "evotune.api.run",
     "open_run": "evotune.api.run",
@@ -78,6 +83,7 @@ _PLACES = {
 
 __all__ = [
     "Argument",
+    "Calls",
     "Candidate",
     "Configuration",
     "Constraint",
@@ -105,6 +111,8 @@ __all__ = [
     "open_run",
     "portfolio",
     "powers_of_two",
+    "record",
+    "recording",
     "replay",
     "tune",
     "values",

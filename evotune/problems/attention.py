@@ -355,6 +355,14 @@ class Attention:
         return attention_torch.baselines(case, self.tensors(case), inputs, only)
 
 
+def layout_strides(layout: str, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The strides of q, k, v and out, from one batch, head and row to the next, in elements."""
+    found = layouts.stride_symbols(layout, sizes)
+    return {
+        name: tuple(found[symbol] for symbol in layouts.symbols_of(name)) for name in DIMENSIONS
+    }
+
+
 def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
     """The shape with `seq_len` and `kv_heads` spelled out, every size at least 1."""
     sizes: dict[str, int] = {}
