@@ -177,6 +177,9 @@ device_option = _device_option(
 compile_device_option = _device_option(
     "The device to compile for; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
 )
+spaces_device_option = _device_option(
+    "The device for which spaces are named; a GPU's NAME (l4, a100, h100, rtx4090, …) needs no GPU."
+)
 
 
 class _Gpus(click.ParamType[int | str]):

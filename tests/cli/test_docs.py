@@ -111,7 +111,7 @@ def test_each_shell_gets_a_completion_script(invoke: Invoke, shell: str) -> None
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("evotune re", {"resume", "report", "replay"}),
+        ("evotune re", {"record", "resume", "report", "replay"}),
         ("evotune check softmax", {"softmax", "softmax-cpu"}),
         ("evotune top lat", {"latest"}),
         ("evotune report x --format par", {"parquet"}),
