@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeAlias
@@ -59,3 +60,12 @@ class _Inside(threading.local):
 
 
 LISTENERS = Listeners()
+
+
+def _leave_to_the_parent() -> None:
+    """A child process records nothing: a thread of the parent may hold a lock at a fork."""
+    LISTENERS.lock = threading.RLock()
+    LISTENERS.told = ()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

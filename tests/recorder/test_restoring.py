@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 import warnings
@@ -112,6 +113,17 @@ def test_what_somebody_else_put_in_its_place_stays(monkeypatch: pytest.MonkeyPat
         call()
     assert again.count == 1
     assert F.scaled_dot_product_attention is _PYTORCHS
+
+
+def test_a_child_that_is_forked_records_nothing() -> None:
+    with evotune.recording() as calls:
+        child = os.fork()
+        if child == 0:
+            F.scaled_dot_product_attention(*[torch.ones(1, 1, 1, 1, device="meta")] * 3)
+            os._exit(calls.count)
+        call()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert calls.count == 1
 
 
 def test_a_script_compiles_to_pytorchs_own_operator() -> None:
