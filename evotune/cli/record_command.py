@@ -30,13 +30,13 @@ _OUTPUT = ("-o", "--output")
 def record(
     terminal: Terminal, *, script: str, arguments: tuple[str, ...], output: str | None, device: str
 ) -> int:
-    """Run SCRIPT as `python SCRIPT ARGS` would, and record its calls of attention.
+    """Run SCRIPT and record its calls of attention.
 
-    Its results stay as they are. At its end stderr shows a table of the calls, with the shipped
-    spaces that can compute each, or why none can. FILE lists them for `run SPACE --cases`.
-    Everything behind SCRIPT is the script's, but for `-o FILE` as the last two words when it does
-    not stand before SCRIPT. The exit code is the script's. Ctrl-C writes what was recorded so far.
-    Child processes are not recorded.
+    It runs as `python SCRIPT ARGS` would, and its results stay as they are. At its end stderr shows
+    a table of the calls, with the shipped spaces that can compute each, or why none can. FILE lists
+    them for `run SPACE --cases`. Everything behind SCRIPT is the script's, but for `-o FILE` as the
+    last two words when it does not stand before SCRIPT. The exit code is the script's. Ctrl-C
+    writes what was recorded so far. Child processes are not recorded.
     """
     if output is None and len(arguments) >= 2 and arguments[-2] in _OUTPUT:
         arguments, output = arguments[:-2], arguments[-1]
