@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 from evotune.problems import create_problem
 from evotune.problems.attention import layout_strides
 from evotune.space.reading.case_file import CaseEntry
-from evotune.space.reading.object_path import Data
+from evotune.space.reading.yaml_source import Data
 from evotune.trial import Value
 
 Sizes: TypeAlias = tuple[int, ...]

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
-from evotune.backends.base.profile import DeviceProfile
+from evotune.backends.base.launch import DeviceProfile
 from evotune.problems import create_problem
 from evotune.problems.problem import Case, Problem
 from evotune.runs._champion_cases import refusal_of
 from evotune.runs.spaces import shipped_spaces
 from evotune.space.document import SpaceDocument, load_space
 from evotune.space.reading.case_file import CaseEntry
-from evotune.space.reading.object_path import Data
+from evotune.space.reading.yaml_source import Data
 
 ATTENTION = ("attention", "attention_varlen", "attention_paged")
 """The problems of calls of attention."""

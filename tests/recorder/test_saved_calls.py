@@ -112,7 +112,10 @@ def test_a_mistake_in_a_recording_is_named(entry: str, words: str, tmp_path: Pat
         Calls.load(tmp_path / "cases.yaml")
 
 
-def test_the_table_tells_cases_masks_counts_and_spaces(calls: Calls) -> None:
+def test_the_table_tells_cases_masks_counts_and_spaces(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     lines = str(calls).splitlines()
     assert lines[0].split() == ["case", "mask", "dtype", "count", "spaces,", "or", "why", "none"]
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in lines[2:]}

@@ -9,7 +9,7 @@ from evotune.runs.able_spaces import ATTENTION, spaces_for, why_none
 from evotune.runs.spaces import shipped_spaces
 from evotune.space.document import load_space
 from evotune.space.reading.case_file import CaseEntry
-from evotune.space.reading.object_path import Data
+from evotune.space.reading.yaml_source import Data
 from evotune.trial import Value
 
 SHAPE: dict[str, Value] = {"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64}
