@@ -46,7 +46,7 @@ class SpaceError(EvotuneError):
 
 
 class UsageError(EvotuneError):
-    """An argument that makes no sense, or names something that does not exist."""
+    """An invalid argument, or one that names something that does not exist."""
 
     exit_code = 2
 

@@ -49,8 +49,8 @@ class Language:
     constant_memory: bool = False
     """Whether a kernel has `__constant__` variables that can be filled."""
     block: Callable[[Container[str]], str] | None = None
-    """The threads of a block, as an expression over the space's parameters, where the compiler
-    decides them; None where the space states the block."""
+    """The threads of a block, as an expression over the space's parameters, if the compiler decides
+    them; None if the space states the block."""
     decided: Mapping[str, str] = field(default_factory=dict)
     """Keys of a launch that the space must not state, with the reason. `entry` may be stated, but
     only as the kernel's own."""
@@ -84,12 +84,13 @@ def all_languages() -> Iterator[Language]:
 
 
 def find_language(name: str) -> Language | None:
-    """The language of that name; None when no backend has it."""
+    """The language of that name, or None if no backend has it."""
     return next((found for found in all_languages() if found.name == name), None)
 
 
 def language(name: str) -> Language:
-    """The language of that name, as a valid space names it; KeyError when no backend has it."""
+    """The language of that name, as a valid space names it. Raises KeyError if no backend has
+    it."""
     found = find_language(name)
     if found is None:
         raise KeyError(name)

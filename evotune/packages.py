@@ -28,7 +28,7 @@ _ENVIRONMENT = 3
 
 
 def missing() -> list[str]:
-    """The required packages whose module is not found. Nothing is imported to find out."""
+    """The required packages whose module is not found. The check imports nothing."""
     return [name for name, module in REQUIRED.items() if not _is_here(module)]
 
 
@@ -55,7 +55,7 @@ def fix(name: str) -> str:
 
 
 def _requirement(name: str) -> str:
-    """The requirement in evotune's own metadata; the bare name where evotune is not installed."""
+    """The requirement in evotune's own metadata; the bare name if evotune is not installed."""
     import importlib.metadata
     import re
 
@@ -77,9 +77,9 @@ def provider(module: str | None) -> str | None:
 
 
 def say_missing(name: str) -> int:
-    """Tells the user that the package is missing; returns the exit code. `doctor` does not use it:
-    it tells more."""
-    text = f"error: not installed: {name}; `evotune doctor` tells how to get it"
+    """Prints that the package is missing; returns the exit code. `doctor` prints more, so it does
+    not use this."""
+    text = f"error: not installed: {name}; `evotune doctor` shows how to get it"
     print(text, file=sys.stderr)
     return _ENVIRONMENT
 
@@ -116,8 +116,8 @@ _LOADER_WORDS = ("failed to map segment", "cannot allocate memory")
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether the error comes from a lack of memory, also one that a package raised in its
-    place: where a library cannot be loaded for that reason, Python raises ImportError."""
+    """Whether the error comes from a lack of memory. It may be an error that a package raised
+    instead: if a library cannot be loaded for that reason, Python raises ImportError."""
     return any(
         isinstance(each, MemoryError)
         or (isinstance(each, OSError) and each.errno == errno.ENOMEM)

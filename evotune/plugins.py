@@ -48,14 +48,14 @@ class Group:
         return tuple(plugin.name for plugin in self.plugins())
 
     def plugins(self) -> tuple[Plugin, ...]:
-        """The installed packages' plugins, sorted by name. Where two packages have one name, the
-        package that is first on the path wins. Loads none of them."""
+        """The installed packages' plugins, sorted by name. If two packages have the same name, the
+        first one on the path wins. Loads none of them."""
         entries = _entries(self._group, tuple(sys.path))
         return tuple(Plugin(name, self._kind, *entries[name]) for name in sorted(entries))
 
     def load(self, name: str) -> object | None:
-        """Loads an installed package's plugin; None where no package has the name.
-        EnvironmentProblem where it cannot be loaded."""
+        """Loads an installed package's plugin; None if no package has the name. Raises
+        EnvironmentProblem if it cannot be loaded."""
         for plugin in self.plugins():
             if plugin.name == name:
                 return self._load(plugin)
@@ -118,7 +118,7 @@ def broken() -> list[str]:
 
 @functools.cache
 def _own(package: str) -> dict[str, object]:
-    """The rooms of a package, by their folders; the folder `base` is none."""
+    """A package's own plugins, one for each folder except `base`."""
     paths = importlib.import_module(package).__path__
     names = sorted(module.name for module in pkgutil.iter_modules(paths) if module.ispkg)
     folders = {name: importlib.import_module(f"{package}.{name}") for name in names}

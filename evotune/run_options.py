@@ -62,9 +62,9 @@ class RunOptions(SearchSettings):
     - `strategy`: its name, or `module:Class` of a user's own.
     - `trials`, `minutes`, `compiles` (trials that reached a compiler), `speedup` (to reach) and
       `no_improvement` (trials in a row without a better one) end the run; None: no such limit.
-    - `champions`: so many of the best are confirmed.
+    - `champions`: how many of the best trials to confirm.
     - `racing`: candidates that cannot win get fewer samples.
-    - `starts`: distinct configurations that are proposed before the strategy is asked.
+    - `starts`: distinct configurations that are proposed before the strategy's own.
     """
 
     strategy: str = "evolution"
@@ -79,12 +79,12 @@ class RunOptions(SearchSettings):
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole run, as `minutes` has it."""
+        """The limit of the whole run, from `minutes`."""
         return None if self.minutes is None else 60 * self.minutes
 
     def replaced(self, given: Mapping[str, Json]) -> RunOptions:
-        """With the values `given` by name; None leaves a value as it is. UsageError for a value of
-        another type or range."""
+        """With the values `given` by name; None leaves a value as it is. Raises UsageError for a
+        value of another type or range."""
         wanted = {name: value for name, value in given.items() if value is not None}
         try:
             return msgspec.convert({**self.to_json(), **wanted}, RunOptions)
@@ -93,14 +93,14 @@ class RunOptions(SearchSettings):
             raise UsageError(f"{place.strip('`').removeprefix('$.')}: {what.lower()}") from error
 
     def to_json(self) -> dict[str, Json]:
-        """As a run's store keeps it."""
+        """The form in a run's store."""
         found: dict[str, Json] = msgspec.to_builtins(self)
         return found
 
     @classmethod
     def from_json(cls, stored: Json) -> RunOptions:
-        """TypeError or ValueError for anything but the values of a run's store. A store of an older
-        evotune lacks the options that came later: they have their defaults."""
+        """Raises TypeError or ValueError for anything but the values of a run's store. A store of
+        an older evotune lacks the options that came later: they have their defaults."""
         for name in _ALWAYS_STORED:
             if name not in stored:
                 raise ValueError(f"the setting {name} is missing")

@@ -21,7 +21,7 @@ Value: TypeAlias = bool | int | float | str
 Json: TypeAlias = Any  # what json.loads returns
 Figure: TypeAlias = bool | int | float | str | list[str] | None
 DeviceState: TypeAlias = Mapping[str, Figure]
-"""Clocks, power, temperature and throttling of a device, as far as it reports them."""
+"""Clocks, power, temperature and throttling of a device, if it reports them."""
 NamedFigures: TypeAlias = Mapping[str, Figure | Mapping[str, Figure | Mapping[str, Figure]]]
 """Figures of a compiler or a device by name, some of them by two or three names."""
 
@@ -31,13 +31,13 @@ _decode_values = msgspec.json.Decoder(dict[str, Value]).decode
 
 
 def number(figures: NamedFigures, name: str) -> float | None:
-    """The figure `name` where it is a number; None otherwise."""
+    """The figure `name` if it is a number, else None."""
     found = figures.get(name)
     return found if isinstance(found, int | float) else None
 
 
 def whole(figures: NamedFigures, name: str) -> int:
-    """The figure `name` as an integer; 0 where it is no number."""
+    """The figure `name` as an integer; 0 if it is no number."""
     return int(number(figures, name) or 0)
 
 
@@ -76,8 +76,8 @@ class Configuration(Mapping[str, Value]):
 
     @classmethod
     def from_key(cls, key: str) -> Configuration:
-        """The configuration with that `key`. ValueError for text that is not a JSON object of
-        values."""
+        """The configuration with that `key`. Raises ValueError for text that is not a JSON object
+        of values."""
         configuration = cls.__new__(cls)
         try:
             configuration._values = _decode_values(key)
@@ -149,7 +149,7 @@ class Measurement(msgspec.Struct, frozen=True):
       `processes`.
     - speedup_low, speedup_high: its 95% interval (bootstrap). With several processes the interval
       covers the spread between them.
-    - processes: the speedup in each process, where the case was measured in several.
+    - processes: the speedup in each process, if the case was measured in several.
     - cache: `warm` (the same buffers again and again) or `cold` (buffers rotated over more memory
       than the caches hold). A cold measurement has no part in the fitness.
     - held_out: whether the case has no part in the fitness.
@@ -157,7 +157,7 @@ class Measurement(msgspec.Struct, frozen=True):
     - retakes: how many earlier takes were discarded because the device slowed down in them.
     - throttled: whether the device slowed down in this take too.
     - eager_us, eager_baseline_us: wall-clock times per call without a graph, as a PyTorch user sees
-      them; None where they were not taken.
+      them; None if they were not taken.
     """
 
     case: str
@@ -192,8 +192,8 @@ class Check(msgspec.Struct, frozen=True):
 
     Each element's error against the float64 reference is taken as a share of the element's limit.
     `max_error` and `rms_error` are the maximum and the RMS of these shares, see
-    `evotune.verify.accuracy`. With `rounding`, errors and limits are no larger than the rounding of
-    the result, and the shares tell nothing.
+    `evotune.verify.accuracy`. With `rounding`, errors and limits do not exceed the rounding of the
+    result, and the shares mean nothing.
     """
 
     case: str
@@ -211,13 +211,13 @@ class Check(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Check:
-        """ValueError when a value has another type than its field."""
+        """Raises ValueError if a value has another type than its field."""
         return msgspec.convert(data, cls)
 
 
 class ExecutedLengths(msgspec.Struct, frozen=True):
     """The lengths `name` that were executed one by one, with these ratios of sizes (`alike`). At
-    large lengths one of every remainder by the sizes of tiles stands for the others."""
+    large lengths one length for each remainder mod the tile sizes represents the others."""
 
     name: str
     alike: Mapping[str, int]
@@ -232,8 +232,8 @@ class Region(msgspec.Struct, frozen=True, omit_defaults=True):
     - cases: the number of cases.
     - pairs: for each two sizes the bands that were executed together; see
       `evotune.problems.executed_sizes`. Empty in an older store.
-    - executed: the lengths that were executed one by one; None in an older store, and where none
-      were to be.
+    - executed: the lengths that were executed one by one; None in an older store, and if none had
+      to be.
 
     A case is inside if it has the fixed values, none of its other values is out of range, and the
     bands of each two of its sizes were executed together.
@@ -308,7 +308,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def device_state(self) -> Mapping[str, Figure | Mapping[str, Figure]]:
-        """What the device said of itself after the trial: clocks, power, temperature."""
+        """What the device reported after the trial: clocks, power, temperature."""
         found = self.resources.get("device")
         return found if isinstance(found, Mapping) else {}
 
@@ -331,12 +331,12 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Outcome:
-        """ValueError when a value has another type than its field, here or in a part."""
+        """Raises ValueError if a value has another type than its field, here or in a part."""
         return msgspec.convert(data, cls)
 
     @classmethod
     def from_text(cls, text: str) -> Outcome:
-        """The outcome of the JSON text of `to_json`. Raises the errors of `from_json`."""
+        """The outcome from the JSON text that `to_json` wrote. Raises the errors of `from_json`."""
         try:
             return _decode_outcome(text)
         except ValueError:
@@ -392,7 +392,7 @@ _UNCHECKED_SHARE: Final = 1.0  # the largest share of its limit that a passed ch
 
 def worst_check(checks: Iterable[Check]) -> Check | None:
     """The check whose maximum error used the largest share of its limit. A failed check comes
-    before a passed one. None when no check has a maximum error."""
+    before a passed one. None if no check has a maximum error."""
     made = [check for check in checks if check.status != "skipped" and check.max_error is not None]
     if not made:
         return None

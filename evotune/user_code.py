@@ -58,7 +58,7 @@ class Trust:
                 self._trusting -= 1
 
     def agree(self, sha256: str) -> None:
-        """Agrees for this process alone, where the process that handed the file over has asked."""
+        """Agrees for this process only; the process that passed the file has asked the user."""
         self._agreed.add(sha256)
 
     def own(self, content: bytes) -> None:
@@ -69,8 +69,8 @@ class Trust:
         self.agree(sha256)
 
     def require(self, files: Mapping[Path, bytes]) -> None:
-        """NotAgreed when the user does not agree to execute one of the files, which are given by
-        absolute paths."""
+        """Raises NotAgreed if the user does not agree to execute one of the files, which are given
+        by absolute paths."""
         hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
         known = self._agreed | _shipped()
         unknown = {path: sha256 for path, sha256 in hashes.items() if sha256 not in known}

@@ -36,26 +36,25 @@ bytes at once."""
 
 
 class CallableKernel:
-    """`kernel(q, k, v)` returns the output, or a dict of outputs by name where there are several.
+    """`kernel(q, k, v)` returns the output, or a dict of outputs by name if there are several.
 
-    Inputs are torch tensors in the problem's order, or by name. Their shapes tell which case it is.
-    They are contiguous; a kernel that is told strides takes any views whose last dimension is
-    contiguous. If it is told those of the output too, this lies in memory like the first input of
-    its shape. Otherwise the output is contiguous.
-    Other keywords give what shapes do not tell: a variant (`causal=True`), a scale or another
-    constant, a size that no input has. Sizes and variants that all cases of the run share may be
-    left out. The first call for a case may compile the kernel for it; the build cache keeps the
-    result.
+    Inputs are torch tensors, in the problem's order or by name. Their shapes determine the case.
+    They must be contiguous, but a kernel that takes strides accepts any views whose last dimension
+    is contiguous. If it also takes the strides of the output, the output has the memory layout of
+    the first input of the same shape. Otherwise the output is contiguous. Other keywords give what
+    shapes do not imply: a variant (`causal=True`), a scale or another constant, a size that no
+    input has. Sizes and variants that all cases of the run share may be left out. The first call
+    for a case may compile the kernel for it; the build cache keeps the result.
 
     The kernel was checked only on the cases that the run's report names as its domain. It has no
     gradient. Call it from one thread at a time. On a GPU it runs on the current stream.
 
-    ValueError, one line, for tensors of a wrong number, dtype, shape, layout or device, and for a
-    case that the kernel does not support.
+    Raises ValueError, one line, for tensors of a wrong number, dtype, shape, layout or device, and
+    for a case that the kernel does not support.
     """
 
     def __init__(self, run: RunFolder, configuration: Configuration) -> None:
-        """UsageError for a run on a recorded space, which has no kernel."""
+        """Raises UsageError for a run on a recorded space, which has no kernel."""
         self._reopened = ReopenedRun.load(run)
         self._configuration = configuration
         self._jobs: dict[str, CaseJob] = {}
@@ -160,7 +159,7 @@ class CallableKernel:
 
     @functools.cached_property
     def _strided(self) -> frozenset[str]:
-        """The tensors whose strides the kernel is told."""
+        """The tensors whose strides the kernel takes as arguments."""
         return self._reopened.planner.strided_tensors(self._configuration, self._timed[0])
 
     def _laid_out(self, tensors: Tensors, case: Case) -> Case:
@@ -223,7 +222,7 @@ def _unsuited(tensor: torch.Tensor, *, takes_strides: bool) -> str:
 
 
 def _compiled(job: CompileJob, reopened: ReopenedRun) -> Binary:
-    """The job's binary from the build cache, or compiled now. ValueError when it does not
+    """The job's binary from the build cache, or compiled now. Raises ValueError if it does not
     compile."""
     timeout_s = reopened.setup.document.timeouts.compile_s
     result = build_jobs([job], timeout_s)[job.key]

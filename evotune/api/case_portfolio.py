@@ -103,20 +103,21 @@ def portfolio(
     **space_keywords: Unpack[SpaceKeywords],
 ) -> CasePortfolio:
     """Finds at most `kernels` kernels that serve all cases, and a rule that chooses among them.
-    Goes on with the portfolio in `runs_dir` where it is of the same space, cases, seed and share.
+    Continues the portfolio in `runs_dir` if it has the same space, cases, seed and share.
 
-    - `space`, `device`, `trust` and the keywords: as `tune` has them.
+    - `space`, `device`, `trust` and the keywords: as in `tune`.
     - `cases`: a file, or a list of symbols of a shape and a variant with an optional `count`, the
       weight of the case.
-    - `held_out_share`: the share of the cases that no search sees, and that judges the rule; none
-      of fewer than 20 cases.
-    - `trials`: of all searches together; `minutes`: of the whole portfolio, resumed or not.
-    - `say`: called with a line for each step, with skipped cases, and with parts of the rule that
+    - `held_out_share`: the share of the cases that is held out: no search sees them, and the rule
+      is judged on them. Nothing is held out of fewer than 20 cases.
+    - `trials`: the total of all searches; `minutes`: the limit of the whole portfolio, earlier
+      sessions included.
+    - `say`: called with a line for each step, for skipped cases, and for the parts of the rule that
       held-out and drawn cases cut out. The result has the last two as `found.skipped` and
       `found.cuts`.
 
-    Ctrl-C raises KeyboardInterrupt; the same call goes on. SpaceError or UsageError for a mistake
-    in the arguments, EvotuneError where no search has a confirmed champion.
+    Ctrl-C raises KeyboardInterrupt; the same call continues. Raises SpaceError or UsageError for a
+    mistake in the arguments, and EvotuneError if no search has a confirmed champion.
     """
     with trusting(trust), space_file(space, space_keywords) as file:
 
@@ -185,8 +186,8 @@ def resumed_portfolio(
     minutes: float | None = None,
     command: tuple[str, ...] = (),
 ) -> CasePortfolio:
-    """Goes on with the portfolio in a folder, with new totals where they are given. UsageError
-    where there is none."""
+    """Continues the portfolio in a folder, with new totals if they are given. Raises UsageError if
+    there is none."""
     request = stored_request(
         Path(runs_dir), most_kernels=kernels, trials=trials, minutes=minutes, command=command
     )

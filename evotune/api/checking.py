@@ -126,7 +126,7 @@ class Verdict:
 
     @property
     def speedup(self) -> float | None:
-        """Baseline time / kernel time, geometric mean over the shapes; None when it failed."""
+        """Baseline time / kernel time, geometric mean over the shapes; None if it failed."""
         return self._figures.speedup
 
     @property
@@ -156,15 +156,15 @@ def gate(
     trust: bool = False,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> Verdict:
-    """Compiles one kernel, checks it as a champion is checked, and times it in turn with the
+    """Compiles one kernel, checks it like a champion, and times it in alternation with the
     baseline. Returns a verdict with `passed`, `checks` and `speedup`.
 
     `candidate` is a kernel, with `problem` and `shapes` as `Space` takes them, or a whole space.
     `configuration` gives values for its parameters; None means its default. Nothing is left on the
     disk. A kernel that fails gives a verdict, not an error; the errors are those of `tune`.
 
-    UsageError for a recorded space, and for a configuration that is not in the space. EvotuneError
-    where the space's own `budget: {minutes}` ended first; KeyboardInterrupt after Ctrl-C.
+    Raises UsageError for a recorded space, and for a configuration that is not in the space. Raises
+    EvotuneError if the space's own `budget: {minutes}` ended first; KeyboardInterrupt after Ctrl-C.
     """
     if isinstance(candidate, Kernel) and "parameters" not in space_keywords:
         space_keywords["parameters"] = {"GATED": [1]}  # a space needs at least one parameter
@@ -199,9 +199,9 @@ def gate(
             )
         evidence = next(iter(weigh(data).values()), None)
     if evidence is None:
-        raise EvotuneError("the time was over before the kernel was tried")
+        raise EvotuneError("the time limit ended before the kernel was tried")
     if evidence.outcome.ok and not evidence.confirmation:
-        raise EvotuneError("the time was over before the kernel was checked as a champion is")
+        raise EvotuneError("the time limit ended before the kernel was checked as a champion")
     return _verdict(evidence)
 
 

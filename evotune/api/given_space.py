@@ -31,14 +31,14 @@ AnyCases: TypeAlias = "str | Path | Sequence[Mapping[str, Value]]"
 
 
 def case_entries(cases: AnyCases | None) -> list[CaseEntry]:
-    """SpaceError for a mistake in them."""
+    """Raises SpaceError for a mistake in them."""
     if cases is None:
         return []
     return read_cases(Path(cases)) if isinstance(cases, str | Path) else given_cases(cases)
 
 
 class SpaceKeywords(TypedDict, total=False):
-    """The arguments of `Space` beside its kernel."""
+    """The arguments of `Space` other than its kernel."""
 
     name: str
     description: str
@@ -70,7 +70,7 @@ def space_file(
     """The path of the space's file, or its shipped name. A file made of objects is deleted at the
     end.
 
-    UsageError when `space` is not a space; SpaceError for a mistake in it.
+    Raises UsageError if `space` is not a space. Raises SpaceError for a mistake in it.
     """
     if isinstance(space, Kernel):
         usual = {} if keywords.get("problem") in BUILT_IN else {"baseline": "torch:best"}
@@ -79,7 +79,7 @@ def space_file(
     elif keywords:
         names = ", ".join(keywords)
         raise UsageError(
-            f"{names}: only with a kernel object; say it in the space itself, or give a kernel"
+            f"{names}: only with a kernel object; state it in the space itself, or pass a kernel"
         )
     if isinstance(space, Space):
         with scratch_folder() as folder:
@@ -93,7 +93,8 @@ def space_file(
 
 @contextlib.contextmanager
 def trusting(given: bool) -> Iterator[None]:
-    """Within the block all code is agreed to, if `given`, as with the command line's --trust."""
+    """If `given`, all code counts as agreed to within the block, as with the command line's
+    --trust."""
     with trust.all_agreed() if given else contextlib.nullcontext():
         yield
 
@@ -105,12 +106,12 @@ def materialize(space: Space, folder: Path, *, compile_only: bool = False) -> Pa
     """Writes the space and its sources into `folder`; returns the space file's path.
 
     `load_setup` and the commands take that path. A mistake that they find is a SpaceError that
-    names the object, not a line of the file. Code that the caller's process holds needs no
-    agreement: kernels given as text, a problem given as a class. Files need the same agreement as
-    the files that a space file names.
+    names the object, not a line of the file. Code in the caller's process needs no agreement:
+    kernels passed as text, a problem passed as a class. Files need the same agreement as the files
+    that a space file names.
 
-    SpaceError when a source cannot be read, or nobody agreed to execute it. With `compile_only`
-    only Python is executed.
+    Raises SpaceError if a source cannot be read, or nobody agreed to execute it. With
+    `compile_only` only Python is executed.
     """
     document, written = space.document, space.written_files
     files: dict[str, bytes] = dict(written)

@@ -1,5 +1,5 @@
-"""Watching a run: an `Observer` is told what happens in a run of this process, and a `Follower`
-tells it what happens in a run of another process."""
+"""Watching a run: a run in this process notifies an `Observer` of its progress; a `Follower`
+notifies it of the progress of a run in another process."""
 
 from __future__ import annotations
 
@@ -78,10 +78,9 @@ def watching(
 
 
 class Follower:
-    """Reads a run's store and tells an observer about it, as the run itself would.
-
-    It tells outcomes in the order in which they were stored, the run in the order of the proposals.
-    So the trial at which a generation begins may be a few trials off.
+    """Reads a run's store and notifies an observer, as the run itself would. Outcomes come in the
+    order in which they were stored, whereas the run notifies in the order of the proposals. So the
+    trial at which a generation begins may be off by a few.
     """
 
     def __init__(self, run: RunFolder, observer: Observer) -> None:

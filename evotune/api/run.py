@@ -51,8 +51,8 @@ REPORT_STYLES = ("html", "md", "csv", "json", "jsonl", "parquet", "t4")
 
 
 def report_pieces(runs: Sequence[Run], style: str) -> Iterator[bytes]:
-    """The report of the runs, piece by piece. UsageError for several runs in a style that takes
-    one; html takes several."""
+    """The report of the runs, piece by piece. Raises UsageError for several runs in a style that
+    takes one; html takes several."""
     if len(runs) > 1 and style != "html":
         raise UsageError(f"--format {style} takes one run; only html takes several")
     if style == "html":
@@ -83,7 +83,7 @@ class Candidate:
 
     `speedup` is baseline time / candidate time, the geometric mean over the timed cases, with the
     95% interval `speedup_low` to `speedup_high`; None in a run on a recorded space. `outcome` is
-    that of the confirmation where there is one (`confirmed`), else that of the search.
+    the confirmation's if there is one (`confirmed`), else the search's.
     """
 
     def __init__(self, run: Run, row: Row) -> None:
@@ -156,7 +156,7 @@ class Candidate:
 
 
 class Run:
-    """A run in its folder, finished or not. Each property reads the folder anew, so a run at work
+    """A run in its folder, finished or not. Each property reads the folder again, so an active run
     shows its new trials."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -178,13 +178,13 @@ class Run:
 
     @property
     def skipped_cases(self) -> str:
-        """Which of the cases that were given no kernel takes, in words; "" for none."""
+        """The given cases that no kernel can compute, in words; "" for none."""
         with RunStore.open_for_reading(self.folder.store) as store:
             return str(store.meta("skipped_cases", ""))
 
     @property
     def best(self) -> Candidate:
-        """The leaderboard's first candidate. UsageError when no candidate is valid."""
+        """The leaderboard's first candidate. Raises UsageError if no candidate is valid."""
         rows = self.leaderboard(1)
         if not rows:
             raise UsageError(f"run {self.id} has no valid candidate")
@@ -196,7 +196,7 @@ class Run:
         return RunData.load(self.folder).trials
 
     def leaderboard(self, count: int = 10) -> list[Candidate]:
-        """The first `count` rows: confirmed champions first, duplicates folded into one row.
+        """The first `count` rows: confirmed champions first, duplicates folded into one row. Raises
         UsageError for a count that is no integer of at least 0."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise UsageError(f"leaderboard: expected an integer of at least 0, got {count!r}")
@@ -218,8 +218,8 @@ class Run:
         """Writes the run to a file. Returns the path.
 
         `style` is html (a page that opens offline), md, csv, json, jsonl, parquet or t4; None means
-        the file's suffix. UsageError for another style or suffix, or a file that cannot be written.
-        A report that could not be finished leaves the file as it was.
+        the file's suffix. Raises UsageError for another style or suffix, or a file that cannot be
+        written. A report that could not be finished leaves the file as it was.
         """
         path = Path(path)
         style = path.suffix.removeprefix(".").lower() if style is None else style
@@ -250,13 +250,13 @@ class Run:
     ) -> Run:
         """Continues the run. `trials`, `minutes` and `champions` are new totals. Returns this run.
 
-        `champions` are confirmed however long it takes if no `minutes` are given. What is
-        confirmed already is not confirmed again.
+        Without `minutes`, `champions` are confirmed however long it takes. Confirmed trials are not
+        confirmed again.
 
-        A run with a strategy of your own needs it again as `strategy`. The other arguments are
-        those of `tune`; `allow_mixed` also allows another device or driver than before.
-        EnvironmentProblem where the run was made elsewhere, RunLocked while another process works
-        on it, UsageError for fewer trials than the run has.
+        For a run with your own strategy, pass it again as `strategy`. The other arguments are those
+        of `tune`; `allow_mixed` also allows another device or driver than before. Raises
+        EnvironmentProblem if the run was made elsewhere, RunLocked while another process works on
+        it, UsageError for fewer trials than the run has.
         """
         from evotune.api.given_space import trusting
 
@@ -305,8 +305,8 @@ class Run:
     def remeasured(
         self, configuration: Configuration, other: Run, its_configuration: Configuration
     ) -> Outcome:
-        """The outcome of timing `its_configuration` of the `other` run in turn with one of this
-        run."""
+        """The outcome of timing `its_configuration` of the `other` run in alternation with one of
+        this run."""
         from evotune.runs.reopening import remeasure
 
         return remeasure((self.folder, configuration), (other.folder, its_configuration))
@@ -318,7 +318,8 @@ class Run:
         `top` candidates of the leaderboard. Each answer has `passed` and `outcome.checks`. The run
         stays as it is.
 
-        UsageError where the run has no valid candidate, or the configuration is not in the space.
+        Raises UsageError if the run has no valid candidate, or the configuration is not in the
+        space.
         """
         return list(self.verifying(configuration, top=top))
 
@@ -337,11 +338,11 @@ class Run:
 
     def ablate(self, number: int | None = None) -> list[AblationRow]:
         """Measures the worth of each choice in the best candidate (or in trial `number`): sets one
-        parameter at a time to the default or to a neighbouring value, and times that in turn with
-        the candidate.
+        parameter at a time to the default or to a neighbouring value, and times the result in
+        alternation with the candidate.
 
-        The run stores the rows; the first is the candidate against itself. UsageError where the run
-        has no such candidate.
+        The run stores the rows; the first is the candidate against itself. Raises UsageError if the
+        run has no such candidate.
         """
         return list(self.ablating(self.candidate(number)))
 
@@ -368,14 +369,13 @@ class Run:
         writes it as text, `to_json` gives its data.
 
         `against` is baseline, default, a trial's number as text, or RUN:NUMBER. `measure`: None
-        measures what is missing where the run's device is here; False compiles and launches
-        nothing. Without `effects` the choices are not measured in turn with the trial. `minutes`:
-        measuring stops after this time (defaults to 3 on a CPU), and the next call measures the
-        rest. `tries` measures the suggestions that are configurations. `trust`: see
-        `tune`. `on_note` is called with a line before each measurement. UsageError for a trial or a
-        side that is not there, and for `tries` with `measure` False; EnvironmentProblem when
-        something must be measured and the device is not here; RunLocked while another process works
-        on the run.
+        makes missing measurements if the run's device is here; False compiles and launches nothing.
+        Without `effects` the single choices are not measured. `minutes`: measuring stops after this
+        time (defaults to 3 on a CPU), and the next call measures the rest. `tries` measures the
+        suggestions that are configurations. `trust`: see `tune`. `on_note` is called with a line
+        before each measurement. Raises UsageError for a trial or a side that is not there, and for
+        `tries` with `measure` False. Raises EnvironmentProblem if something must be measured and
+        the device is not here; RunLocked while another process works on the run.
         """
         from evotune.api.given_space import trusting
         from evotune.explain.explaining import ExplainRequest, explain_run
@@ -397,10 +397,11 @@ class Run:
         is surely faster in any timed case and the package uses it all the same, as it does but for
         attention.
 
-        `name` is the package's; the space's name if not given. Runs of the same problem and device
-        `beside` it go into the same package. `trust`: see `tune`. EvotuneError when no champion is
-        confirmed or faster than PyTorch's attention, UsageError for a name or a folder that cannot
-        be, EnvironmentProblem when the compilers here make other code than the run measured.
+        `name` is the package's name; it defaults to the space's. The runs `beside`, which must have
+        the same problem and device, go into the same package. `trust`: see `tune`. Raises
+        EvotuneError if no champion is confirmed or faster than PyTorch's attention, UsageError for
+        an invalid name or folder, EnvironmentProblem if this machine's compilers make machine code
+        that differs from what the run measured.
         """
         from evotune.api.given_space import trusting
         from evotune.export.exporting import export_runs
@@ -416,8 +417,8 @@ class Run:
         return found.folder
 
     def candidate(self, number: int | None = None) -> Candidate:
-        """The leaderboard's row of trial `number`; the first row when that is None. UsageError
-        where there is no such row."""
+        """The leaderboard's row of trial `number`, or the first row if that is None. Raises
+        UsageError if there is no such row."""
         rows = rank(RunData.load(self.folder, 1 if number is None else None)).rows
         chosen = next((row for row in rows if number in (None, row.number)), None)
         if chosen is None:
@@ -432,7 +433,7 @@ class Run:
 def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run:
     """Opens a run by its id, a unique beginning of its id, its path, or `latest` (the newest run).
 
-    UsageError where there is no such run.
+    Raises UsageError if there is no such run.
     """
     return Run(find_run(str(run), Path(runs_dir)))
 
@@ -445,8 +446,8 @@ def all_runs(runs_dir: str | Path = RUNS_DIR) -> list[Run]:
 def exported(
     runs: Sequence[str | Path], folder: Path, name: str | None, runs_dir: str | Path = RUNS_DIR
 ) -> Exported:
-    """Writes the champions of `runs`, or a portfolio, as a Python package; see `Run.export`.
-    UsageError for a portfolio with something else beside it."""
+    """Writes the champions of `runs`, or a portfolio, as a Python package; see `Run.export`. Raises
+    UsageError for a portfolio together with anything else."""
     from evotune.export.exporting import export_portfolio, export_runs
     from evotune.portfolios.portfolio_file import portfolio_folder
 

@@ -72,9 +72,9 @@ def tune(
     kernel with the other arguments of `Space` as keywords.
 
     - `trials`, `minutes`, `compiles`, `speedup`, `no_improvement` (in trials): limits that end the
-      run; None means the space's own. Of the `minutes`, which count over all sessions, 70% are for
-      searching and the rest for confirming, which may take longer; all are for searching where
-      nothing is confirmed.
+      run; None means the space's own. The `minutes` count over all sessions: 70% are for searching
+      and the rest for confirming, which may take longer. If nothing is confirmed, all are for
+      searching.
     - `strategy`: evolution, local, random, exhaustive, nsga2, or a class with `ask` and `tell`
       (`evotune.Strategy`).
     - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which requires that model.
@@ -91,9 +91,9 @@ def tune(
     - `trust`: execute kernels and problems even if they lie outside the working folder.
     - `on_trial`: called with each finished trial (number, configuration, outcome) while the next
       ones are at work. An exception from it ends the run, which can be resumed.
-    - `on_note`: called with a line for each stage, such as `print`: which other work may disturb
-      the times, and that champions are being confirmed. That can take minutes: every ten seconds
-      a line says how far it is.
+    - `on_note`: a function such as `print`, called with a line for each stage: which other work may
+      disturb the times, and that champions are being confirmed. Confirming can take minutes; every
+      ten seconds a line reports its progress.
 
     Ctrl-C in the main thread ends the run tidily; its state is then "interrupted". Nothing else in
     the caller's process changes. Worker processes do not run the caller's script again, so it needs
@@ -187,7 +187,7 @@ __all__ = ["Evaluation", "Replay", "budget", "find_recording", "replay", "replay
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The result of a replay, with the repeats in order. `score`: 0 is random search, 1 finds the
-    optimum at once; None where the recording has no valid configuration."""
+    optimum at once; None if the recording has no valid configuration."""
 
     recording: RecordedSpace
     evaluations: int
@@ -219,7 +219,8 @@ def replay(
     - `repeats`, `seed`: the repeats have the seeds `seed`, `seed` + 1, …
     - `lookahead`: the number of proposals in flight.
 
-    UsageError when `cache` is not a recording, for an unknown strategy, and for no evaluations.
+    Raises UsageError if `cache` is not a recording, for an unknown strategy, and for no
+    evaluations.
     """
     recording = find_recording(Path(cache), Path(runs_dir))
     for name, number in (("repeats", repeats), ("evaluations", evaluations)):
@@ -266,7 +267,7 @@ def budget(recording: RecordedSpace) -> int:
 
 
 def score(recording: RecordedSpace, repeats: list[Repeat], evaluations: int) -> Score | None:
-    """The score of the repeats; None where the recording has no valid configuration."""
+    """The score of the repeats; None if the recording has no valid configuration."""
     if not recording.times_ms:
         return None
     return Score.of(PerformanceScale(recording.times_ms.values()), repeats, evaluations)

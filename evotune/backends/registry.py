@@ -36,7 +36,8 @@ def every() -> Iterator[Backend]:
 
 
 def named(name: str) -> Backend:
-    """The backend that a device's profile names. EnvironmentProblem where it is not installed."""
+    """The backend that a device's profile names. Raises EnvironmentProblem if it is not
+    installed."""
     for backend in every():
         if backend.name == name:
             return backend
@@ -48,7 +49,7 @@ def named(name: str) -> Backend:
 
 
 def speaking(language: str) -> Backend:
-    """The backend of a kernel's language; ValueError when no backend has the language."""
+    """The backend of a kernel's language. Raises ValueError if no backend has the language."""
     for backend in every():
         if any(known.name == language for known in backend.languages):
             return backend
@@ -56,7 +57,8 @@ def speaking(language: str) -> Backend:
 
 
 def asked_for(request: str) -> Backend | None:
-    """The backend that `--device` means; None for auto. UsageError for an unknown request."""
+    """The backend that `--device` means; None for auto. Raises UsageError for an unknown
+    request."""
     if request == AUTO:
         return None
     for backend in every():
@@ -69,11 +71,11 @@ def asked_for(request: str) -> Backend | None:
 
 
 def choose(request: str, looking: Callable[[Backend], None] = lambda backend: None) -> Backend:
-    """The backend for a `--device` request where no kernel decides it.
+    """The backend for a `--device` request if no kernel determines it.
 
-    `auto` means the GPU when the machine has one, else the CPU. `looking` is called before the
-    device is looked for, which may take seconds. EnvironmentProblem (exit 3) when a device is
-    there, or asked for, and cannot be used.
+    `auto` means the GPU if the machine has one, else the CPU. `looking` is called before the search
+    for the device, which may take seconds. Raises EnvironmentProblem (exit 3) if a device is
+    present or requested and cannot be used.
     """
     backend = asked_for(request)
     if backend is None:
@@ -88,7 +90,7 @@ def choose(request: str, looking: Callable[[Backend], None] = lambda backend: No
 def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> DeviceProfile:
     """A profile that holds on each of the GPUs: it has the least value of every attribute.
 
-    EnvironmentProblem when their models differ and `allow_mixed` is false, or when they run
+    Raises EnvironmentProblem if their models differ and `allow_mixed` is false, or when they run
     different machine code.
     """
     first = found[0]
@@ -113,7 +115,7 @@ def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> Devic
 
 @contextlib.contextmanager
 def measuring_alone(profiles: Sequence[DeviceProfile]) -> Iterator[None]:
-    """Holds the locks of all devices that have one; RunLocked when one of them is taken."""
+    """Holds the locks of all devices that have one. Raises RunLocked if one of them is taken."""
     with contextlib.ExitStack() as locks:
         for profile in profiles:
             locks.enter_context(named(profile.backend).measuring_alone(profile))
@@ -135,8 +137,8 @@ def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
 
 
 def sharing(profile: DeviceProfile) -> str:
-    """How runs share the cores of a CPU without taking each other's, where another run of evotune
-    measures now; "" else."""
+    """Advice on how runs can share the cores of a CPU without disturbing each other, if another run
+    of evotune measures now; else ""."""
     cores = len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
     runs = len(_measuring_parents()) + 1
     if runs == 1 or cores == 1 or "threads" not in profile.attributes:
@@ -146,8 +148,8 @@ def sharing(profile: DeviceProfile) -> str:
 
 
 def in_part(profile: DeviceProfile) -> str:
-    """How a run uses the device, where it uses a part of it only: a CPU with fewer threads than
-    this process has physical cores. "" else."""
+    """How a run uses the device, if it uses only a part of it: a CPU with fewer threads than this
+    process has physical cores. Else ""."""
     used = cores_in_use(profile)
     if used is None:
         return ""
@@ -159,8 +161,8 @@ def in_part(profile: DeviceProfile) -> str:
 
 
 def cores_in_use(profile: DeviceProfile) -> tuple[int, int] | None:
-    """The threads of a CPU's profile and the physical cores of this process, where the profile has
-    fewer threads; None else."""
+    """The threads of a CPU's profile and the physical cores of this process, if the profile has
+    fewer threads; else None."""
     threads = profile.attributes.get("threads")
     cores = len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
     return (threads, cores) if isinstance(threads, int) and threads < cores else None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trial",
     type=click.IntRange(min=0),
-    help="The trial to explain; the leaderboard's first if not given.",
+    help="The trial to explain; defaults to the leaderboard's first.",
 )
 @click.option(
     "--against",
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 @click.option(
     "--measure/--no-measure",
     default=None,
-    help="Measure the missing parts: counters, and each choice in turn with the trial. Without "
-    "either option they are measured if this machine has the run's device. --no-measure compiles "
-    "and launches nothing.",
+    help="Measure the missing parts: counters, and each choice in alternation with the trial. "
+    "Without either option they are measured if this machine has the run's device. --no-measure "
+    "compiles and launches nothing.",
 )
 @click.option(
     "--effects/--no-effects",
     default=True,
     show_default=True,
-    help="Whether measuring includes each choice in turn with the trial: that takes longest.",
+    help="Whether to measure each choice in alternation with the trial, which takes longest.",
 )
 @click.option(
     "--minutes",
@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     "--try",
     "tries",
     is_flag=True,
-    help="Measure the suggestions that are configurations of the space, in turn with the trial.",
+    help="Measure the suggestions that are configurations of the space, in alternation with the "
+    "trial.",
 )
 @trust_option
 @runs_dir_option
@@ -96,10 +97,10 @@ def explain(
 ) -> int:
     """Explain what limits RUN's champion, and what to try.
 
-    Names the part of the device that limits it, by counters, machine code and ceilings; the worth
-    of each choice; the parameters that decide over the space; and at most five things to try, each
-    with an estimate. Measurements are stored in the run, so that it can be explained again without
-    its device. A part that was not measured is named with the reason.
+    Names the part of the device that limits it, found by counters, machine code and ceilings; the
+    worth of each choice; the parameters that matter most over the space; and at most five things to
+    try, each with an estimate. Measurements are stored in the run, so it can be explained again
+    without its device. Lists the parts that were not measured, with the reason.
     """
     from evotune.api.run import open_run
 
@@ -130,7 +131,7 @@ def explain(
 @click.option(
     "--trial",
     type=click.IntRange(min=0),
-    help="The trial to change; the leaderboard's first if not given.",
+    help="The trial to change; defaults to the leaderboard's first.",
 )
 @trust_option
 @runs_dir_option
@@ -149,8 +150,8 @@ def ablate(
     """Measure the worth of each choice of RUN's champion.
 
     Sets one parameter at a time to the space's default, to a neighbouring value or, if it is a
-    number, to its smallest one, checks the changed candidate and times it in turn with the
-    champion. The rows are stored in the run: the HTML report shows them.
+    number, to its smallest one. Checks the changed candidate and times it in alternation with the
+    champion. The rows are stored in the run, and the HTML report shows them.
     """
     from evotune.api.run import open_run
 
@@ -207,7 +208,7 @@ class Condition:
     text: str
 
     def holds(self, slowdowns: Mapping[str, float]) -> bool:
-        """Whether the condition holds. UsageError when the figure is unknown: `sure` needs
+        """Whether the condition holds. Raises UsageError if the figure is unknown: `sure` needs
         intervals."""
         if self.figure not in slowdowns:
             raise UsageError(
@@ -218,7 +219,8 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition in `text`; UsageError, which names the expected form, for any other text."""
+    """The condition in `text`. Raises UsageError, which names the expected form, for any other
+    text."""
     found = _FORM.fullmatch(text)
     if found is None or found[1] not in FIGURES:
         raise UsageError(
@@ -231,8 +233,8 @@ def parse_condition(text: str) -> Condition:
 _REGRESSION = 1
 _UNDECIDED = 6
 _BASES = {
-    "paired": "measured in turn, now",
-    "baseline": "each measured in turn with the same baseline, in its own run",
+    "paired": "measured now, in alternation",
+    "baseline": "each measured in alternation with the same baseline, in its own run",
     "times": "by their times alone: without a common baseline there is no interval",
 }
 
@@ -249,7 +251,7 @@ _BASES = {
     "worst of the cases, or sure (beyond the interval). May be given several times. Exit code 6 "
     "when --remeasure found the machine too noisy for a verdict.",
 )
-@click.option("--remeasure", is_flag=True, help="Time both in turn on the device, now.")
+@click.option("--remeasure", is_flag=True, help="Time both now on the device, in alternation.")
 @trust_option
 @runs_dir_option
 @format_option(("table", "json"), "table")
@@ -268,8 +270,8 @@ def compare(
 ) -> int:
     """Show the differences between A and B, and which is faster.
 
-    A and B are runs (the leaderboard's first counts) or RUN:TRIAL, or RUN:default for the
-    configuration that the space starts from. Ratios are A's time / B's: above 1, B is faster.
+    A and B are runs (their first trial on the leaderboard), RUN:TRIAL, or RUN:default for the
+    configuration that the search starts from. Ratios are A's time / B's: above 1, B is faster.
     """
     from evotune.report.comparison import compare as compare_sides
     from evotune.report.wording import noise_text
@@ -342,7 +344,7 @@ def _side(text: str, runs_dir: Path) -> tuple[Run, Side]:
 
 
 def _measured(first: tuple[Run, Side], second: tuple[Run, Side], terminal: Terminal) -> Outcome:
-    terminal.note(f"measuring {second[1].name} in turn with {first[1].name}")
+    terminal.note(f"measuring {second[1].name} in alternation with {first[1].name}")
     outcome = first[0].remeasured(first[1].configuration, second[0], second[1].configuration)
     if not outcome.ok:
         raise EvotuneError(f"{second[1].name} ended in {outcome.kind}: {outcome.reason}")

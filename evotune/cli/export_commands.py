@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--name",
     metavar="NAME",
-    help="The package's name; the space's name with _ for - if not given.",
+    help="The package's name; defaults to the space's name with _ for -.",
 )
 @trust_option
 @runs_dir_option
@@ -63,11 +63,11 @@ def export(
 ) -> int:
     """Write the confirmed champions of each RUN as a Python package.
 
-    The package needs PyTorch and not evotune: `pip install DIR` works without a network. Of
-    attention it serves the cases that a champion was measured to win, and PyTorch the rest; of
-    another problem a champion serves its whole domain. Several runs of one problem on one device
-    make one package, and each case gets the kernel with the greatest speedup. Instead of runs, RUN
-    may be the folder of a portfolio: its kernels, served by its rule. The package has the
+    The package needs PyTorch and not evotune: `pip install DIR` works without a network. For
+    attention it serves the cases that a champion was measured to win, and PyTorch serves the rest;
+    for another problem a champion serves its whole domain. Several runs of one problem on one
+    device make one package, and each case gets the kernel with the greatest speedup. Instead of
+    runs, RUN may be the folder of a portfolio: its kernels, served by its rule. The package has the
     machine code that was measured, its sources, and a certificate of checks and figures. The same
     runs give the same bytes.
 
@@ -135,7 +135,7 @@ _HELD_OUT = 0.2
     "-k",
     "kernels",
     type=click.IntRange(1, 64),
-    help=f"Keep at most this many kernels; {_KERNELS} if not given.",
+    help=f"Keep at most this many kernels; defaults to {_KERNELS}.",
 )
 @click.option(
     "-o",
@@ -149,21 +149,25 @@ _HELD_OUT = 0.2
     "--resume",
     metavar="RUNS",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Go on with the portfolio in this folder, with a new -k, --trials or --minutes if given.",
+    help="Continue the portfolio in this folder, with a new -k, --trials or --minutes if given.",
 )
 @click.option(
     "--held-out",
     type=click.FloatRange(min=0, max=1, max_open=True),
-    help="The share of 20 and more cases that no search sees and that judges the rule; "
-    f"{_HELD_OUT:g} if not given.",
+    help="The share of the cases that is held out to judge the rule, if there are 20 or more; "
+    f"defaults to {_HELD_OUT:g}.",
 )
 @click.option(
     "--trials",
     type=click.IntRange(min=1),
-    help="Trials of all searches together; if not given, each search has the space's own budget.",
+    help="Total trials of all searches; without it each search has the space's own budget.",
 )
-@click.option("--minutes", type=POSITIVE, help="Minutes of the whole portfolio, resumed or not.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of searches and choices; 0.")
+@click.option(
+    "--minutes", type=POSITIVE, help="Minutes for the whole portfolio, over all sessions."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Seed of searches and choices; defaults to 0."
+)
 @trust_option
 @device_option
 @format_option(("table", "json", "md"), "table")
@@ -188,14 +192,14 @@ def portfolio(
 
     A rule picks one of them for each call.
 
-    Searches where cases differ, each search an ordinary run in RUNS. Measures all champions on all
-    cases, each checked and timed in turn with the baseline. Further searches go where all champions
-    serve a case badly. Then keeps the kernels with the greatest mean speedup, and learns a short
-    list of regions: the first that holds a case names its kernel, and PyTorch serves all other
-    cases. Held-out cases judge the rule; a part that loses there is cut out.
+    Searches for cases that differ; each search is an ordinary run in RUNS. Measures all champions
+    on all cases, each checked and timed in alternation with the baseline. Searches again for cases
+    that all champions serve badly. Then keeps the kernels with the greatest mean speedup, and
+    learns a short list of regions: the first region that holds a case names its kernel, and PyTorch
+    serves all other cases. The rule is judged on held-out cases; parts that lose there are cut out.
 
-    The same command goes on after it was interrupted: what was searched and measured is kept.
-    `evotune export RUNS` makes a package of the portfolio.
+    The same command continues an interrupted portfolio and repeats no finished search or
+    measurement. `evotune export RUNS` makes a package of the portfolio.
     """
     from evotune.api.case_portfolio import new_portfolio, resumed_portfolio
     from evotune.cli.progress import show_progress

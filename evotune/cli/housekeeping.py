@@ -97,8 +97,8 @@ def _needs(document: SpaceDocument) -> str:
 def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) -> int:
     """Delete runs with all their results.
 
-    Asks before it deletes. A run that a process is working on is refused. Of a link to a run, the
-    run is deleted and the link too.
+    Asks before it deletes. Refuses a run that a process is working on. For a link to a run, deletes
+    both the run and the link.
     """
     from evotune.api.run import RunFolder, open_run
 

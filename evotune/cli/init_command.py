@@ -23,8 +23,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
 
 class _Languages(click.Choice[str]):
-    """The languages that `init` knows. The backends have them, so they are asked for late: help on
-    another command need not import the backends."""
+    """The languages that `init` knows. They come from the backends, which are imported late, so
+    help on another command need not import them."""
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class _Languages(click.Choice[str]):
 @click.option(
     "--language",
     type=_Languages(()),
-    help="The kernel's language; cpp if not given.",
+    help="The kernel's language; defaults to cpp.",
 )
 @click.option(
     "--from-kernel-tuner",
@@ -82,10 +82,10 @@ def init(
 ) -> int:
     """Make a folder NAME with a tunable kernel of your own.
 
-    The folder holds the kernel, problem.py with its reference, space.yaml, the schema for
-    editors, a test and a README. It runs as it is; put your own computation in its place. With
-    --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME is
-    the kernel's if not given.
+    The folder contains the kernel, problem.py with its reference, space.yaml, the schema for
+    editors, a test and a README. It works unchanged; replace the computation by your own. With
+    --from-kernel-tuner the kernel, its parameters and its sizes come from a script, and NAME
+    defaults to the kernel's.
     """
     if script is not None:
         if language is not None:

@@ -206,9 +206,9 @@ def compile_command(
 ) -> int:
     """Compile configurations of SPACE; no GPU is needed.
 
-    Uses all cores. Shows registers, spills, shared memory and occupancy of CUDA kernels. The
-    exit code is 0 when every configuration that was tried compiles. A configuration that the
-    device's limits reject beforehand is not tried; one that breaks `after_compile` has compiled.
+    Uses all cores. Shows registers, spills, shared memory and occupancy of CUDA kernels. The exit
+    code is 0 if every configuration that was tried compiles. A configuration that exceeds the
+    device's limits is not tried; one that breaks `after_compile` counts as compiled.
     """
     if every and sample is not None:
         raise click.UsageError("--all and --sample exclude each other")

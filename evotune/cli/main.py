@@ -122,7 +122,7 @@ def _unexpected(error: Exception, terminal: Terminal) -> int:
     if isinstance(error, ImportError) and (package := packages.provider(error.name)):
         return packages.say_missing(package)
     if isinstance(error, ImportError) and not (error.name or "evotune").startswith("evotune"):
-        say(f"error: {error}; `evotune doctor` tells what is missing and how to get it")
+        say(f"error: {error}; `evotune doctor` shows what is missing and how to get it")
         return _ENVIRONMENT
     if is_no_memory(error):
         return say_no_memory(error)
@@ -178,7 +178,7 @@ def report_crash(error: BaseException, terminal: Terminal) -> None:
 
 def _write(text: str, terminal: Terminal) -> Path | None:
     """Writes the traceback into the run's logs when there is a run, else into the cache, else into
-    the temporary folder. None when no folder takes it."""
+    the temporary folder. None if no folder takes it."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in _folders(terminal):
         with contextlib.suppress(OSError):

@@ -77,7 +77,8 @@ NOT_NEGATIVE = _Finite(min=0)
 def complete_run(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """`latest` and the folder's runs, newest first; paths when none of these fits."""
+    """Completes to `latest` and the folder's runs, newest first, or to paths if none of these
+    matches."""
     from evotune.api.run import all_runs
 
     runs_dir = context.params.get("runs_dir") or RUNS_DIR
@@ -98,7 +99,7 @@ def complete_device(
 def complete_strategy(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The strategies by name."""
+    """Completes to the names of strategies."""
     from evotune.api.machine import strategy_names
 
     return [CompletionItem(name) for name in strategy_names() if name.startswith(incomplete)]
@@ -152,7 +153,7 @@ def run_argument(function: Function) -> Function:
 
 
 def optional_run_argument(function: Function) -> Function:
-    """RUN, which may be left out: the command then gets None."""
+    """RUN, which may be omitted; then the command gets None."""
     return click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_run)(
         function
     )

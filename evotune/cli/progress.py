@@ -44,8 +44,8 @@ _REFRESH_PER_SECOND = 4
 class PlainProgress:
     """Writes a line at each new best and about every ten seconds.
 
-    While a resumed run is told its stored trials again, it writes no such lines. An OSError of
-    stderr does not end the run.
+    While a resumed run replays its stored trials, it writes no such lines. An OSError of stderr
+    does not end the run.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LiveProgress:
         self._standing.ended_s = elapsed_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # One line less than the terminal has: the cursor stands on a line of its own below the
+        # One line less than the terminal has, because the cursor is on a separate line below the
         # last panel.
         height = options.size.height - 1
         yield panel(self._standing, options.max_width, options.encoding, height)
@@ -186,7 +186,7 @@ def progress_observer(terminal: Terminal) -> Iterator[Observer]:
 
         standing = Standing()
         # Live takes over stderr: a line written meanwhile appears above the panel. It starts only
-        # with the run, since the user may be asked a question before that.
+        # with the run, because evotune may ask the user a question before that.
         panels = Live(console=console, refresh_per_second=_REFRESH_PER_SECOND)
         live = LiveProgress(standing, start=panels.start)
         panels.update(live)
@@ -219,9 +219,9 @@ _STATE_FORMS = {
 class Standing:
     """The facts of the run right now, and its lines.
 
-    A resumed run is told its stored trials again, from the last snapshot on; `replaying` is true
-    while that lasts. `unseen` counts the trials before the snapshot: they are not told again, so
-    their outcomes are missing from the counts.
+    A resumed run replays its stored trials, beginning at the last snapshot; meanwhile `replaying`
+    is true. `unseen` counts the trials before the snapshot: they are not replayed, so their
+    outcomes are missing from the counts.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -257,7 +257,7 @@ class Standing:
         self.began_s = self.clock()
 
     def tell(self, trial: Trial, progress: Progress) -> bool:
-        """Takes the trial in. True when it is a new best and was not told again from the store."""
+        """Adds the trial. True if it is a new best and was not replayed from the store."""
         if self.progress is None:
             self.unseen = progress.told - 1
         self.previous_best = self.progress.best if self.progress else None
@@ -278,7 +278,7 @@ class Standing:
 
     @property
     def elapsed_s(self) -> float:
-        """Time at work over all parts of the run, as reports will say it."""
+        """Working time over all sessions of the run, as reports show it."""
         if self.ended_s is not None:
             return self.ended_s
         return (self.info.elapsed_s if self.info else 0.0) + self.clock() - self.began_s
@@ -380,14 +380,14 @@ class Standing:
         ]
 
     def figure(self, fitness: float) -> str:
-        """A fitness as a speedup, or as a time in ms where the trials are recorded."""
+        """A fitness as a speedup, or as a time in ms if the trials are recorded."""
         best = self.progress.best if self.progress else None
         if best is not None and is_recorded(best.outcome):
             return f"{wording.time_ms_text(1000 * math.exp(-fitness))} ms"
         return f"{math.exp(fitness):.3f}x"
 
     def pace(self) -> str:
-        """Generation, trials told, trials a minute, time left."""
+        """Generation, number of trials, trials per minute, time left."""
         if self.info is None or self.progress is None:
             return ""
         told, searched_s = self.progress.told, self.progress.searched_s
@@ -492,7 +492,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
 
 
 def _labelled(label: str, text: str, width: int, style: str = "") -> list[Text]:
-    """The text, wrapped, behind its dim label. No lines when the text is empty."""
+    """The wrapped text after its dim label. No lines if the text is empty."""
     from rich.text import Text
 
     indent = 10

@@ -115,10 +115,10 @@ def report(
 ) -> int:
     """Write runs as a page to read, or all trials for scripts.
 
-    html is one file that opens offline; it takes several runs. csv and parquet have a row for
-    each trial, json and jsonl every measurement and check; t4 is the auto-tuning community's
-    results format. Failed trials are in all of them, with their reasons. Of a run of more than
-    20,000 trials a page holds the best ones and a sample, and says so.
+    html is one file that opens offline; it takes several runs. csv and parquet have a row for each
+    trial, json and jsonl every measurement and check; t4 is the auto-tuning community's results
+    format. All of them include failed trials, with their reasons. For a run of more than 20,000
+    trials a page has the best ones and a sample, and says so.
     """
     if style == "html" and output == "-" and sys.stdout.isatty():
         raise UsageError("an HTML report is too large for a terminal: name a file with -o FILE")

@@ -71,23 +71,24 @@ _INTERRUPTED = 130
     "--warm-start",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Begin with the best configurations of this run, even of one on another device.",
+    help="Start from the best configurations of this run, even if it is from another device.",
 )
 @cases_option(
     "Tune for the cases of this file in place of the space's: a list in YAML or JSON, or the miss "
-    "log of an exported package. Cases that no kernel takes are skipped and said."
+    "log of an exported package. Cases that no kernel can compute are skipped, with a note."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
 @click.option(
     "--strategy",
     metavar="NAME",
     shell_complete=complete_strategy,
-    help=f"{STRATEGIES}; the space's choice if not given.",
+    help=f"{STRATEGIES}; defaults to the space's choice.",
 )
 @click.option(
     "--racing/--no-racing",
     default=True,
-    help="Take fewer samples of candidates that cannot win, or (--no-racing) as many as of others.",
+    help="Take fewer samples of candidates that cannot win; --no-racing takes as many as of "
+    "others.",
 )
 @click.option(
     "--lookahead",
@@ -97,12 +98,15 @@ _INTERRUPTED = 130
 @click.option(
     "--champions",
     type=click.IntRange(0, 100),
-    help="How many of the best to confirm in fresh processes; 3 if not given, 0 confirms none.",
+    help="How many of the best trials to confirm in fresh processes; defaults to 3, 0 "
+    "confirms none.",
 )
 @gpus_option
 @cluster_option
 @click.option(
-    "--allow-mixed", is_flag=True, help="Use GPUs of several models together, ranked apart."
+    "--allow-mixed",
+    is_flag=True,
+    help="Use GPUs of several models together; they are ranked separately.",
 )
 @trust_option
 @device_option
@@ -125,9 +129,9 @@ def run(
 ) -> int:
     """Search SPACE for the fastest correct configuration.
 
-    SPACE is a file, or the name of a space that ships with evotune. Without it the flagship for
-    the device is tuned; on a CPU for three minutes, if no limit is given. The first Ctrl-C ends
-    the run tidily; it can be resumed.
+    SPACE is a file, or the name of a space that ships with evotune. It defaults to the device's
+    flagship space; on a CPU this takes three minutes unless a limit is given. After the first
+    Ctrl-C the run finishes cleanly, and you can resume it.
     """
     from evotune.api.tuning import new_run
     from evotune.cli.progress import show_progress
@@ -162,10 +166,10 @@ def run(
     "--champions",
     type=click.IntRange(1, 100),
     help="Confirm this many of the best trials. Confirmed ones are not confirmed again. Without "
-    "--minutes no time limit holds.",
+    "--minutes there is no time limit.",
 )
 @trust_option
-@click.option("--allow-mixed", is_flag=True, help="Go on even with another device or driver.")
+@click.option("--allow-mixed", is_flag=True, help="Continue even with another device or driver.")
 @gpus_option
 @cluster_option
 @runs_dir_option
@@ -182,10 +186,10 @@ def resume(
     cluster: str | None,
     runs_dir: Path,
 ) -> int:
-    """Go on with an interrupted run, or with a finished one.
+    """Continue an interrupted run, or a finished one.
 
-    A finished run needs more budget: new totals of trials or minutes, or more champions. What is
-    confirmed already is not confirmed again.
+    A finished run needs more budget: new totals of trials or minutes, or more champions. Confirmed
+    trials are not confirmed again.
     """
     from evotune.api.run import open_run
     from evotune.cli.progress import show_progress
@@ -280,7 +284,7 @@ def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool)
 @click.option(
     "--max-evals",
     type=click.IntRange(min=1),
-    help="Evaluations in each repeat; the score's own budget if not given.",
+    help="Evaluations in each repeat; defaults to the score's own budget.",
 )
 @click.option(
     "--repeats",
@@ -294,7 +298,7 @@ def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool)
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of the first repeat; each further one adds 1.",
+    help="Seed of the first repeat; each later one adds 1.",
 )
 @click.option(
     "--lookahead",

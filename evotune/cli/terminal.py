@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evotune.report.screen import Line
 
 
-_PIPE_COLUMNS = 100  # the width to lay out for where there is no screen: in a pipe or a file
+_PIPE_COLUMNS = 100  # the width of the layout if there is no screen: in a pipe or a file
 _UNLIMITED_COLUMNS = 100_000  # rich shrinks tables to 80 columns when it sees no terminal
 _LEAST_SIZES = {"COLUMNS": 20, "LINES": 2}
 _ASCII = {"─": "-", "µ": "u"}
@@ -84,7 +84,7 @@ class Terminal:
         )
 
     def note(self, text: str) -> None:
-        """Writes a line for people on stderr; with --quiet it writes nothing."""
+        """Writes a line to stderr, or nothing with --quiet."""
         if not self.quiet:
             say(text)
 
@@ -99,7 +99,7 @@ def say(text: str) -> None:
 
 
 class _Forgiving(io.FileIO):
-    """The raw stderr. What it does not take is lost, and the command goes on."""
+    """The raw stderr. Output that it does not accept is lost, and the command continues."""
 
     def write(self, content: Any, /) -> int:
         try:
@@ -109,8 +109,8 @@ class _Forgiving(io.FileIO):
 
 
 def keep_going_without_stderr() -> None:
-    """Lines for people on a full disk or a closed terminal must not end a command whose data on
-    stdout are still wanted."""
+    """A failed write to stderr (full disk, closed terminal) must not end a command whose data on
+    stdout are still needed."""
     stderr = sys.__stderr__
     if stderr is not None and sys.stderr is stderr:
         raw = _Forgiving(stderr.fileno(), "w", closefd=False)
@@ -119,8 +119,8 @@ def keep_going_without_stderr() -> None:
 
 
 def forget_useless_sizes() -> None:
-    """Removes a screen's size from the environment where no table fits it: COLUMNS=0 means that
-    the size is not known, and rich would leave everything out."""
+    """Removes a screen's size from the environment if no table fits it: COLUMNS=0 means that the
+    size is unknown, and rich would print nothing."""
     for name, least in _LEAST_SIZES.items():
         size = os.environ.get(name, "")
         if not (size.isascii() and size.isdecimal() and int(size) >= least):
@@ -128,7 +128,7 @@ def forget_useless_sizes() -> None:
 
 
 def write_output(text: str, output: str) -> None:
-    """Writes data to stdout (`-`) or to a file; UsageError when the file cannot be written."""
+    """Writes data to stdout (`-`) or to a file. Raises UsageError if the file cannot be written."""
     if output == "-":
         click.echo(_legible(text, sys.stdout.encoding or "utf-8"), nl=False)
         return
@@ -137,8 +137,9 @@ def write_output(text: str, output: str) -> None:
 
 
 def write_pieces(pieces: Iterable[bytes], output: str, *, binary: bool) -> None:
-    """Writes data piece by piece to stdout (`-`) or to a file, which appears when all is written.
-    UsageError when the file cannot be written, and for `binary` data when stdout is a terminal."""
+    """Writes data piece by piece to stdout (`-`) or to a file, which appears once everything is
+    written. Raises UsageError if the file cannot be written, or for `binary` data if stdout is a
+    terminal."""
     if output != "-":
         with _written(output) as write:
             for piece in pieces:
@@ -157,10 +158,10 @@ def write_pieces(pieces: Iterable[bytes], output: str, *, binary: bool) -> None:
 
 @contextlib.contextmanager
 def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str], None]]:
-    """A function that writes data piece by piece where `write_output` would write all at once: for
-    data that is never held as a whole. Where the pieces are of use only together (`whole`), a file
-    appears at the end of the block, and not after an exception. Else the first piece replaces the
-    file's earlier content."""
+    """Yields a function that writes data piece by piece where `write_output` would write all at
+    once, for data that is never in memory as a whole. If the pieces are useful only together
+    (`whole`), the file appears at the end of the block, and not after an exception. Otherwise the
+    first piece replaces the file's earlier content."""
     if output == "-":
         yield lambda text: write_output(text, output)
         return
@@ -193,8 +194,8 @@ def _written(output: str, *, whole: bool = True) -> Iterator[Callable[[bytes], o
 
 
 def _legible(text: str, encoding: str) -> str:
-    """Replaces rules (─) and micro signs by ASCII where the encoding lacks them. Any other
-    character that it lacks is printed as its escape (`main`)."""
+    """Replaces rules (─) and micro signs by ASCII if the encoding lacks them. Any other character
+    that it lacks is printed as its escape (`main`)."""
     for char, ascii_char in _ASCII.items():
         if char in text:
             try:

@@ -43,7 +43,7 @@ _UNDECIDED = 6
     "--top",
     "count",
     type=click.IntRange(min=1),
-    help="How many of the leaderboard's first rows; 1 if not given.",
+    help="How many of the leaderboard's first rows; defaults to 1.",
 )
 @trust_option
 @runs_dir_option
@@ -60,15 +60,14 @@ def verify(
     style: str,
     output: str,
 ) -> int:
-    """Check configurations of RUN once more.
+    """Check configurations of RUN again.
 
     Runs every check of a champion in a fresh process, from the run's own sources: every kind of
-    inputs, edge and held-out shapes, variants that were not tuned, random tests and, on a GPU where
-    it is installed, compute-sanitizer. The run is left as it is.
-    Times are taken because the last checks replay the timed launches; they are not shown.
-    A configuration that passes has a domain: the checked cases, from the least to the most of each
-    quantity. Exit code 1 when a check fails, 6 when the machine is too
-    noisy to decide; a skipped check is shown as skipped.
+    inputs, edge and held-out shapes, variants that were not tuned, random tests and, on a GPU,
+    compute-sanitizer if it is installed. The run does not change. Launches are timed because the
+    last checks replay timed launches; the times are not shown. A configuration that passes has a
+    domain: the checked cases, from the least to the greatest value of each quantity. Exit code 1 if
+    a check fails, 6 if the machine is too noisy to decide; skipped checks are listed.
     """
     from evotune.api.run import open_run
 
@@ -138,7 +137,7 @@ CHECK_NUMERIC = (False, False, False, True, True, True, True)
 
 
 def check_cells(check: Check) -> tuple[str, ...]:
-    """Cells in the order of CHECK_COLUMNS; `check_details` has further lines."""
+    """The cells of a row in the order of CHECK_COLUMNS; `check_details` has more lines."""
     from evotune.report import wording
 
     figures = (check.max_error, check.max_limit, check.rms_error, check.rms_limit)

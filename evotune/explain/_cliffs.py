@@ -101,7 +101,7 @@ def _step(table: TrialTable, parameter: Parameter, first: int, second: int) -> S
 
 
 def interval_of(outcome: Outcome) -> tuple[float, float]:
-    """The bounds of a fitness; the fitness itself where none were measured."""
+    """The bounds of a fitness, or the fitness itself if none were measured."""
     assert outcome.fitness is not None
     low, high = outcome.fitness_low, outcome.fitness_high
     return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)
@@ -152,7 +152,7 @@ def _crossing(
 
 
 def _warps(figures: Mapping[str, float], device: Mapping[str, Value]) -> int:
-    """The warps of a block, from its occupancy; 0 when that is not known."""
+    """The warps of a block, from its occupancy; 0 if that is not known."""
     blocks, threads = figures.get("blocks_resident"), _number(device, "threads_per_multiprocessor")
     if not blocks or not threads:
         return 0
@@ -233,8 +233,8 @@ def _outcomes_text(trials: Sequence[Trial]) -> str:
 
 
 def _constraints_text(table: TrialTable, space: BoundSpace, name: str, value: Value) -> str:
-    """The constraints that the value breaks in each configuration of the run; "" where the
-    parameter is inactive, or where some would be valid and the search did not come to them."""
+    """The constraints that the value breaks in each configuration of the run; "" if the parameter
+    is inactive, or if some would be valid and the search did not reach them."""
     bases = list(dict.fromkeys(trial.configuration for trial in table.trials))
     active = [base for base in bases[:_MOST_BASES] if name in space.active(base)]
     broken: Counter[str] = Counter()

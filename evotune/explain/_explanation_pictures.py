@@ -48,7 +48,7 @@ def explanation_pictures(found: Findings) -> list[Picture]:
 
 
 def no_waits_text(found: Findings) -> str:
-    """Why there are no bars of waits, and what stands in their place; "" if there are some."""
+    """Why there are no bars of waits, and what replaces them; "" if there are some."""
     if waits_of(found.counters):
         return ""
     reason = found.counters.get("unavailable")
@@ -345,8 +345,8 @@ def _drawing(effects: Sequence[Effect], width: float) -> Drawing:
 
 
 def _bounds(effects: Sequence[Effect]) -> tuple[float, float]:
-    """The least and the greatest value on the axis. An interval counts as far as five times its
-    worth, so that one of a few noisy trials does not press all others together."""
+    """The least and the greatest value on the axis. An interval counts only up to five times its
+    worth, so that a few noisy trials do not compress all others."""
     values = [1.0]
     for effect in effects:
         worth = effect.worth or 1.0
@@ -364,9 +364,9 @@ _LABEL: Final = 13  # the height of a label
 _NEIGHBOURS: Final = 60  # dots this close have their names beside them
 _FAR_ABOVE: Final = 3.0  # a level line so much above all FLOP ceilings holds nothing
 _ROOFLINE_NOTE: Final = (
-    "A dot at a line is a kernel that this part of the device holds. Bandwidths are diagonals. "
-    "Lines of MUFU, issue slots and launches stand where this kernel's own exponentials, "
-    "instructions and launches would fill them."
+    "A dot on a line is a kernel that this part of the device limits. Bandwidths are diagonals. "
+    "Lines of MUFU, issue slots and launches lie where this kernel's own exponentials, "
+    "instructions and launches would saturate them."
 )
 
 
@@ -415,7 +415,7 @@ class _Plot:
 
 
 def roofline_picture(roofline: Roofline, label: str, limiter: str) -> Picture | None:
-    """`label`: the kernel's name. None where no operations or no ceilings are known."""
+    """`label`: the kernel's name. None if no operations or no ceilings are known."""
     if roofline.operations <= 0 or roofline.time_us <= 0:
         return None
     flops = roofline.operations / (roofline.time_us * 1e-6)
@@ -461,9 +461,9 @@ def _kind(roofline: Roofline) -> str:
 
 
 def _flops_of(unit: Unit, roofline: Roofline) -> float | None:
-    """The FLOP/s at which the kernel fills this unit, which may have exponentials to compute beside
-    the problem's operations; None where its work there is not known, as
-    that of tensor cores in a kernel without products."""
+    """The FLOP/s at which the kernel fills this unit, which may compute exponentials in addition to
+    the problem's operations; None if its work there is not known, as that of tensor cores in a
+    kernel without products."""
     if not unit.rate or not unit.work:
         return None
     if unit.unit == "FLOP/s" and unit.work <= roofline.operations:
@@ -574,7 +574,8 @@ def _diagonal(plot: _Plot, bandwidth: Ceiling, top: float) -> tuple[Place, Place
 
 
 def _level_names(drawing: Drawing, plot: _Plot, level: Sequence[Ceiling]) -> None:
-    """At the right end: above the line, or below it where the name before is too close."""
+    """The names stand at the right end, above the line, or below it if the previous name is too
+    close."""
     last = -math.inf
     for ceiling in level:
         y = plot.y(ceiling.rate)
@@ -614,7 +615,7 @@ def _bandwidth_name(
 
 
 def _name(plot: _Plot, ceiling: Ceiling) -> str:
-    """With its figure where there is room."""
+    """The name, with its figure if there is room."""
     return f"{ceiling.name} {ceiling.text}" if plot.width > NARROW else ceiling.name
 
 

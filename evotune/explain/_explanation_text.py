@@ -72,7 +72,7 @@ def text_of(found: Findings, width: int = 80) -> str:
 
 def _limiter(limiter: Limiter) -> Iterator[_Paragraph | str]:
     share = f", {limiter.share:.0%}" if limiter.share is not None else ""
-    yield f"Held by: {limiter.name}{share}" if limiter.name else "Held by: not known"
+    yield f"Limited by: {limiter.name}{share}" if limiter.name else "Limited by: unknown"
     for fact in limiter.evidence:
         yield _Paragraph(f"{fact.text} ({fact.kind})", 4, "  - ")
     yield _Paragraph(f"rule: {limiter.rule}", 4, "  ")

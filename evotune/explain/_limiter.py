@@ -3,14 +3,14 @@
 1. Spills: local loads and stores are at least a twentieth of the instructions in its innermost
    loops.
 2. Launch: starting its launches takes at least a third of the time. This time adds to the rest,
-   where units work beside each other.
+   whereas units work in parallel.
 3. A unit: the busiest one is busy for at least 70% of the time, or for 50%. In the second case
-   other units that are busy for 50% and within ten points of it hold the kernel with it. Shared
-   memory of whose passes at least 15% repeat others is held by bank conflicts.
+   other units that are busy for 50% and within ten points of it limit the kernel too. If the unit
+   is shared memory and at least 15% of its passes repeat others, the limiter is bank conflicts.
 4. Bank conflicts, by stalls: so many passes repeat others, and waits for shared memory are the
    longest.
-5. Grid: a quarter of the multiprocessors' time is idle, since there are too few blocks, or since
-   the last wave is nearly empty.
+5. Grid: a quarter of the multiprocessors' time is idle, because there are too few blocks, or
+   because the last wave is nearly empty.
 6. Latency: no unit is busy enough and warps wait (by counters); without counters, the problem's
    work needs at most a third of any unit, and few warps are there to hide waits.
 
@@ -161,7 +161,7 @@ def _unit(case: Case) -> Limiter | None:
 
 
 def _conflicts(case: Case) -> Fact | None:
-    """The bank conflicts, where they are at least 15% of the passes."""
+    """The bank conflicts, if they are at least 15% of the passes."""
     counters = launch_counters(case.evidence)
     passes = sum(one.shared_wavefronts or 0.0 for one in counters)
     repeated = sum(one.shared_conflicts or 0.0 for one in counters)

@@ -1,10 +1,10 @@
 """One candidate against another one: the figures in which they differ in the machine.
 
 A figure comes from counters, the machine code, the launch, or the compiler. Only figures that both
-sides have and that differ are lines. Figures that grow with a case's size are compared only where
-both sides have those of the same case. A line's rank is the share of the time that it can explain,
-by rough weights: a bank conflict counts before the waits that it causes, a wait by its share, a
-ratio of instructions or bytes by its logarithm.
+sides have and that differ are lines. Figures that grow with a case's size are compared only if both
+sides have those of the same case. A line's rank is the share of the time that it can explain, by
+rough weights: a bank conflict counts before the waits that it causes, a wait by its share, a ratio
+of instructions or bytes by its logarithm.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ _NO_CAUSE: Final = ("shared_bytes_total", "code_bytes", "registers", "threads", 
 
 
 def telling_line(mine: Machine, other: Machine, *, other_is_slower: bool) -> str:
-    """The most telling difference that can be why the slower one is slower, in words; "" where none
-    is known."""
+    """The largest difference that can explain why the slower one is slower, in words; "" if none is
+    known."""
     ranked = sorted(_lines(mine, other), key=lambda item: -item[0])
     for rank, line in ranked:
         if rank >= _LEAST_RANK and _can_be_why(line, other_is_slower=other_is_slower):
@@ -85,8 +85,8 @@ def telling_line(mine: Machine, other: Machine, *, other_is_slower: bool) -> str
 
 
 def _can_be_why(line: Line, *, other_is_slower: bool) -> bool:
-    """Whether the slower one has the worse figure. Counts of instructions in a loop are no reason,
-    except spills: an unrolled loop has more of them, and fewer rounds."""
+    """Whether the slower one has the worse figure. Counts of instructions in a loop do not count,
+    except spills, because an unrolled loop has more of them and fewer iterations."""
     if line.figure in _NO_CAUSE or line.first is None or line.second is None:
         return False
     if line.kind == "static" and line.figure.endswith(" instructions"):
@@ -153,7 +153,7 @@ def _conflict_share(counters: list[Counters]) -> float | None:
 
 
 def _per_work(machine: Machine, counters: list[Counters]) -> float | None:
-    """Instructions, for each exponential where the problem has some (a score of attention)."""
+    """Instructions, per exponential if the problem has some (one per score of attention)."""
     total = _sum(counters, "instructions")
     work = machine.gathered.work if machine.gathered else None
     return total * 32 / work.exponentials if total and work and work.exponentials else total

@@ -1,8 +1,8 @@
 """Pairs of choices, measured: the changes to add to an ablation, and their worth by its rows.
 
-Measured are the strongest pairs that the model finds. A choice often pays only where the most
-valuable one is made: copies that run ahead bring little while bank conflicts hold the kernel. So
-up to five other valuable choices are measured without the most valuable one as well.
+The strongest pairs that the model finds are measured. A choice often pays only together with the
+most valuable one: prefetching gains little while bank conflicts limit the kernel. So up to five
+other valuable choices are also measured without the most valuable one.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _key(parameter: str, value: Value | None) -> tuple[str, str]:
 
 
 def _worths(rows: Sequence[AblationRow]) -> Iterator[Worth]:
-    """Of single changes; 0 where a change failed or changes nothing."""
+    """The worths of single changes; 0 if a change failed or changes nothing."""
     for row in rows:
         value = row.change.after
         if value is not None and not row.change.also:
@@ -204,9 +204,9 @@ def _change(champion: Configuration, values: Mapping[str, Value]) -> Change:
 def with_measurements(
     pairs: Sequence[Pair], ablation: Ablation | None, champion: Mapping[str, Value]
 ) -> tuple[Pair, ...]:
-    """The model's pairs, with measured figures where the ablation has all three rows of one. Then
-    the other measured pairs whose choices surely depend on each other; they take the place of a
-    pair of the model of the same parameters."""
+    """The model's pairs, with measured figures if the ablation has all three rows of a pair. Then
+    the other measured pairs whose choices surely depend on each other; they replace the model's
+    pair of the same parameters."""
     rows = [row for row in (ablation.rows if ablation else ()) if row.parameter and row.ratio]
     known = {(row.parameter, repr(row.after), repr(sorted(row.also.items()))): row for row in rows}
     found = [_measured(pair, known) for pair in pairs]

@@ -1,8 +1,8 @@
 """The roofline: for each part of the device, the share of the time for which a case keeps it busy.
 
-Where counters are there, they give the share. Elsewhere it is the problem's own work over the
-ceiling and the time: a model, which knows no work beyond the problem's demand. The model's bytes
-count for the L2 cache if they fit in it, since a warm measurement repeats on the same buffers.
+If there are counters, they give the share. Otherwise it is the problem's own work over the ceiling
+and the time: a model, which includes no work beyond the problem's own. The model's bytes count as
+traffic of the L2 cache if they fit in it, because a warm measurement repeats on the same buffers.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def roofline_of(
     launches: int = 0,
     exponential_flops: float = 0.0,
 ) -> Roofline:
-    """`time_us`: of one call on the case. `launches`: of one call, where there is no evidence.
-    `exponential_flops`: FLOP of an exponential, where the unit of FMAs computes it."""
+    """`time_us`: of one call on the case. `launches`: of one call, if there is no evidence.
+    `exponential_flops`: FLOP of an exponential, if the FMA unit computes it."""
     counters = launch_counters(evidence)
     modelled = list(
         _modelled(
@@ -154,8 +154,8 @@ def largest_launch(evidence: Evidence | None) -> LaunchEvidence | None:
 
 def idle_of(evidence: Evidence | None, attributes: Mapping[str, Value]) -> float:
     """The share of the multiprocessors' time without a block, by the blocks of the largest launch;
-    0 where they are not known. All waves but the last one have a block for each multiprocessor.
-    Counters may show that it is less, as blocks end at different times."""
+    0 if they are not known. All waves but the last one have a block for each multiprocessor.
+    Counters may show a smaller share, because blocks end at different times."""
     launch = largest_launch(evidence)
     multiprocessors = _number(attributes, "multiprocessors")
     if launch is None or launch.occupancy is None or not multiprocessors:

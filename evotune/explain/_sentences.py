@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 _SHOWN_EFFECTS: Final = 3
 BASES: Final = {
-    "paired": "measured in turn with this trial",
+    "paired": "measured in alternation with this trial",
     "trials": "from speedups of the run's trials",
     "model": "predicted by the search's model",
 }
@@ -23,12 +23,12 @@ BASES: Final = {
 
 
 def held_text(limiter: Limiter) -> str:
-    """A sentence that names the limiter. It says of which unit or time the share is."""
+    """A sentence that names the limiter, and says of which unit or time the share is."""
     name, _, reason = limiter.name.partition(": ")
     share = f"{limiter.share:.0%}" if limiter.share is not None else ""
     waits = STALLS.get(reason, f"for {reason}")
     said = {
-        "": "No part of the device is known to hold it."
+        "": "No part of the device is known to limit it."
         if limiter.evidence
         else "It is not known yet what limits its speed.",
         "spills": f"It is limited by spills: they are {share} of the instructions.",
@@ -73,7 +73,7 @@ def gain_text(effect: Effect) -> str:
 
 
 def other_text(effect: Effect) -> str:
-    """`32`, or `32 with STAGES=2` where that had to change too."""
+    """`32`, or `32 with STAGES=2` if that had to change too."""
     also = f" with {wording.configuration_text(effect.also)}" if effect.also else ""
     return wording.value_text(effect.source) + also
 
@@ -95,7 +95,7 @@ def winner_sentences(found: Findings) -> Iterator[str]:
 
 
 def is_complete(found: Findings) -> bool:
-    """Whether `explain` has looked at the machine, and measured single choices in turn."""
+    """Whether `explain` has measured the machine and single choices."""
     paired = any(effect.basis == "paired" for effect in found.effects)
     return paired and found.machine_code is not None
 

@@ -33,7 +33,7 @@ _LEAST_FACTOR: Final = 0.03  # in ln: a smaller interaction is not worth a line
 def importance_of(
     table: TrialTable, marginals: Mapping[str, Sequence[Difference]]
 ) -> tuple[Importance, ...]:
-    """By PED-ANOVA and, where there is a model, by the spread of its marginals. Most important
+    """By PED-ANOVA and, if there is a model, by the spread of its marginals. Most important
     first."""
     parameters = table.parameters
     best = importances(
@@ -129,7 +129,7 @@ def pairs_of(
     important: Sequence[Importance],
 ) -> tuple[Pair, ...]:
     """Pairs of choices of the champion whose worth depends on each other, by the model: the mean
-    over the best configurations, and only where the 95% interval leaves out 1. Strongest first."""
+    over the best configurations, and only if the 95% interval excludes 1. Strongest first."""
     names = [item.parameter for item in important[:_PAIRED]]
     ranked = np.argsort(-table.fitness, kind="stable")[:_NEAR]
     near = [table.varied(table.valid[int(at)].configuration) for at in ranked]
@@ -245,7 +245,7 @@ def importances(
     cardinalities: Sequence[int],
     ordered: Sequence[bool],
 ) -> list[float]:
-    """Each parameter's share of the importance; they sum to 1, or are all 0 where nothing differs.
+    """Each parameter's share of the importance; they sum to 1, or are all 0 if nothing differs.
 
     `places` is trials x parameters, the index of each value; `fitness` is higher for better trials.
     """
@@ -294,8 +294,8 @@ def effects_of(
     valid: Sequence[Configuration] | None = None,
 ) -> tuple[Effect, ...]:
     """One effect for each parameter and other value. A paired measurement counts before trials of
-    the run, and these before the model. `valid`: the configurations that may be predicted; None
-    where the space is not known. The largest effect first; failures come last."""
+    the run, and these before the model. `valid`: the configurations that may be predicted; None if
+    the space is unknown. The largest effect comes first, failures last."""
     found: dict[tuple[str, str], Effect] = {}
     for effect in (*_paired(ablation), *_from_trials(champion, table)):
         found.setdefault((effect.parameter, repr(effect.source)), effect)
@@ -329,8 +329,8 @@ def _paired(ablation: Ablation | None) -> Iterator[Effect]:
 
 
 def ablation_steps(ablation: Ablation | None) -> Iterator[Step]:
-    """The rows that changed one parameter alone, whose compilers' figures are kept, as steps. A
-    change to the smallest value is no step: the cliff may lie anywhere on the way."""
+    """The rows that changed a single parameter and have the compiler's figures, as steps. A change
+    to the smallest value is no step, because the cliff may lie anywhere in between."""
     rows = list(ablation.rows if ablation else ())
     if not rows or not rows[0].resources:
         return
@@ -352,7 +352,7 @@ def ablation_steps(ablation: Ablation | None) -> Iterator[Step]:
 
 
 def _from_trials(champion: Trial, table: TrialTable) -> Iterator[Effect]:
-    """Trials that differ from the champion in one parameter. Each was timed in turn with the
+    """Trials that differ from the champion in one parameter. Each was timed in alternation with the
     baseline, so the quotient of two speedups compares them."""
     mine = champion.outcome
     for trial in table.trials:

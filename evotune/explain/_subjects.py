@@ -46,7 +46,7 @@ class Subject:
 
 
 def chosen_subject(data: RunData, number: int | None) -> Subject:
-    """Trial `number`, or the leaderboard's first row. UsageError when there is no such valid
+    """Trial `number`, or the leaderboard's first row. Raises UsageError if there is no such valid
     trial."""
     if number is None:
         rows = rank(data).rows
@@ -63,9 +63,8 @@ def chosen_subject(data: RunData, number: int | None) -> Subject:
 
 
 def of_one_model(data: RunData, subject: Subject) -> RunData:
-    """Without the trials that another model of device ran than the subject's: neither their
-    speedups nor their failures count here. Of a model that is not the run's first, nothing else is
-    known."""
+    """The trials that ran on the subject's model of device. Neither speedups nor failures of other
+    models count here. For a model that is not the run's first, nothing else is known."""
     own = data.facts.device.name
     model = subject.outcome.device_model or own
 
@@ -91,7 +90,7 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
 
 
 def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
-    """Trial `number` on a case, or on its first timed one; None when there is no such trial."""
+    """Trial `number` on a case, or on its first timed one; None if there is no such trial."""
     trial = next((trial for trial in data.trials if trial.number == number), None)
     if trial is None:
         return None
@@ -115,8 +114,8 @@ def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
 
 
 def _deciding(data: RunData, trial: Trial) -> tuple[Outcome, bool]:
-    """The outcome of the trial's confirmation, or of that of a trial with the same code; its own
-    where nothing was confirmed. And whether it was confirmed."""
+    """The outcome of the confirmation of the trial, or of one with the same code; the trial's own
+    if nothing was confirmed. Also returns whether it was confirmed."""
     board = rank(data)
     for row in board.rows:
         if trial.number == row.number or trial.number in row.duplicates:
@@ -134,7 +133,7 @@ def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> f
 def evidence_for(
     kept: Sequence[GatheredEvidence], configuration: Mapping[str, Value], case: str
 ) -> GatheredEvidence | None:
-    """The evidence of a configuration on a case, or on another case where that one has none."""
+    """The evidence of a configuration on a case, or on another case if that one has none."""
     own = [item for item in kept if dict(item.configuration or {}) == dict(configuration)]
     return next((item for item in own if item.case == case), own[0] if own else None)
 
@@ -171,7 +170,7 @@ def ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
 
 def begun_ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
     """The rows so far of an ablation of this configuration that has not ended; `left` counts the
-    changes that are not measured yet, where the run's evotune kept that."""
+    changes that are not measured yet, if the run's evotune stored that."""
     found = facts.ablation_part
     own = subject.configuration.to_json()
     return found if found and found.rows and found.configuration == own else None
@@ -179,12 +178,12 @@ def begun_ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
 
 # The other side of `--against`: a baseline, the default, or a trial of this or another run.
 MOST_TRIALS: Final = 20_000
-"""Of a longer run, a sample of so many trials is looked at."""
+"""For a longer run, a sample of this many trials is used."""
 
 
 def read_run(run: RunFolder, wanted: Collection[int] = ()) -> RunData:
-    """The run's facts and trials, those with the `wanted` numbers among them. StoreError when they
-    are damaged."""
+    """The run's facts and trials, those with the `wanted` numbers among them. Raises StoreError if
+    they are damaged."""
     with RunData.thinned(run, MOST_TRIALS, wanted) as data:
         return dataclasses.replace(data, store=None)
 
@@ -215,7 +214,7 @@ def number_in(text: str) -> int | None:
 
 
 def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side | None:
-    """UsageError for a text that names nothing."""
+    """Raises UsageError for a text that names nothing."""
     if not text:
         return None
     if text == BASELINE:
@@ -290,8 +289,8 @@ def _interval(side: Side, subject: Subject, other: Subject) -> tuple[float, floa
 
 
 def _baseline_us(subject: Subject) -> float | None:
-    """By the speedup, which is of pairs timed in the same moments. The quotient of the two times,
-    each a median of its own, would be another figure than the leaderboard's."""
+    """Computed from the speedup, which comes from pairs timed together. The quotient of the two
+    times, each a separate median, would differ from the leaderboard's figure."""
     if subject.time_us is None or subject.speedup is None:
         return subject.baseline_us
     return subject.time_us * subject.speedup

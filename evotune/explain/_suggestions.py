@@ -35,8 +35,8 @@ _ELITES: Final = 5  # whose neighbours are candidates
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All that suggestions are made of. `space` and `launch_figures` are None where the space was
-    not read."""
+    """Everything from which suggestions are made. `space` and `launch_figures` are None if the
+    space was not read."""
 
     case: Case
     limiter: Limiter
@@ -85,7 +85,8 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
 def untried_neighbours(
     champion: Configuration, space: SearchSpace, table: TrialTable
 ) -> list[Configuration]:
-    """Of the champion and of the best trials, without values with which every trial failed."""
+    """Neighbours of the champion and of the best trials, without values with which every trial
+    failed."""
     tried = {trial.configuration for trial in table.trials}
     failing = _failing(table)
     ranked = sorted(range(len(table.valid)), key=lambda at: -table.fitness[at])[:_ELITES]
@@ -123,9 +124,10 @@ def with_tries(
 
 
 def _measured_already(sources: Sources) -> Iterator[Suggestion]:
-    """Single changes of the explained trial that were measured in turn with it, and won. Of some
-    fifty changes the 95% interval of one leaves out 1 by chance, so a gain must be greater; and
-    processes differ by more than an interval of one process tells, so its low end must be 1% up."""
+    """Single changes of the explained trial that were measured in alternation with it, and won.
+    Among about fifty changes some 95% interval excludes 1 by chance, so a gain must be greater.
+    Processes differ by more than the interval of one process shows, so its low end must be above
+    1%."""
     for effect in sources.effects:
         if effect.basis != "paired" or effect.same_code or not effect.worth or not effect.low:
             continue
@@ -138,7 +140,7 @@ def _measured_already(sources: Sources) -> Iterator[Suggestion]:
             yield Suggestion(
                 kind="configuration",
                 text=configuration_text(changed),
-                rule="it was measured in turn with this trial, and is faster",
+                rule="it was measured in alternation with this trial, and is faster",
                 estimate=1 / effect.worth,
                 low=1 / effect.high,
                 high=1 / effect.low,
@@ -218,8 +220,8 @@ def _moved(sources: Sources, configuration: Configuration) -> str:
 
 # --- Values outside the space, and constraints that bind ------------------------------------------
 def _outside(sources: Sources) -> Iterator[Suggestion]:
-    """The next value beyond the end of an ordered domain, where the last step brought something and
-    no constraint forbids the next one. Without the space, the end of the values that were tried."""
+    """The next value beyond the end of an ordered domain, if the last step gained something and no
+    constraint forbids the next one. Without the space, the end of the values that were tried."""
     known = sources.space.parameters if sources.space is not None else ()
     domains = {parameter.name: parameter for parameter in known}
     where = "of the space" if sources.space is not None else "that was tried"
@@ -277,7 +279,8 @@ def _next_value(further: float, near: float, own: float) -> float | None:
 
 
 def _constraints(sources: Sources) -> Iterator[Suggestion]:
-    """Neighbouring values that one constraint alone forbids, where the model expects more."""
+    """Neighbouring values that only one constraint forbids and that the model expects to be
+    faster."""
     space, predictor, table = sources.space, sources.predictor, sources.table
     if space is None or predictor is None:
         return

@@ -60,11 +60,11 @@ _LEAST_VALID = 8  # trials for effects over the space
 
 @dataclass(frozen=True, slots=True)
 class SpaceView:
-    """Facts from the space's own files, where they were read.
+    """Facts from the space's own files, if they were read.
 
     - `space`: the bound space.
     - `work_of`: the problem's work on a case, by a configuration that runs on it and the case's
-      label; None where it cannot run.
+      label; None if it cannot run.
     - `launch_figures`: see `LaunchFigures`.
     """
 
@@ -119,10 +119,10 @@ def explain_data(
 ) -> Explanation:
     """Explains trial `number`, or the leaderboard's first one.
 
-    - `other`: the candidate to hold it against.
-    - `study`: that of the trial, if it was made before.
+    - `other`: the candidate to compare it with.
+    - `study`: the trial's study, if it was made before.
 
-    UsageError when the run has no such valid trial.
+    Raises UsageError if the run has no such valid trial.
     """
     subject = study.subject if study is not None else chosen_subject(data, number)
     study = study or TrialStudy.of(data, subject, view)
@@ -178,7 +178,7 @@ def explain_data(
 
 
 def fitted_model(table: TrialTable) -> TrialModel | None:
-    """The search's model of a run's valid trials; None where there are too few."""
+    """The search's model of a run's valid trials; None if there are too few."""
     if len(table.valid) < _LEAST_VALID or not table.parameters:
         return None
     configurations = [table.varied(trial.configuration) for trial in table.valid]
@@ -292,8 +292,8 @@ def _with_pairs(
     kept: Sequence[GatheredEvidence],
     ablation: Ablation | None,
 ) -> OverSpace:
-    """With the pairs' measurements, and with the limiter while the other choice is changed: it says
-    why a choice that pays now pays nothing there."""
+    """Adds the pairs' measurements, and the limiter while the other choice is changed, which
+    explains why a choice that pays now gains nothing then."""
     found = []
     for pair in with_measurements(over.pairs, ablation, subject.configuration):
         changed = {**subject.configuration, pair.other: pair.other_value}
@@ -406,8 +406,8 @@ def missing_parts(
             )
     if ablation is None:
         found.append(
-            "the worth of its choices, measured in turn with this trial: not measured yet; the "
-            "figures shown come from the run's trials and the search's model"
+            "the worth of its choices, measured in alternation with this trial: not measured yet; "
+            "the figures shown come from the run's trials and the search's model"
         )
     elif begun:
         count = ablation.left

@@ -68,10 +68,10 @@ from evotune.util.words import counted
 class ExplainRequest:
     """- `trial`: its number; None for the leaderboard's first.
     - `against`: baseline, default, a trial's number, RUN:NUMBER or RUN; "" for none.
-    - `measure`: None measures where the run's device is here. The machine code is looked at
-      without the device too. False compiles and launches nothing.
+    - `measure`: None measures if the run's device is here. The machine code is read even without
+      the device. False compiles and launches nothing.
     - `tries`: measures the suggestions that are configurations.
-    - `effects`: whether measuring includes each choice in turn with the trial, which takes longest.
+    - `effects`: whether to measure each choice in alternation with the trial, which takes longest.
     - `minutes`: measuring stops after this time, in which tries do not count. None is the
       backend's default. The explanation names what was not measured; the next one measures it.
     """
@@ -89,9 +89,9 @@ def explain_run(
 ) -> Explanation:
     """Explains a trial of the run; `note` gets a line before each measurement.
 
-    UsageError for a trial, a run or a side that is not there, and for `tries` with `measure` False;
-    EnvironmentProblem when something is to be measured and the run's device is not here; RunLocked
-    while another process works on the run and something is to be measured.
+    Raises UsageError for a trial, a run or a side that is not there, and for `tries` with `measure`
+    False. Raises EnvironmentProblem if something is to be measured and the run's device is not
+    here; RunLocked while another process works on the run and something is to be measured.
     """
     if request.tries and request.measure is False:
         raise UsageError("--no-measure and --try exclude each other")
@@ -131,8 +131,8 @@ def predict_changes(
     run: RunFolder, start: Mapping[str, Value], changed: Sequence[Mapping[str, Value]]
 ) -> list[Difference | None]:
     """ln of the time of `start` / the time of each changed configuration, predicted from the run's
-    trials; None where a value was neither tried nor is in the space. UsageError for a run with too
-    few valid trials."""
+    trials; None if a value was neither tried nor is in the space. Raises UsageError for a run with
+    too few valid trials."""
     data = read_run(run)
     access, _ = _access(run, data)
     view = _view(access) if access is not None else None
@@ -147,8 +147,8 @@ def predict_changes(
 def _access(
     run: RunFolder, data: RunData, *, demanded: bool = False
 ) -> tuple[Access | None, list[str]]:
-    """The run opened again, and why not. Where it is `demanded`, code that nobody agreed to execute
-    is an error, as it is for the other commands."""
+    """The run opened again, or the reason why not. If it is `demanded`, code that the user has not
+    agreed to execute is an error, as for the other commands."""
     if data.recorded:
         return None, []
     try:
@@ -221,7 +221,7 @@ def launch_figures(access: Access, configuration: Configuration) -> LaunchFigure
 
 def _on_device(figures: LaunchFigures, attributes: Mapping[str, Value]) -> LaunchFigures:
     """Resident blocks and warps of a multiprocessor, and its idle time, as far as threads and
-    shared memory decide: registers are known only after compiling. {} on a CPU."""
+    shared memory determine them, because registers are known only after compiling. {} on a CPU."""
 
     def limit(name: str) -> int:
         found = attributes.get(name, 0)
@@ -289,8 +289,8 @@ class Gathering:
         return time.monotonic() >= self.until_s
 
     def evidence(self, side: Side | None, *, demanded: bool) -> None:
-        """Of the subject and of the other side. Where it is `demanded`, the other side's run must
-        open."""
+        """The evidence of the subject and of the other side. If it is `demanded`, the other side's
+        run must open."""
         subject = self.subject
         self._trial(self.run, self.access, subject.configuration, _OWN)
         if side is None:
@@ -328,7 +328,7 @@ class Gathering:
         if self.is_over() and name != _OWN:
             again = run_command("explain", self.run.path)
             self.missing.append(
-                f"machine code and counters of {name}: no time was left; this goes on: {again}"
+                f"machine code and counters of {name}: no time was left; this continues: {again}"
             )
             return
         self.note(f"reading the machine code and the counters of {name}")
@@ -344,8 +344,8 @@ class Gathering:
         changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
         about = wording.duration_text(changes * _seconds_a_trial(self.data))
         self.note(
-            f"measuring {changes} changes of trial {subject.trial.number} in turn with it, about "
-            f"{about}{self._at_most()}; --no-effects leaves them out"
+            f"measuring {changes} changes of trial {subject.trial.number} in alternation with it, "
+            f"about {about}{self._at_most()}; --no-effects leaves them out"
         )
         said_s = time.monotonic()
         number, own = subject.trial.number, subject.configuration
@@ -402,8 +402,8 @@ def _costliest(ablation: Ablation | None) -> list[AblatedChange]:
 
 
 def _is_wanting(kept: GatheredEvidence | None, access: Access) -> bool:
-    """Whether evidence is to be gathered: there is none, or it was gathered without the device and
-    that is here now."""
+    """Whether to gather evidence: there is none, or it was gathered without the device, which is
+    here now."""
     if kept is None:
         return True
     counted = any(launch.counters is not None for launch in kept.evidence.launches)
@@ -425,8 +425,8 @@ def try_suggestions(
     suggestions: Sequence[Suggestion],
     note: Callable[[str], object],
 ) -> None:
-    """Measures the suggestions that are configurations, in turn with the explained one, and keeps
-    the results in the run."""
+    """Measures the suggestions that are configurations, in alternation with the explained one, and
+    stores the results in the run."""
     own = subject.configuration
     wanted = [Configuration(item.configuration) for item in suggestions if item.configuration]
     if not wanted:
@@ -437,7 +437,7 @@ def try_suggestions(
         name = next(name for name, value in configuration.items() if value != own[name])
         changes.append(Change(configuration, name, own[name], configuration[name], "tried", {}))
     number = subject.trial.number
-    note(f"trying {counted(len(wanted), 'suggestion')} in turn with trial {number}")
+    note(f"trying {counted(len(wanted), 'suggestion')} in alternation with trial {number}")
     with run.locked():
         rows = list(measured_rows(reopened, number, own, changes))[1:]
         keep_tries(run, own, rows)

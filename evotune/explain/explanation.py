@@ -56,7 +56,7 @@ class Explanation(Findings, frozen=True, kw_only=True):
 
 
 def html_page_of(found: Findings) -> str:
-    """A page of its own that needs nothing else."""
+    """A complete page that needs no other file."""
     title = html.escape(printable(f"{found.space}: trial {found.trial} explained"))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
@@ -77,7 +77,7 @@ def html_of(found: Findings) -> str:
 def _parts(found: Findings) -> Iterator[str]:
     yield f"<p><b>{_text(found.headline)}</b></p>"
     limiter = found.limiter
-    yield _heading(f"Held by: {limiter.name or 'not known'}")
+    yield _heading(f"Limited by: {limiter.name or 'unknown'}")
     facts = "".join(f"<li>{_text(f.text)} {_quiet(f.kind)}</li>" for f in limiter.evidence)
     yield f"<ul>{facts}</ul><p class='quiet'>Rule: {_text(limiter.rule)}</p>"
     figures = "".join(figure_html(picture) for picture in explanation_pictures(found))

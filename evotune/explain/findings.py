@@ -33,8 +33,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One ceiling of the roofline.
 
     - `name`: tensor cores, MUFU, issue slots, shared memory, L2, DRAM, FMA, launch.
-    - `rate`: the ceiling, in `unit`; None where only a counter knows the share.
-    - `work`: the problem's demand, in the same unit without "/s"; None where nobody knows it.
+    - `rate`: the ceiling, in `unit`; None if only a counter gives the share.
+    - `work`: the problem's demand, in the same unit without "/s"; None if it is unknown.
     - `share`: the part of the time for which the unit is busy, 0 to 1.
     """
 
@@ -103,8 +103,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
     - `to`: its value; `source` (JSON: `from`): the other value.
     - `worth`: time with the other value / time with this one, with a 95% interval. Above 1 this
-      value is faster. None when the other value failed.
-    - `basis`: paired (measured in turn), trials (speedups of the run's trials), model.
+      value is faster. None if the other value failed.
+    - `basis`: paired (measured in alternation), trials (speedups of the run's trials), model.
     - `because`: the difference in the machine that goes with it, "" when none is known.
     """
 
@@ -210,7 +210,7 @@ class OverSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One difference in the machine. `first` is the explained candidate's figure, `second` the
-    other's; None where it is not known. `text` says both with their unit."""
+    other's; None if it is unknown. `text` says both with their unit."""
 
     figure: str
     first: float | None
@@ -223,7 +223,7 @@ class Against(msgspec.Struct, frozen=True, kw_only=True):
     """The explained candidate against another one.
 
     - `worth`: the other's time / this one's, None if not known; `low`, `high`: its 95% interval,
-      None where the two times are not of one run.
+      None if the two times are not from one run.
     - `changed`: parameter -> (this value, the other's).
     - `lines`: most telling first.
     """
@@ -243,8 +243,8 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     - `kind`: `configuration` (in the space: `--try` measures it), `space` (a value outside of it),
       `constraint` (one that binds), `technique` (a change of the kernel).
     - `rule`: how the limiter leads to it.
-    - `estimate`: expected time now / time then, with a 95% interval where there is one.
-    - `measured`: the same, measured by `--try`; None when it was not tried.
+    - `estimate`: the present time / the expected time, with a 95% interval if there is one.
+    - `measured`: the same, measured by `--try`; None if it was not tried.
     """
 
     kind: Literal["configuration", "space", "constraint", "technique"]
@@ -264,9 +264,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """Why a candidate is as fast as it is.
 
     - `trial`: its number; `configuration`: its values.
-    - `time_us`, `speedup`: on the case that is explained; None where there is none.
+    - `time_us`, `speedup`: on the explained case; None if there is none.
     - `counters`: the counters of its longest launch, or `{"unavailable": reason}`.
-    - `machine_code`: counts in the code of its longest launch; None where it was not read.
+    - `machine_code`: counts in the code of its longest launch; None if it was not read.
     - `missing`: each part that was not measured, and why.
     """
 

@@ -1,9 +1,9 @@
 """Predicts the worth of changes of a champion: the search's model with figures of launches.
 
-The model is a Gaussian process over the run's valid trials. Where the space's files were read, its
-covariance also has a linear part in figures of each configuration's launches (`LaunchFigures`):
-they are known without compiling, and say how well a configuration fits the device. They raise the
-rank correlation of single changes from a hundred trials on
+The model is a Gaussian process over the run's valid trials. If the space's files were read, its
+covariance also has a linear part in figures of each configuration's launches (`LaunchFigures`),
+which are known without compiling and say how well a configuration fits the device. From a hundred
+trials on they raise the rank correlation of single changes
 (`benchmarks/lab/explain_predictions.py`).
 """
 
@@ -23,7 +23,7 @@ _LEAST_VALID: Final = 8
 _LEAST_FOR_FIGURES: Final = 100
 
 LaunchFigures = Mapping[str, float]
-"""Of a configuration's first timed case, without compiling:
+"""Figures of a configuration's first timed case, known without compiling:
 
 - launches; of the largest launch its threads, blocks, shared_bytes and bytes_in_flight (shared
   bytes a thread);
@@ -38,12 +38,12 @@ def table_of(trials: Sequence[Trial], known: Sequence[Parameter] = ()) -> TrialT
 
 
 class Predictor:
-    """`known`: the launch figures of a configuration; None where the space was not read."""
+    """`known`: the launch figures of a configuration; None if the space was not read."""
 
     def __init__(
         self, table: TrialTable, known: Callable[[Configuration], LaunchFigures] | None = None
     ) -> None:
-        """ValueError with fewer than eight valid trials, or nothing that varies."""
+        """Raises ValueError with fewer than eight valid trials, or nothing that varies."""
         if len(table.valid) < _LEAST_VALID or not table.parameters:
             raise ValueError(f"a prediction needs {_LEAST_VALID} valid trials")
         self._table = table
@@ -68,8 +68,8 @@ class Predictor:
     def changes(
         self, start: Mapping[str, Value], changed: Sequence[Mapping[str, Value]]
     ) -> list[Difference | None]:
-        """ln of the time of `start` / the time of each changed configuration; None where a value
-        is outside of everything known."""
+        """ln of the time of `start` / the time of each changed configuration; None if a value is
+        outside of everything known."""
         table = self._table
         usable = [one for one in changed if self.model.knows(table.varied(one))]
         figures = [self._figures(one) for one in (start, *usable)] if self._known else ()
@@ -81,9 +81,9 @@ class Predictor:
     def gains(
         self, start: Trial, changed: Sequence[Mapping[str, Value]]
     ) -> list[Difference | None]:
-        """As `changes`, where `start` and the changes are picked as the best of many. The gain
+        """Like `changes`, if `start` and the changes were selected as the best of many. The gain
         counts from the measured fitness of `start` if that is greater than the model's, and the
-        deviation holds that of one measurement."""
+        deviation includes that of one measurement."""
         own = start.configuration
         figures = self._figures(own) if self._known else ()
         expected = self.model.expected(self._table.varied(own), figures)

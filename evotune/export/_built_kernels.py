@@ -1,4 +1,5 @@
-"""The machine code of exported champions: compiled, held to the measured code, and described."""
+"""The machine code of exported champions: compiled, compared with the measured code, and
+described."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class ExportedBinary:
 
 @dataclass(frozen=True, slots=True)
 class BuiltChampion:
-    """A champion with everything that a package needs to call it. `regions`: its domain, with the
-    compiled-in values of the machine code that each is for; None where there is one."""
+    """A champion with everything that a package needs to call it. `regions`: its domain, each with
+    the compiled-in values of its machine code, or None if there is only one."""
 
     champion: Champion
     binaries: tuple[ExportedBinary, ...]
@@ -61,7 +62,7 @@ class BuiltChampion:
 
 
 def checked_cases(champion: Champion) -> Proposal:
-    """The cases of its confirmation, made again from the trial's number. EvotuneError where the
+    """The cases of its confirmation, recomputed from the trial's number. Raises EvotuneError if the
     kernel does not run on the device any more."""
     planner = champion.run.planner
     proposal = planner.proposal(champion.number, champion.configuration, confirm=True)
@@ -74,10 +75,11 @@ def built(
     champion: Champion, proposal: Proposal, shapes: CaseShapes, further: Iterable[Case] = ()
 ) -> BuiltChampion:
     """Compiles a champion, or takes its code from the build cache. Its launches are compared with
-    the planner's on the cases of its confirmation and on `further` ones.
+    the planner's on the cases of its confirmation and on the `further` ones.
 
-    EnvironmentProblem when the compilers here make other code than the run measured. EvotuneError
-    when the champion does not compile, or its expressions do not give the planner's launches.
+    Raises EnvironmentProblem if the compilers here make other code than the run measured. Raises
+    EvotuneError if the champion does not compile, or its expressions do not give the planner's
+    launches.
     """
     binaries = _compiled(champion, proposal)
     _require_measured_code(champion, proposal, binaries)
@@ -175,8 +177,8 @@ def _static_bytes(binary: Binary) -> int:
 def _by_binary(
     champion: Champion, kernel: KernelSpec, domain: Sequence[Region], checked: Iterable[CaseJob]
 ) -> Iterator[tuple[Region, Mapping[str, Value] | None]]:
-    """The regions. Where a kernel has several binaries, each region tells its one's compiled-in
-    values; a region with cases of several is divided into those of each."""
+    """The regions. If a kernel has several binaries, each region has its binary's compiled-in
+    values; a region with cases of several binaries is divided."""
     placed = [(champion.place(job.case), job) for job in checked]
     several = len({job.compile.key for _, job in placed}) > 1
     for region in domain:

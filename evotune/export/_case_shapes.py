@@ -29,14 +29,14 @@ _PUBLIC = frozenset(
     | {"register_transformers", "set_fallback", "write_misses"}
     | {"name"}
 )
-"""Names that a package has beside its function, and what its `torch.ops` namespace has."""
+"""Names that a package has in addition to its function, and those of its `torch.ops` namespace."""
 _EXTENTS = (
     "a package reads the sizes from the inputs' shapes, so each extent must be a sum of sizes and "
     "numbers"
 )
 _ENDS = "a package checks integers, so both ends of their range must be sums of sizes and numbers"
 _FLAGS = (
-    "a package tells a flag by the inputs that a call gives, so each input must be there always, "
+    "a package infers a flag from the inputs of a call, so each input must always be present, "
     "or exactly when one flag is true, and a flag must not change shapes or dtypes"
 )
 _WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
@@ -73,7 +73,7 @@ class CaseShapes:
 
     @property
     def has_features(self) -> bool:
-        """Whether some case of attention has features, or values of their own size."""
+        """Whether some case of attention has features, or a separate size of values."""
         return bool(self.optional) and {"value_dim": 1} in self.tensors.get("v", ())
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
@@ -91,8 +91,8 @@ class CaseShapes:
         return found | {name: tuple(map(scope.literal, ends)) for name, ends in self.spread.items()}
 
     def quantities(self, scope: CaseScope) -> dict[str, Node]:
-        """The quantities of regions that are no symbols: the elements of the largest tensor, and of
-        attention the heads that share their keys and the ratio of the lengths."""
+        """The quantities of regions that are not symbols: the elements of the largest tensor, and
+        for attention the number of heads that share keys and the ratio of the lengths."""
         if self.ragged:
             grouped = scope.operation("//", scope.symbol("heads"), scope.symbol("kv_heads"))
             return {"group": grouped}
@@ -124,8 +124,8 @@ class CaseShapes:
 
 
 def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
-    """UsageError when the shapes cannot be written as sums of sizes, or for a problem whose calls
-    an exported package does not understand. The shapes are compared on all of `cases`."""
+    """Raises UsageError if the shapes cannot be written as sums of sizes, or for a problem whose
+    calls an exported package does not understand. The shapes are compared on all of `cases`."""
     specs = problem.tensors(cases[0])
     if why := _beyond_packages(problem, cases):
         raise UsageError(f"problem {problem.name} cannot be exported: a package takes no {why}")
@@ -223,7 +223,7 @@ def _plain(symbols: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _flags(problem: UserProblem, shapes: CaseShapes) -> dict[str, Json]:
-    """For each flag the tensors whose presence it tells."""
+    """For each flag the tensors whose presence it implies."""
     return {
         flag: [name for name, each in shapes.optional.items() if each == flag]
         for flag in problem.flags
@@ -243,7 +243,7 @@ def _described(problem: UserProblem, case: Case) -> Mapping[str, Tensor]:
 
 
 def _inputs(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """UsageError when flags change more than the presence of an input."""
+    """Raises UsageError if flags change more than the presence of an input."""
     found: dict[str, Tensor] = {}
     for flags in _choices(problem):
         for name, each in problem.written.described("inputs", {**sizes, **flags}).items():
@@ -253,7 +253,7 @@ def _inputs(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, Tensor]
 
 
 def _optional(problem: UserProblem, case: Case) -> dict[str, str]:
-    """The flag that tells the presence of each input that some cases lack."""
+    """For each input that some cases lack, the flag that implies its presence."""
     sizes = {size: int(case.symbols[size]) for size in problem.sizes}
     present = [
         (flags, problem.written.described("inputs", {**sizes, **flags}).keys())
@@ -529,7 +529,7 @@ def _distance(some: Sequence[MeasuredCase], others: Sequence[MeasuredCase]) -> f
 def _around(cases: Sequence[MeasuredCase], region: Region) -> Ranges | None:
     """The sizes between the cases' and a tenth around them, clipped to the region; ratios as in the
     cases, and all constants of the region. A quantity that the region lacks is a ratio of sizes
-    that may change by a tenth as well. None when nothing is left, or when sizes between the cases
+    that may change by a tenth as well. None if nothing is left, or when sizes between the cases
     were not executed."""
     sizes = cases[0].sizes
     found: dict[str, tuple[int | float, int | float]] = {}
@@ -568,7 +568,7 @@ NONE: Mapping[str, Value] = {
     "lse": False,
 }
 """The features that a region fixes, with the values that mean none. `given` names the features that
-are numbers: a window's ends and the soft cap, of which regions have ranges."""
+are numbers, for which regions have ranges: a window's ends and the soft cap."""
 
 Fixed = Mapping[str, Value]
 

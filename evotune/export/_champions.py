@@ -41,7 +41,7 @@ from evotune.workers.executor import HELD_OUT, TIMED
 
 
 def confirmed(run: RunFolder) -> list[Champion]:
-    """The run's confirmed champions, the best first. EvotuneError (exit 1) when there is none,
+    """The run's confirmed champions, the best first. Raises EvotuneError (exit 1) if there is none,
     UsageError for a recorded run and for a backend whose kernels cannot be exported."""
     reopened = ReopenedRun.load(run, anywhere=True)
     require_exportable(reopened)
@@ -77,8 +77,8 @@ def _measured_case(champion: Champion, case: Case, measured: Measurement) -> Mea
 def regions(champion: Champion, checked: Iterable[Case]) -> tuple[Region, ...]:
     """The regions of a champion's domain.
 
-    If the problem has a `check` of its own, the regions are the single `checked` cases: a package
-    has no such Python code, so it cannot tell which other sizes the problem refuses.
+    If the problem has its own `check`, the regions are the single `checked` cases. A package does
+    not contain that Python code, so it cannot know which other sizes the problem refuses.
     """
     if not has_own_check(champion.problem):
         return champion.domain.regions
@@ -94,8 +94,8 @@ class Selection:
     """The champions of a package, by their number there, and the regions that they serve, in the
     order in which the package looks.
 
-    - `timed`: further cases that were timed and are served, by the champion's number. A check of
-      the package compares these, or else the cases of exact regions.
+    - `timed`: more cases that were timed and are served, by the champion's number. A check of the
+      package compares these, or else the cases of exact regions.
     - `rule`: what the package's README says about its portfolio; None for a package of runs.
     """
 
@@ -125,8 +125,8 @@ def selected(champions: Sequence[Champion]) -> Selection:
     """The champions that go into a package: each that wins a timed case against all others, the
     best one, and each that alone serves some cases.
 
-    EvotuneError (exit 1) if no champion wins a case of attention: then PyTorch would serve all
-    calls.
+    Raises EvotuneError (exit 1) if no champion wins a case of attention: then PyTorch would serve
+    all calls.
     """
     ordered = sorted(champions, key=lambda champion: champion.key)
     figures = [measured(champion) for champion in ordered]
@@ -166,8 +166,8 @@ _Timed = Mapping[Cell, Measurement]
 
 
 def selected_by_rule(folder: Path) -> Selection:
-    """UsageError for a portfolio that is not finished, StoreError for one whose runs are not as
-    they were; EvotuneError (exit 1) where its rule names no kernel."""
+    """Raises UsageError for a portfolio that is not finished, StoreError for one whose runs have
+    changed, and EvotuneError (exit 1) if its rule names no kernel."""
     found, timed, further = read_portfolio(folder)
     if not found.rule:
         raise EvotuneError(
@@ -241,8 +241,8 @@ def _champion(folder: Path, kernel: PortfolioKernel) -> Champion:
 
 
 def _with_figures(champion: Champion, figures: list[Measurement], checks: list[Check]) -> Champion:
-    """The champion with the figures of the matrix beside those of its confirmation, and with the
-    further checks of the portfolio: on other variants, and at served sizes."""
+    """The champion with the figures of the matrix in addition to those of its confirmation, and
+    with the portfolio's additional checks: on other variants, and at served sizes."""
     outcome = champion.outcome
     known = {measured.case for measured in outcome.measurements}
     more = tuple(measured for measured in figures if measured.case not in known)

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 
 def compute_source(reference: str, files: Mapping[str, bytes]) -> bytes | None:
-    """The module, for the problem that a space names as `path/to/problem.py:ClassName`; `files`
-    has the run's sources by path. None where the method cannot stand alone, or is in no file."""
+    """The module, for the problem that a space names as `path/to/problem.py:ClassName`; `files` has
+    the run's sources by path. None if the method cannot stand alone, or is in no file."""
     file, _, name = reference.partition(":")
     if file not in files or not name:
         return None
@@ -75,7 +75,7 @@ def _own_method(kind: ast.ClassDef) -> ast.FunctionDef | None:
 
 def _imports(tree: ast.Module) -> dict[str, str]:
     """Statements of the file that import PyTorch or `math`, by the name that each gives. A name
-    that the file gives to something else too is none of them."""
+    that the file also gives to something else is left out."""
     found = {}
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -136,7 +136,7 @@ def _built_in(text: str, tree: ast.Module) -> frozenset[str]:
 
 
 def _needed(text: str, kind: str, method: ast.FunctionDef) -> set[str] | None:
-    """The names from outside that the method uses. None where it uses the problem itself, imports
+    """The names from outside that the method uses. None if it uses the problem itself, imports
     other modules, or has decorators, or defaults that are no plain values."""
     defaults = filter(None, (*method.args.defaults, *method.args.kw_defaults))
     if method.decorator_list or not all(isinstance(each, ast.Constant) for each in defaults):

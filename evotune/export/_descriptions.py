@@ -160,7 +160,7 @@ def _executed(region: Region) -> dict[str, Json]:
 
 
 def _layout(champion: Champion) -> str:
-    """`strided` where the champion was right on tensors with strides of several kinds."""
+    """`strided` if the champion was right on tensors with several kinds of strides."""
     checked = set(champion.domain.layout.split(", "))
     return "strided" if checked - {CONTIGUOUS} else CONTIGUOUS
 
@@ -198,8 +198,8 @@ def certificate(
 
 
 def _call_sha256(described: Mapping[str, Json]) -> str:
-    """The hash of those parts of `dispatch.json` on which a fallback depends, as the package's
-    `_certificate.py` has it. So a fallback serves where another part was changed."""
+    """The hash of those parts of `dispatch.json` on which a fallback depends, computed as in the
+    package's `_certificate.py`. So a fallback still serves if another part was changed."""
     parts = [described[part] for part in ("problem", "cases_from", "shapes")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -224,7 +224,7 @@ def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, byte
 def frame(
     name: str, certified: Mapping[str, Any], described: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """The files beside the package, with which `pip` installs it."""
+    """The files next to the package, with which `pip` installs it."""
     head = _PYPROJECT.format(
         name=name, version=certified["version"], summary=certified["summary"], **_REQUIRES
     )
@@ -247,7 +247,7 @@ def _runtime() -> dict[str, bytes]:
 
 
 def _sources(champions: Sequence[Champion]) -> dict[str, bytes]:
-    """The space and the sources, as each run has them; by run where there are several."""
+    """The space and the sources, as each run has them; by run if there are several."""
     runs = {champion.run.run.id: champion.run.setup.files for champion in champions}
     several = len(runs) > 1
     return {

@@ -44,9 +44,8 @@ Strides = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """`plan` is a LaunchPlan in dicts and lists whose numbers are expressions. Where one of
-    `guards` does not hold, the kernel must not be called. The values of `compiled_in` choose the
-    binary."""
+    """`plan` is a LaunchPlan in dicts and lists whose numbers are expressions. If one of `guards`
+    does not hold, the kernel must not be called. The values of `compiled_in` choose the binary."""
 
     scope: CaseScope
     plan: Mapping[str, Any]
@@ -76,7 +75,7 @@ class KernelPlan:
         return _all_hold(bound, self.scope, symbols)
 
     def at(self, symbols: Mapping[str, Value]) -> LaunchPlan:
-        """The plan of one case, to be compared with the planner's own. EvotuneError where an
+        """The plan of one case, to be compared with the planner's own. Raises EvotuneError if an
         expression has no value."""
         environment = self.scope.environment(symbols)
         try:
@@ -108,7 +107,7 @@ class KernelPlan:
 
 
 def _all_hold(nodes: Sequence[Node], scope: CaseScope, symbols: Mapping[str, Value]) -> bool:
-    """Whether each condition is true; False where one has no value."""
+    """Whether each condition is true; False if one has no value."""
     environment = scope.environment(symbols)
     try:
         return all(truth(evaluate(node, environment)) for node in nodes)
@@ -135,10 +134,10 @@ def kernel_plan(
     - `optional`: for a tensor that a case may lack, the symbol that says whether it is there.
     - `dtypes`: the type of each tensor's elements.
     - `types`: the arguments' types, as they were when the kernel was compiled.
-    - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory
-      that a block has beside what a launch asks for.
+    - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory of
+      a block in addition to what a launch requests.
 
-    EvotuneError when a guard holds in no case.
+    Raises EvotuneError if a guard holds in no case.
     """
     writer = _Writer(
         kernel, scope, shapes=shapes, strides=strides, optional=optional, dtypes=dtypes, types=types

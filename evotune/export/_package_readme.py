@@ -314,7 +314,7 @@ def figure_words(dispatch: Mapping[str, Json]) -> Iterator[str]:
     yield f"- `case`: {case}; in *italics* where the search did not see the case"
     yield "- `time_us`: the kernel's time on the device, in µs, with its inputs in the caches as"
     yield "  far as these hold them"
-    yield f"- `baseline`: what the kernel was measured against, in turn with it; {ways}"
+    yield f"- `baseline`: what the kernel was measured against, in alternation; {ways}"
     yield "- `baseline_us`: the baseline's time"
     yield "- `speedup`: the baseline's time / the kernel's; `95%` is its 95% confidence interval\n"
 
@@ -345,7 +345,7 @@ NOT_EXECUTED = "lengths not executed"
 
 def length_words(domain: Domain) -> list[str]:
     """Which lengths a champion executed one by one, a line for each quantity and each set of fixed
-    values; one line that says so where it executed none."""
+    values; one line that says so if it executed none."""
     found: dict[str, None] = {}
     for region in domain.regions:
         like = [

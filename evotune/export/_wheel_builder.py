@@ -34,7 +34,8 @@ def get_requires_for_build_sdist(config_settings: object = None) -> list[str]:
 def build_wheel(
     wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None
 ) -> str:
-    """Writes the wheel; returns its file name. RuntimeError for a file that is not as exported."""
+    """Writes the wheel; returns its file name. Raises RuntimeError for a file that is not as
+    exported."""
     name, certificate = _certificate()
     stem = f"{name}-{certificate['version']}"
     tag = _tag(certificate)
@@ -74,14 +75,15 @@ def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
 
 
 def _certificate() -> tuple[str, dict[str, Any]]:
-    """The name of the package beside this file, and its certificate."""
+    """The name of the package next to this file, and its certificate."""
     (path,) = _ROOT.glob("*/certificate.json")
     name = path.parent.name
     return name, json.loads(_content(f"{name}/certificate.json"))
 
 
 def _content(file: str) -> bytes:
-    """The content of a file beside this one. RuntimeError for a pipe, which would be waited for."""
+    """The content of a file next to this one. Raises RuntimeError for a pipe, because reading it
+    would block."""
     path = _ROOT / file
     if not path.is_file():
         raise RuntimeError(f"{file} is missing, or no file")
@@ -89,7 +91,8 @@ def _content(file: str) -> bytes:
 
 
 def _files(name: str, certificate: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """The package's files, held to the certificate. Others, such as __pycache__, stay behind."""
+    """The package's files, compared with the certificate. Others, such as __pycache__, are left
+    out."""
     for file, sha256 in sorted(certificate["files"].items()):
         content = _content(f"{name}/{file}")
         if hashlib.sha256(content).hexdigest() != sha256:
@@ -99,7 +102,7 @@ def _files(name: str, certificate: dict[str, Any]) -> Iterator[tuple[str, bytes]
 
 
 def _tag(certificate: dict[str, Any]) -> str:
-    """For one platform where the package has native code for the host."""
+    """For one platform if the package has native code for the host."""
     native = any(file.endswith(".so") for file in certificate["files"])
     platform = certificate["platform"].replace("-", "_").replace(".", "_") if native else "any"
     return f"py3-none-{platform}"

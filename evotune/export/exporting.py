@@ -45,8 +45,8 @@ class Exported:
     - `whole_domain`: whether they serve all cases that they were checked on, won or not.
     - `slower_because`: why calls take longer than they could, if a launcher could not be built.
     - `too_noisy`: run and trial of the kernels whose speed differed too much between processes.
-    - `few_threads`: which programs alone the kernels serve, if they were measured on fewer cores of
-      a CPU than PyTorch uses here by default.
+    - `few_threads`: the only programs that the kernels serve, if they were measured on fewer CPU
+      cores than PyTorch uses here by default.
     """
 
     folder: Path
@@ -74,10 +74,10 @@ class Exported:
 def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None) -> Exported:
     """Writes the package into `folder`, which must not exist or be empty.
 
-    EvotuneError (exit 1) when a run has no confirmed champion, or none is faster than PyTorch.
-    UsageError for a name or a folder that cannot be, for runs that do not belong together, and for
-    a problem that a package cannot hold. EnvironmentProblem when the compilers here make other
-    machine code than the run measured.
+    Raises EvotuneError (exit 1) if a run has no confirmed champion, or none is faster than PyTorch.
+    Raises UsageError for a name or a folder that cannot be, for runs that do not belong together,
+    and for a problem that a package cannot hold. Raises EnvironmentProblem if the compilers here
+    make other machine code than the run measured.
     """
     _require_place(folder, name)
     distinct = {run.path.resolve(): run for run in runs}
@@ -89,7 +89,7 @@ def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None
 def export_portfolio(portfolio: Path, folder: Path, name: str | None = None) -> Exported:
     """The same of the portfolio in a folder of runs: its kernels and its rule.
 
-    UsageError for a portfolio that is not finished, StoreError for one that was changed.
+    Raises UsageError for a portfolio that is not finished, StoreError for one that was changed.
     """
     _require_place(folder, name)
     chosen = selected_by_rule(portfolio)
@@ -166,7 +166,7 @@ def _default_name(chosen: Selection) -> str:
 
 
 def _require_alike(champions: Sequence[Champion]) -> None:
-    """UsageError unless all runs solve one problem on one device."""
+    """Raises UsageError unless all runs solve one problem on one device."""
     first = champions[0].run.setup
     for champion in champions:
         setup = champion.run.setup
@@ -199,7 +199,7 @@ def _refuse_devices(first: DeviceProfile, other: DeviceProfile) -> NoReturn:
 
 
 def _require_place(folder: Path, name: str | None) -> None:
-    """UsageError for a name that cannot be, or a folder that is not empty."""
+    """Raises UsageError for a name that cannot be, or a folder that is not empty."""
     if name is not None:
         checked_name(name)
     try:
@@ -230,7 +230,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @contextlib.contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """A folder on the same disk: in `folder` if that exists, else beside it."""
+    """A folder on the same disk: in `folder` if that exists, else next to it."""
     place = folder if folder.is_dir() else folder.absolute().parent
     place.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".export-", dir=place))

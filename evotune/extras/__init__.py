@@ -21,8 +21,8 @@ class Imported:
     """The files of a new space.
 
     - files: their contents by name
-    - notes: lines that tell the user about them
-    - unwritten: the line of problem.py where the user must write `compute`; 0: it is written
+    - notes: lines about them, for the user
+    - unwritten: the line of problem.py where the user must write `compute`, or 0 if it is written
     """
 
     name: str
@@ -41,20 +41,18 @@ class Importer(Protocol):
         outputs: Sequence[str],
         arguments: Sequence[str],
     ) -> Imported:
-        """The space of a script. EvotuneError, one line, when there is none.
+        """The space of a script. Raises EvotuneError, one line, if there is none.
 
         - name: the space's name; the kernel's if None
-        - kernel: the kernel to take where the script tunes several
-        - outputs: the arrays that the kernel writes, where that cannot be told
+        - kernel: the kernel to take if the script tunes several
+        - outputs: the arrays that the kernel writes, if evotune cannot find them
         - arguments: the script's own arguments
         """
 
 
 def importer(name: str) -> Importer:
-    """The importer of one tuner's scripts. EnvironmentProblem when it is not installed."""
+    """The importer of one tuner's scripts. Raises EnvironmentProblem if it is not installed."""
     found = _IMPORTERS.own().get(name) or _IMPORTERS.load(name)
     if found is None:
-        raise EnvironmentProblem(
-            f"the importer {name!r} is not installed; fix: install evotune anew"
-        )
+        raise EnvironmentProblem(f"the importer {name!r} is not installed; fix: reinstall evotune")
     return cast(Importer, found)

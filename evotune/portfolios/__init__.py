@@ -1,1 +1,2 @@
-"""Few kernels for many cases: searched where cases differ, chosen by a matrix, served by a rule."""
+"""Few kernels for many cases: searches for cases that differ, a matrix of measurements from which
+the kernels are chosen, and a rule that picks one for each case."""

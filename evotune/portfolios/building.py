@@ -1,9 +1,9 @@
 """Builds a portfolio: searches, measures the matrix, chooses kernels, learns and judges the rule.
 
-Each step keeps what it finds, so the same command goes on after it was killed:
+Each step stores its results, so the same command continues after it was killed:
 
 - a search is a run in the portfolio's folder,
-- a cell of the matrix is kept as soon as it is measured,
+- a cell of the matrix is stored as soon as it is measured,
 - the choice and the rule follow from the matrix alone.
 """
 
@@ -76,7 +76,7 @@ from evotune.util.words import counted
 from evotune.workers.in_flight import speaks_for_its_code
 
 MOST_CASES = 1000
-"""A portfolio takes so many cases of a longer list: those of the greatest weight."""
+"""The number of cases that a portfolio takes from a longer list: those of the greatest weight."""
 
 
 def build_portfolio(
@@ -86,12 +86,12 @@ def build_portfolio(
     say: Callable[[str], None] = lambda text: None,
     open_executor: OpenExecutor = opened_executor,
 ) -> Portfolio:
-    """Builds the portfolio, or goes on with the one in the folder, and writes `portfolio.json`.
+    """Builds the portfolio, or continues the one in the folder, and writes `portfolio.json`.
 
-    KeyboardInterrupt where the user ended it; RunLocked while another process works on it.
-    UsageError where the folder holds a portfolio of another space, device or list of cases, or for
-    cases of which the space serves none, or for no kernels, trials or minutes; EvotuneError (exit
-    1) where no search has a champion.
+    Raises KeyboardInterrupt if the user ended it; RunLocked while another process works on it.
+    Raises UsageError if the folder holds a portfolio of another space, device or list of cases, if
+    the space serves none of the cases, or for no kernels, trials or minutes. Raises EvotuneError
+    (exit 1) if no search has a champion.
     """
     if not 0.0 <= request.held_out < 1.0:
         raise UsageError(f"the held-out share must be at least 0 and below 1: {request.held_out}")
@@ -154,8 +154,8 @@ def _facts(
 
 
 def _require_same(request: PortfolioRequest, matrix: Matrix, facts: Mapping[str, Json]) -> None:
-    """UsageError when the folder's portfolio is another one. The number of kernels and the budget
-    may change."""
+    """Raises UsageError if the folder's portfolio is another one. The number of kernels and the
+    budget may change."""
     store = matrix.store
     with store.trusting_facts():
         before, now = store.meta("request"), facts["request"]
@@ -181,7 +181,7 @@ def _require_same(request: PortfolioRequest, matrix: Matrix, facts: Mapping[str,
 
 ELAPSED = "elapsed_s"
 FEWEST_TO_JUDGE = 20
-"""Of fewer cases none is put aside: searches and rule need all of them."""
+"""With fewer cases none is held out, because searches and rule need all of them."""
 _FAILED = "without_configuration"
 _SEARCH = "search"
 """A fact: the case of the search that has begun, and the elapsed seconds before it. None between
@@ -253,8 +253,8 @@ class PortfolioWork:
         return self._before_s + time.monotonic() - self._began_s
 
     def _earlier_s(self) -> float:
-        """Time at work in earlier parts. Of a part that was killed in the middle of measuring or of
-        a search, up to its last cell or trial."""
+        """Working time of earlier sessions. A session that was killed counts up to its last cell or
+        trial."""
         store = self._matrix.store
         found = [float(store.meta(ELAPSED, 0.0)), store.searched_s()]
         search = store.meta(_SEARCH)
@@ -308,8 +308,8 @@ class PortfolioWork:
         )
 
     def _settled(self) -> tuple[list[Champion], list[Leaf]]:
-        """The champions of all searches, and the leaves of the rule. Where a kernel was not
-        confirmed on a variant, its cases may be served badly, and are searched."""
+        """The champions of all searches, and the leaves of the rule. If a kernel was not confirmed
+        on a variant, its cases may be served badly, so they are searched."""
         while True:
             self._search_where_served_badly()
             champions = self._champions()
@@ -361,13 +361,13 @@ class PortfolioWork:
             self._search(worst)
 
     def _untried(self) -> list[str]:
-        """The cases that no search has begun with, those of the greatest weight first."""
+        """The cases for which no search has begun, the greatest weight first."""
         tried = {*self._searches.runs, *self._failed()}
         heaviest = sorted(self._seen, key=lambda point: -point.weight)
         return [point.label for point in heaviest if point.label not in tried]
 
     def _advice(self) -> str:
-        """The advice where no search has a champion; "" for none."""
+        """The advice if no search has a champion; "" for none."""
         runs = self._searches.runs
         unfinished = any(not self._searches.is_finished(label) for label in runs)
         if unfinished or (self._untried() and len(runs) < self._plan.most):
@@ -383,7 +383,7 @@ class PortfolioWork:
         return f": give one more trials, then resume: {line}"
 
     def _may_search(self) -> bool:
-        """Whether a further search has budget."""
+        """Whether there is budget for another search."""
         begun, trials = len(self._searches.runs), self._searches.trials()
         return self._plan.has_more(begun, trials, self.elapsed_s())
 
@@ -413,7 +413,7 @@ class PortfolioWork:
 
     def _confirmed_leaves(self, champions: Sequence[Champion]) -> list[Leaf]:
         """The leaves of the rule. A kernel that would get cases of a variant that its run did not
-        tune is confirmed there first; where it fails, the kernels are chosen anew."""
+        tune is confirmed there first. If it fails, the kernels are chosen again."""
         while True:
             seen = self._scored(champions, self._seen)
             chosen = chosen_kernels(seen, self._request.most_kernels)
@@ -451,8 +451,8 @@ class PortfolioWork:
     def _tried(
         self, champions: Sequence[Champion], leaves: Sequence[Leaf]
     ) -> tuple[list[RuleRegion], list[Point]]:
-        """The rule, and all drawn cases. Where a kernel loses a drawn case, the rule is
-        learnt anew with that case; the last rule may still hold some that lose."""
+        """The rule, and all drawn cases. If a kernel loses a drawn case, the rule is learnt again
+        with that case; the last rule may still have losing cases."""
         for left in reversed(range(_RULES)):
             regions = learnt_rule(self._matrix, self._setup, champions, leaves, self._cases)
             seen = self._scored(champions, self._seen)
@@ -485,8 +485,9 @@ class PortfolioWork:
     def _launch_at_served_sizes(
         self, champions: Sequence[Champion], rule: Sequence[RuleRegion]
     ) -> bool:
-        """Launches the kernels of the rule at the sizes that it gives them. False as soon as one
-        fails: then it gets no case of the variant, and the rule is to be learnt anew."""
+        """Launches the kernels of the rule at the sizes that it assigns to them. Returns False as
+        soon as one fails. Then that kernel gets no case of the variant, and the rule must be learnt
+        again."""
         for launches in rule_launches(self._matrix, champions, rule, self._cases):
             if not launches.missing(self._matrix, has_time=not self._out_of_time()):
                 continue
@@ -518,8 +519,9 @@ class PortfolioWork:
         self._measure_cells([(c, self._case(p)) for p in points for c in champions])
 
     def _measure_each_once(self, champions: Sequence[Champion], leaves: Sequence[Leaf]) -> bool:
-        """Measures each case of the list at least once, though time is over: on the kernel of the
-        rule, or of any search if there is none, whose own case is nearest. Whether any lacked it.
+        """Measures each case of the list at least once, even if time is over. It takes the kernel
+        whose own case is nearest, from the rule, or from any search if the rule has none. Returns
+        whether any case had not been measured.
         """
         if not self._out_of_time():
             return False
@@ -596,7 +598,7 @@ class PortfolioWork:
         return self._left_s() < 0.0
 
 
-# Cases that stand for others: where the first searches go.
+# Representative cases, for which the first searches run.
 _Distances: TypeAlias = npt.NDArray[np.float64]
 
 _ROUNDS = 20
@@ -608,7 +610,7 @@ def representatives(
     """The indexes of at most `count` points such that the weighted distances of all points to the
     nearest of them are small (k-medoids). The same points and seed give the same ones.
 
-    The first is drawn, each further one lies farthest from those before it; then swaps improve
+    The first is drawn, and each later one lies farthest from those before it; then swaps improve
     them.
     """
     apart = _distances(points, variants)
@@ -617,7 +619,7 @@ def representatives(
     chosen = [rng.choices(range(len(points)), list(weights))[0]]
     while len(chosen) < min(count, len(points)):
         nearest = apart[:, chosen].min(axis=1)
-        # Of equally far ones the heaviest, then the first.
+        # Of equally distant ones the heaviest, then the first.
         farthest = int(np.lexsort((-np.arange(len(points)), weights, nearest))[-1])
         if nearest[farthest] == 0.0:  # all others are like one of these
             break
@@ -639,7 +641,7 @@ def _distances(points: Sequence[Point], variants: Sequence[str]) -> _Distances:
 
 
 def _best_swap(apart: _Distances, weights: _Distances, chosen: Sequence[int]) -> list[int] | None:
-    """The medoids with the one replaced that lowers the cost most; None where none does."""
+    """The medoids with the one replaced that lowers the cost most; None if none does."""
     best = float(weights @ apart[:, chosen].min(axis=1)) * (1 - 1e-12)
     found = None
     for at in range(len(chosen)):
@@ -659,10 +661,10 @@ _EPSILON = 1e-12
 
 
 def chosen_kernels(points: Sequence[Point], most: int) -> list[int]:
-    """At most `most` kernels with the greatest weighted geometric mean of speedups, where each case
-    gets the best of them, or PyTorch where none wins. Of equal sets the smallest, then the first.
+    """At most `most` kernels with the greatest weighted geometric mean of speedups, if each case
+    gets the best of them, or PyTorch if none wins. In a tie the smallest set, then the first.
 
-    Exact where there are few subsets; else greedy, then improved by swaps.
+    Exact if there are few subsets; else greedy, then improved by swaps.
     """
     kernels = range(len(points[0].scores)) if points else range(0)
     gains = [[point.weight * max(0.0, point.gain(k)) for point in points] for k in kernels]

@@ -73,8 +73,8 @@ class CaseSearches:
         warm_start: str | None,
         observing: Observing,
     ) -> None:
-        """Searches for a case, or goes on with its run. KeyboardInterrupt where the user ended it;
-        SpaceError where the space has no configuration for the case."""
+        """Searches for a case, or continues its run. Raises KeyboardInterrupt if the user ended it,
+        and SpaceError if the space has no configuration for the case."""
         with observing() as observer:
             if label in self.runs:
                 result = resume_run(self.runs[label], observer)
@@ -95,7 +95,7 @@ class CaseSearches:
             raise KeyboardInterrupt
 
     def champions(self, say: Callable[[str], None]) -> list[Champion]:
-        """The best confirmed champion of each finished run. A run without one is said, once."""
+        """The best confirmed champion of each finished run. Reports each run without one, once."""
         for label, run in self.runs.items():
             if run.id in self._champions or not self.is_finished(label):
                 continue
@@ -135,8 +135,8 @@ class SearchPlan:
     """Divides the budget of a portfolio among its searches.
 
     The `first` searches go to representative cases (`PortfolioWork`). Up to half as many
-    further searches go to cases that are served badly. Each search gets the same share of `trials`
-    and of `minutes`; None means no limit.
+    additional searches go to cases that are served badly. Each search gets the same share of
+    `trials` and of `minutes`; None means no limit.
     """
 
     first: int
@@ -148,7 +148,7 @@ class SearchPlan:
         return self.first + math.ceil(self.first / 2)
 
     def has_more(self, searches: int, trials: int, elapsed_s: float) -> bool:
-        """Whether a further search has trials and time left."""
+        """Whether another search has trials and time left."""
         if searches >= self.most or (self.trials is not None and trials >= self.trials):
             return False
         return self.has_time(elapsed_s)
@@ -178,12 +178,12 @@ def nearest_searched(point: Point, searched: Iterable[Point]) -> str | None:
 def worst_served(
     points: Sequence[Point], searched: Collection[str], variants: Sequence[str]
 ) -> str | None:
-    """The label of the case for the next search: of the cases that were not searched, the one that
-    falls furthest behind. None if every case reaches 97% of the speedup that is expected.
+    """The label of the case for the next search: the case without a search that falls furthest
+    below the expected speedup. None if every case reaches 97% of it.
 
     The expected speedup is the mean over the searched cases with the same binaries, weighted by
-    nearness. A case is behind by ln(expected / reached) times its weight. A case that shares its
-    binaries with no searched case goes first, since no kernel can serve it.
+    nearness. A case is behind by ln(expected / reached) times its weight. A case that shares no
+    binary with a searched case comes first, because no kernel can serve it.
     """
     best: tuple[float, str] | None = None
     for point in points:

@@ -1,4 +1,5 @@
-"""Measures champions on cases: the gate checks each cell, and it is timed beside the baseline."""
+"""Measures champions on cases: the gate checks each cell, which is then timed in alternation with
+the baseline."""
 
 from __future__ import annotations
 
@@ -43,9 +44,9 @@ def measure_cells(
     say: Callable[[str], None] = lambda text: None,
     open_executor: OpenExecutor = opened_executor,
 ) -> None:
-    """Measures every wanted cell that the matrix lacks, and keeps each as it is finished. Large
-    cases come first, since time limits follow from the first cells. A cell whose worker was lost is
-    tried anew the next time. Ends early when there is no time left."""
+    """Measures every requested cell that the matrix lacks, and stores each one when it is finished.
+    Large cases come first, because time limits follow from the first cells. A cell whose worker was
+    lost is tried again the next time. Ends early if no time is left."""
     missing = [
         (champion, case, job)
         for champion, case in sorted(wanted, key=_largest_first)
@@ -54,7 +55,7 @@ def measure_cells(
     ]
     if not missing or out_of_time():
         return
-    say(f"measuring {len(missing)} cells: champions on cases, in turn with the baseline")
+    say(f"measuring {len(missing)} cells: champions on cases, alternating with the baseline")
     first = wanted[0][0]
     with open_executor(first) as executor:
         cases = list({case.label: case for _, case, _ in missing}.values())
@@ -97,7 +98,7 @@ def _largest_first(cell: tuple[Champion, Case]) -> tuple[int, str]:
 def _baselines(
     matrix: Matrix, executor: LocalExecutor, champion: Champion, cases: Sequence[Case]
 ) -> dict[str, str]:
-    """The baseline of each case by its label, chosen once; "" where none runs on this device."""
+    """The baseline of each case by its label, chosen once; "" if none runs on this device."""
     document = champion.run.setup.document
     with matrix.store.trusting_facts():
         known = {str(k): str(v) for k, v in matrix.store.meta(_BASELINES, {}).items()}
@@ -135,16 +136,16 @@ class CellPlans:
         self._known: dict[Cell, CaseJob | None] = {}
 
     def job(self, champion: Champion, case: Case) -> CaseJob | None:
-        """The champion's launches on the case; None where it cannot run there, or where no check of
-        its confirmation is of the same binary."""
+        """The champion's launches on the case; None if it cannot run there, or if no check of its
+        confirmation used the same binary."""
         cell = cell_of(champion, case)
         if cell not in self._known:
             self._known[cell] = _planned(champion, case)
         return self._known[cell]
 
     def score(self, champion: Champion, case: Case, outcome: Outcome | None) -> Score | None:
-        """The champion's score on the case; None where it cannot run there. A cell without an
-        outcome was not measured: nothing may be served on its behalf."""
+        """The champion's score on the case; None if it cannot run there. A cell without an outcome
+        was not measured: nothing may be served on its behalf."""
         if self.job(champion, case) is None:
             return None
         if outcome is None or not outcome.ok:
@@ -175,9 +176,9 @@ def _planned(champion: Champion, case: Case) -> CaseJob | None:
 def extended_domain(
     domain: Domain, champion: Champion, passed: Sequence[Case], launched: Sequence[Region]
 ) -> Domain:
-    """The domain of a champion, which the cases that `passed` in the matrix extend, and the regions
-    in which it was `launched` at sizes one by one. A binary whose lengths the confirmation did not
-    execute beside one whose lengths it did, as a specialised one, stays without."""
+    """The domain of a champion, extended by the cases that `passed` in the matrix and by the
+    regions in which it was `launched` at sizes one by one. If confirmation executed lengths for
+    some binaries only (not for a specialised one, for example), the others still have none."""
     places = [champion.place(case) for case in passed]
     with_lengths = [region.fixed for region in domain.regions if region.executed is not None]
     regions = []

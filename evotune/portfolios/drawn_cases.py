@@ -1,9 +1,9 @@
 """Cases between the measured ones, on which a rule is tried before it is written.
 
-A region reaches from one measured case to the next. Between them a kernel may lose, most of all
-where a size is one more than a multiple of its tiles, so that the last tile computes one row. So
-cases are drawn all over a region, and those are tried on which a model of the kernel's speed
-(`predicted_lows`) cannot exclude a loss. A few are tried even where it is sure: it may know too
+A region reaches from one measured case to the next. Between them a kernel may lose, most of all if
+a size is one more than a multiple of its tiles, so that the last tile computes one row. So cases
+are drawn all over a region. Those for which a model of the kernel's speed (`predicted_lows`) cannot
+exclude a loss are tried. A few are tried even where the model is sure, because it may know too
 little.
 """
 
@@ -37,22 +37,22 @@ from evotune.space.specs import GivenCase
 from evotune.trial import Value
 
 _SURE = 1.02
-"""A case with a greater predicted speedup is not tried where others in the region were."""
+"""A case with a greater predicted speedup is not tried if others in the region were."""
 _DOUBTED = 0.98
 """A region ends before a case that was not tried and has a smaller predicted speedup."""
 _AT_ONCE = 3
-"""So many cases of a region are tried at once. The model knows their times before it is asked for
-the next ones."""
+"""The number of cases of a region that are tried together. The model knows their times before it
+chooses the next ones."""
 _APART = 0.2
-"""Cases that are tried at once differ in a size by at least so many doublings."""
+"""Cases that are tried together differ in a size by at least this many doublings."""
 _CANDIDATES = 600
 _TRIES = 3000
 _AROUND = 16.0
 """A size is drawn between a sixteenth of the measured one and sixteen times it."""
 _TILES = (192, 128, 1, 0)
-"""Sizes are one more than a multiple of so many rows, which are multiples of the usual
-tiles of 16, 32, 64, 96, 128 and 192; any size; 0: a multiple of the power of 2 that divides the
-measured size, since kernels may take no other ones."""
+"""Sizes are one more than a multiple of one of these, which are multiples of the usual tiles of 16,
+32, 64, 96, 128 and 192. 1: any size. 0: a multiple of the power of 2 that divides the measured
+size, because kernels may take no others."""
 _SMALLEST = 128
 _ALIGNED = 64
 _KEPT = frozenset({"heads", "kv_heads", "window_left", "window_right"})
@@ -63,8 +63,8 @@ CanRun = Callable[[int, Case], bool]
 class DrawnCases:
     """Draws cases in the regions of rules.
 
-    - `given`: the shapes of the listed cases, by label. The drawn ones have no more operations than
-      the largest of these. Numbers of heads and windows stay as they were measured.
+    - `given`: the shapes of the listed cases, by label. The drawn cases have at most as many
+      operations as the largest of these. Numbers of heads and windows are those that were measured.
     - `parallel`: the number of multiprocessors, or of a CPU's threads.
     """
 
@@ -82,7 +82,7 @@ class DrawnCases:
     def drawn(
         self, regions: Sequence[RuleRegion], tried: Sequence[Point], can_run: CanRun
     ) -> list[tuple[int, Case]]:
-        """Cases in the regions, each with the number of the region's kernel; none where others were
+        """Cases in the regions, each with the number of the region's kernel; none if others were
         tried and the model is sure.
 
         `tried`: the measured cases, those drawn before among them, with the scores of the kernels.
@@ -109,7 +109,7 @@ class DrawnCases:
         self, region: RuleRegion, tried: Sequence[Point], can_run: CanRun
     ) -> tuple[Point, float] | None:
         """The case of a region that its kernel loses worst, by the model, and the speedup there. It
-        was not tried. None where the model knows of no such case."""
+        was not tried. None if the model knows of no such case."""
         known = [point for point in tried if _teaches(point, region)]
         if region.exact or not region.cases or not known:
             return None
@@ -153,8 +153,8 @@ class DrawnCases:
                 yield cases[number]
 
     def _inside(self, region: RuleRegion) -> Mapping[str, tuple[Case, Point]]:
-        """The candidates of a region, drawn around its measured cases in turn. They are the same
-        for as long as a process works."""
+        """The candidates of a region, drawn around each of its measured cases alternately. They
+        stay the same within a process."""
         words = f"{region.kernel} {region.words}"
         if words not in self._candidates:
             rng = random.Random(f"drawn {self._seed} {region.words}")
@@ -207,8 +207,9 @@ def _around(problem: Problem, like: GivenCase, rng: random.Random) -> Iterator[C
 
 
 def _leader(name: str, sizes: Mapping[str, int]) -> str:
-    """The size that this one follows: of the queries' and the keys' that of the queries, unless
-    they are few and fewer than the keys. Any other size follows itself."""
+    """The size that determines this one when cases are drawn. For the numbers of queries and keys
+    it is the number of queries, unless there are few queries and fewer than keys. Any other size
+    determines itself."""
     queries, keys = f"{name[:-2]}_q", f"{name[:-2]}_k"
     if name not in (queries, keys) or queries not in sizes or keys not in sizes:
         return name
@@ -224,8 +225,8 @@ def _other_size(size: int, tile: int, ratio: float) -> int:
 
 
 _ROUNDS = 6
-"""So many times cases are drawn in a rule. Those of a round teach the model that chooses the next
-ones."""
+"""How many rounds of cases are drawn in a rule. The model that chooses the next round learns from
+the earlier ones."""
 _DRAWN = "drawn"
 """A fact: the symbols of all drawn cases, by label."""
 Measure = Callable[[Sequence[tuple[Champion, Case]]], None]
@@ -233,8 +234,8 @@ Measure = Callable[[Sequence[tuple[Champion, Case]]], None]
 
 class DrawnTrials:
     """Draws cases and has them measured. A process that resumes a portfolio makes the same draws
-    again, whose cells the matrix has: the model learns from the cells alone that this process asked
-    for. `cases`: those drawn by this process, by label."""
+    again, and the matrix has their cells: so the model learns only from cells that this process
+    requested. `cases`: those drawn by this process, by label."""
 
     def __init__(
         self,
@@ -286,7 +287,7 @@ class DrawnTrials:
         return len(asked - self._matrix.cells.keys())
 
     def doubts(self, champions: Sequence[Champion], tried: Sequence[Point]) -> Doubted:
-        """Where the champions are expected to lose. `tried`: all measured cases."""
+        """The cases in which the champions are expected to lose. `tried`: all measured cases."""
 
         def can_run(kernel: int, case: Case) -> bool:
             return self._plans.job(champions[kernel], case) is not None
@@ -299,7 +300,7 @@ class DrawnTrials:
         measure(wanted)
 
     def points(self, champions: Sequence[Champion]) -> list[Point]:
-        """The drawn cases that were asked for. A kernel that was not tried has no score there."""
+        """The drawn cases that were requested. A kernel that was not tried has no score there."""
         return self._points(champions, self.cases.values(), self._asked.__contains__)
 
     def all_points(self, champions: Sequence[Champion]) -> list[Point]:
@@ -338,12 +339,12 @@ _SPEED_MODEL_TILES = (64, 128, 192)
 #
 # A linear model with a penalty for large coefficients (ridge regression, Bishop, "Pattern
 # Recognition and Machine Learning", 3.3) of the logarithm of the speedup. Its terms are the
-# logarithms of the sizes, their products, and how well the sizes fill tiles; of dense attention
-# also how well its tiles fill waves of blocks. A kernel loses most where its last tile, or its last
+# logarithms of the sizes, their products, and how well the sizes fill tiles; for dense attention
+# also how well its tiles fill waves of blocks. A kernel loses most if its last tile, or its last
 # wave, is almost empty.
 _REACH = 1.5
-"""A measured case counts less the farther it lies from the asked ones: at so many doublings of a
-size, exp(-1/2)."""
+"""A measured case has less weight the farther it lies from the predicted ones: exp(-1/2) at this
+many doublings of a size."""
 _LEAST_WEIGHT = 0.02
 _PENALTY = 0.3
 """Of a coefficient whose term has a standard deviation of 1. That of the constant is 1e-6."""
@@ -361,10 +362,10 @@ Reals: TypeAlias = NDArray[np.float64]
 def predicted_lows(
     measured: Sequence[Point], kernel: int, asked: Sequence[Point], parallel: int
 ) -> Reals:
-    """The logarithms of the lower ends of the `kernel`'s speedups on the `asked` cases, less a
-    standard deviation of the model.
+    """The logarithms of the predicted lower ends of the `kernel`'s speedups on the `asked` cases,
+    minus a standard deviation of the model.
 
-    `measured`: cases of the same fixed values, where the kernel was measured and is right.
+    `measured`: cases with the same fixed values on which the kernel was measured and is right.
     `parallel`: the number of multiprocessors, each of which takes one block of attention at a time.
     """
     names = list(independent_features([*measured, *asked]))
@@ -401,7 +402,7 @@ def _terms(point: Point, names: Sequence[str], parallel: int) -> list[float]:
 
 
 def _filled(number: float) -> float:
-    """The log2 of the filled share of so many tiles, of which the last may be in part empty."""
+    """The log2 of the filled share of this many tiles; the last tile may be partly empty."""
     return math.log2(number / math.ceil(number))
 
 

@@ -1,4 +1,5 @@
-"""The measured cells of a portfolio, champions x cases, kept in its folder as a run keeps trials.
+"""The measured cells of a portfolio, champions x cases, stored in its folder as a run stores
+trials.
 
 RUNS/portfolio/matrix.sqlite   facts, and an outcome for each cell: checked and durable as a run's
 RUNS/portfolio/lock            held by the process that works on the portfolio
@@ -45,7 +46,7 @@ class Cell(NamedTuple):
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is a champion on a case, and no further check of a champion."""
+        """Whether it is a champion on a case, and not an additional check of a champion."""
         return not self.case.startswith((VARIANT, SIZES))
 
 
@@ -80,8 +81,8 @@ def matrix_path(runs_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def locked_matrix(runs_dir: Path, facts: Mapping[str, Json] | None) -> Iterator[Matrix]:
-    """The portfolio's matrix, for the only process that may work on it: RunLocked for another. A
-    new one with these facts where there is none; without facts, UsageError."""
+    """The portfolio's matrix, locked for this process; raises RunLocked in any other. If there is
+    none, creates one with these facts, or raises UsageError without facts."""
     path = matrix_path(runs_dir)
     if facts is None and not path.is_file():
         raise UsageError(f"{runs_dir} holds no portfolio")
@@ -108,7 +109,7 @@ def _cell(configuration: Configuration) -> Cell:
 
 
 BATCH_HEADS = "batch_heads"
-"""batch * heads: the number of attentions that a launch computes side by side."""
+"""batch * heads: the number of attentions that a launch computes in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ REFUSED = Score(0.0, 0.0, won=False)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A case. `scores` are by kernel; None where the kernel cannot run it at all, so that a package
+    """A case. `scores` are by kernel; None if the kernel cannot run it at all, so that a package
     never tries."""
 
     label: str
@@ -138,7 +139,7 @@ class Point:
     scores: tuple[Score | None, ...] = ()
 
     def gain(self, kernel: int) -> float:
-        """ln of the speedup over PyTorch that a package reaches with this kernel at hand."""
+        """ln of the speedup over PyTorch that a package reaches if it has this kernel."""
         score = self.scores[kernel]
         return math.log(score.speedup) if score is not None and score.won else 0.0
 
@@ -147,7 +148,7 @@ class Point:
 
 
 def point_of(problem: Problem, case: Case, weight: float = 1.0) -> Point:
-    """A case without scores. Its features are the sizes by which rules tell cases apart."""
+    """A case without scores. Its features are the sizes by which rules distinguish cases."""
     place = place_with_ratio(problem, case)
     ranged = place.ranged
     if isinstance(problem, Attention):
@@ -195,7 +196,7 @@ def independent_features(points: Sequence[Point]) -> Iterator[str]:
 class PortfolioRequest:
     """A user's wish.
 
-    - `most_kernels`: at most so many kernels are kept.
+    - `most_kernels`: the largest number of kernels to keep.
     - `held_out`: the share of the cases that judges the rule, and that no search sees.
     - `trials`: of all searches together; None: each has the space's own budget.
     - `minutes`: of the whole portfolio, over all times it was worked on.
@@ -221,8 +222,8 @@ def stored_request(
     minutes: float | None = None,
     command: tuple[str, ...] = (),
 ) -> PortfolioRequest:
-    """The request of the portfolio in a folder, with new totals where they are given. UsageError
-    where there is none."""
+    """The request of the portfolio in a folder, with new totals if they are given. Raises
+    UsageError if there is none."""
     with locked_matrix(runs_dir, None) as matrix, matrix.store.trusting_facts():
         asked = matrix.store.meta("request")
         cases = msgspec.convert(matrix.store.meta("cases"), list[GivenCase])

@@ -29,8 +29,8 @@ _MOST_BYTES = 1 << 28
 
 
 class PortfolioCase(msgspec.Struct, frozen=True):
-    """A case of the list. `baseline`: its name, "" where none could be timed. `searched`: the run
-    of its own search."""
+    """A case of the list. `baseline`: the baseline's name, "" if none could be timed. `searched`:
+    the run of the case's own search."""
 
     label: str
     given: GivenCase
@@ -71,10 +71,10 @@ class Portfolio(msgspec.Struct, frozen=True):
     - `alone`: the number of regions of single cases; they come first in `rule`.
     - `cuts`: parts of the rule that held-out and drawn cases showed to lose; they are not in
       `rule`.
-    - `figures`: of the rule on the whole list (`listed`). Of the rule without its single cases on
-      the cases that it was made of (`seen`), on the held-out cases (`held_out`), on cases drawn
-      between the measured ones (`drawn`), and on the latter two before parts were cut out
-      (`held_out_before`, `drawn_before`).
+    - `figures`: the rule's figures on the whole list (`listed`). Without its regions of single
+      cases: on the cases from which it was made (`seen`), on the held-out cases (`held_out`), on
+      cases drawn between the measured ones (`drawn`), and on the latter two before parts were cut
+      out (`held_out_before`, `drawn_before`).
     - `of_own`: the geometric mean, over the searched cases, of speedup / own champion's speedup.
     - `unmeasured`: the number of cells without an outcome.
     """
@@ -99,7 +99,7 @@ class Portfolio(msgspec.Struct, frozen=True):
 
 
 def write_portfolio(runs_dir: Path, matrix: Matrix, found: Portfolio, text: str) -> None:
-    """Writes the file, and the `text` for people beside it, each whole or not at all."""
+    """Writes the file, and the readable `text` next to it, each completely or not at all."""
     content = to_json(found)
     try:
         _write(runs_dir / TEXT, text.encode())
@@ -135,9 +135,9 @@ def portfolio_folder(named: Path) -> Path | None:
 def read_portfolio(
     runs_dir: Path,
 ) -> tuple[Portfolio, Mapping[Cell, Measurement], Sequence[tuple[Cell, Outcome]]]:
-    """The result, the figures of the cells that were timed, and the outcomes of the further checks
-    of champions: on other variants, and at served sizes. UsageError for a portfolio that is not
-    finished, StoreError for a file that was changed."""
+    """The result, the figures of the cells that were timed, and the outcomes of the additional
+    checks of champions: on other variants, and at served sizes. Raises UsageError for a portfolio
+    that is not finished, StoreError for a file that was changed."""
     path = runs_dir / FILE
     try:
         content = read_regular(path, _MOST_BYTES)
@@ -198,7 +198,7 @@ Rows = list[tuple[str, ...]]
 
 
 def rule_rows(found: Portfolio) -> Rows:
-    """The regions in their order; all other cases are PyTorch's."""
+    """The regions in their order, as rows of a table; PyTorch serves all other cases."""
     rows: Rows = [
         (
             str(place),
@@ -238,7 +238,7 @@ def figure_rows(found: Portfolio) -> Rows:
 
 
 def group_words(found: Portfolio, name: str, words: str) -> str:
-    """Which cases, and by which part of the rule where single cases come before it."""
+    """Which cases, and by which part of the rule, if single cases come before it."""
     is_whole = name == "listed" or name.endswith("before")
     return words if is_whole or not found.alone else f"{words}; without single cases"
 

@@ -49,8 +49,8 @@ class RuleRegion(msgspec.Struct, frozen=True):
 
     - `fixed`: values that each of them has. `ranges`: the least and the greatest value of
       quantities.
-    - `shown`: the quantities that tell the regions of this rule apart; the others are the kernel's
-      domain.
+    - `shown`: the quantities that distinguish the regions of this rule; the others only state the
+      kernel's domain.
     - `speedup_low`: the least lower end of the intervals of `cases`, which were measured.
     """
 
@@ -96,7 +96,7 @@ def kernel_at(regions: Sequence[RuleRegion], point: Point) -> int | None:
         (
             region.kernel
             for region in regions
-            # A package goes on where the kernel cannot run the case.
+            # If the kernel cannot run the case, a package tries the next region.
             if region.holds(point) and point.scores[region.kernel] is not None
         ),
         None,
@@ -125,8 +125,8 @@ def regions_of(
 
 
 def _twins(points: Sequence[Point]) -> dict[str, str]:
-    """For each feature the first one that equals it in every case of the rule; most often that is
-    the feature itself."""
+    """For each feature the first feature that equals it in every case of the rule, usually the
+    feature itself."""
     features = tuple(points[0].features) if points else ()
     return {
         name: next(
@@ -157,12 +157,12 @@ def _points(leaf: Leaf, kernel: int, domain: Region) -> Iterator[RuleRegion]:
 
 
 def single_case(point: Point, kernel: int, domain: Region, low: float) -> RuleRegion:
-    """The region of one measured case, whose interval of the speedup begins at `low`."""
+    """The region of one measured case whose speedup has the lower bound `low`."""
     is_attention = BATCH_HEADS in point.features
     free = _ANY if is_attention else ()
     sizes = {name: (v, v) for name, v in point.place.ranged.items() if name not in free}
     shown = [name for name in point.features if name in sizes]
-    if is_attention:  # all that tells it from others of as many heads in all
+    if is_attention:  # all that distinguishes it from others with the same total number of heads
         shown = ["batch", "heads", *(["group"] if sizes["group"] != (1, 1) else []), *shown]
         shown += [name for name in _WINDOWS if name in sizes]
     if _have_equal_lengths([point]):
@@ -174,9 +174,9 @@ def single_case(point: Point, kernel: int, domain: Region, low: float) -> RuleRe
 def _around(
     leaf: Leaf, kernel: int, domain: Region, twins: Mapping[str, str]
 ) -> Iterator[RuleRegion]:
-    """The cases between the won ones, up to the borders of the leaf, or a tenth beyond the won
-    cases where there is no border. Ratios of sizes are as they were measured. A feature that has a
-    twin gets the ends of that one."""
+    """The cases between the won ones, up to the borders of the leaf, or to a tenth beyond the won
+    cases if there is no border. Ratios of sizes are those that were measured. A feature with a twin
+    gets the twin's ends."""
     won = _won(leaf, kernel, domain)
     if not won:
         return
@@ -219,7 +219,7 @@ def _have_equal_lengths(points: Sequence[Point]) -> bool:
 
 def cut(region: RuleRegion, lost: Point, measured: Sequence[Point]) -> RuleRegion | None:
     """The region without the `lost` case: it ends before that, in the feature where it keeps most
-    of its measured cases. None where it keeps none."""
+    of its measured cases. None if it keeps none."""
     own = [point for point in measured if point.label in region.cases]
     best: tuple[float, RuleRegion] | None = None
     for name in region.shown:
@@ -253,7 +253,7 @@ def _between(low: int | float, high: int | float) -> int:
 
 
 _UNIT = 1e-9
-"""Of gains: so much of the ln of the mean speedup."""
+"""The unit of gains, in ln of the mean speedup."""
 _LEAF = round(0.0015 / _UNIT)
 """The price of a leaf with a kernel."""
 
@@ -285,7 +285,7 @@ def learnt_leaves(points: Sequence[Point], kernels: Sequence[int]) -> list[Leaf]
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """`total`: the sum of all weights, of which gains are shares."""
+    """`total`: the sum of all weights; gains are shares of it."""
 
     kernels: tuple[int, ...]
     features: tuple[str, ...]
@@ -318,7 +318,7 @@ class _Learner:
         )
 
     def _may_gain(self, points: Sequence[Point]) -> bool:
-        """Whether some tree could be worth its price."""
+        """Whether some tree could be worth its penalty."""
         best = [max(self._gain(point, kernel) for kernel in self.kernels) for point in points]
         return sum(best) > _LEAF
 
@@ -357,7 +357,7 @@ def _is_lost(point: Point, kernel: int) -> bool:
 # of a box is a leaf, or a split with the best trees of the two smaller boxes. All boxes of the same
 # extent are computed at once. All numbers are integers, so that sums are exact.
 _MOST_BOXES = 20_000
-"""A grid has at most about so many boxes."""
+"""The approximate maximum number of boxes of a grid."""
 _NEVER = -(1 << 40)
 """The gain of a leaf that may not be."""
 
@@ -446,14 +446,14 @@ class Grid:
         self._best: dict[_Numbers, _Best] = {}
 
     def best_tree(self) -> Tree:
-        """Of equal trees the smallest one, then one that begins with the most even split."""
+        """In a tie the smallest tree, then the one that begins with the most even split."""
         # The parts of a box come before it in this order.
         for extent in itertools.product(*(range(1, cells + 1) for cells in self._whole[1])):
             self._best[extent] = self._of(extent)
         return self._tree(self._whole)
 
     def halved(self) -> Tree:
-        """The most even split, into leaves of PyTorch. ValueError where there is no border."""
+        """The most even split, into leaves of PyTorch. Raises ValueError if there is no border."""
         halves = [
             (split, [self._inside(half) for half in split.halves(*self._whole)])
             for split in _splits(self._whole[1])
@@ -529,7 +529,8 @@ def _block(start: _Numbers, counts: _Numbers) -> tuple[slice, ...]:
 
 
 def _borders_each(features: int) -> int:
-    """How many borders each feature may have, so that the grid has no more than its boxes."""
+    """How many borders each feature may have so that the grid does not exceed its number of
+    boxes."""
     borders = 1
     while features and ((borders + 2) * (borders + 3) / 2) ** features <= _MOST_BOXES:
         borders += 1
@@ -570,7 +571,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """How a rule serves cases; speedups are against PyTorch, which is 1 where it serves the case.
+    """How a rule serves cases. Speedups are over PyTorch; a case that PyTorch serves counts as 1.
 
     - `mean`: the weighted geometric mean of speedups. `of_best`: that of speedup / the speedup of
       the best champion measured there.
@@ -587,8 +588,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def held_out_labels(points: Sequence[Point], share: float, seed: int) -> set[str]:
-    """The share of the cases that judges the rule. A case that is alone with its fixed values stays
-    in the search. Groups that are too small for a case of their own share their cases."""
+    """The cases that are held out to judge the rule. A case that is alone with its fixed values
+    stays in the search. Groups too small to hold out one case each are pooled."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(repr(sorted(point.place.fixed.items())), []).append(point)

@@ -109,13 +109,13 @@ def finished_portfolio(
     unmeasured: int,
     say: Callable[[str], None],
 ) -> Portfolio:
-    """The portfolio whose rule has these `regions`, of which the cuts have `left` so much, as far
-    as its kernels were executed there. Before them come cases of the list that these serve badly,
-    each alone.
+    """The portfolio whose rule has these `regions`, reduced by the cuts to what is `left`, and to
+    the sizes at which their kernels were executed. Single regions for cases of the list that these
+    serve badly come first.
 
-    `seen`: the cases that the rule is made of. `held_out`, `drawn`: the cases that judge it.
-    `listed`: all of the list. All have the scores of the champions. `given`, `cases`, `searched`
-    (the run of its own search): by label.
+    `seen`: the cases from which the rule is made. `held_out`, `drawn`: the cases on which it is
+    judged. `listed`: all cases of the list. All have the champions' scores. `given`, `cases`,
+    `searched` (the run of a case's own search): by label.
     """
     for each in cuts:
         say(f"cut: {each.words}")
@@ -219,11 +219,11 @@ def _of_own(
 
 # Regions that hold one case of the list each.
 #
-# A region ends where a case between the measured ones was lost. That leaves some won cases of the
-# list to PyTorch, and others to a slower kernel. But a program has these cases, and each kernel was
+# A region ends before a lost case between the measured ones. That leaves some won cases of the list
+# to PyTorch, and others to a slower kernel. But a program has these cases, and each kernel was
 # measured on them. So the best kernel serves such a case, and no case near it.
 MOST: Final = 16
-"""At most so many regions, and the greatest gains first, since people read the rule."""
+"""The maximum number of regions, the greatest gains first, because people read the rule."""
 
 
 class _Gain(NamedTuple):
@@ -269,20 +269,20 @@ def _gain(
 
 
 def _speedup(score: Score | None) -> float:
-    """Against PyTorch, which serves where the gate refused the kernel."""
+    """Over PyTorch, which serves the case if the gate refused the kernel."""
     return score.speedup if score is not None and score.speedup > 0.0 else 1.0
 
 
 _MOST_CASES = 8
-"""As long as single runs take for the served sizes of so many cases, the launches may take."""
+"""The launches may take as long as single runs take for the served sizes of this many cases."""
 _R = TypeVar("_R", RuleRegion, Region)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeLaunches:
-    """Launches of a champion at the sizes of these regions, which share all fixed values. `cases`
-    lie there, and the champion was right on them. What the champion's confirmations executed is in
-    the regions."""
+    """Launches of a champion at the sizes of these regions, which share all fixed values. The
+    champion was right on `cases`, which lie in the regions. The regions also contain what the
+    champion's confirmations executed."""
 
     champion: Champion
     cases: Sequence[Case]
@@ -366,9 +366,9 @@ def launch(
     elapsed_s: Callable[[], float],
     open_executor: OpenExecutor,
 ) -> Outcome | None:
-    """Makes the launches and keeps their outcome; None where the kernel takes none of the sizes.
-    They end at `until_s` on the monotonic clock, or after as long as runs of the cases would take:
-    8 s for each case, and 64 s in all."""
+    """Makes the launches and stores their outcome; None if the kernel can compute none of the
+    sizes. They end at `until_s` on the monotonic clock, or after as long as runs of the cases would
+    take: 8 s for each case, and 64 s in all."""
     champion = launches.champion
     proposal = champion.run.planner.served_proposal(
         champion.number, champion.configuration, launches.cases, launches.regions
@@ -385,7 +385,7 @@ def launch(
 
 
 def launched_regions(matrix: Matrix, champion: Champion) -> list[Region]:
-    """The regions in which the champion was launched at served sizes, whatever rule asked."""
+    """The regions in which the champion was launched at served sizes, for any rule."""
     return [
         region
         for cell, outcome in matrix.cells.items()
@@ -407,11 +407,11 @@ def refused_variants(matrix: Matrix) -> set[Cell]:
     return found
 
 
-# Ends the regions of a rule where its kernels were executed.
+# Limits the regions of a rule to sizes at which its kernels were executed.
 #
-# Between measured cases a kernel may be wrong at one length, or where two sizes meet. A region
-# holds no length that was not executed, and no two sizes that were not executed together, by bands.
-# The champion's domain says which were.
+# Between measured cases a kernel may be wrong at one length, or for a pair of sizes. A region holds
+# no length that was not executed, and no two sizes that were not executed together, by bands. The
+# champion's domain says which were.
 def executed_rule(
     rule: Sequence[RuleRegion], points: Sequence[Point], domains: Mapping[int, Domain]
 ) -> list[RuleRegion]:
@@ -475,9 +475,9 @@ def _within(ranges: Ranges, points: Sequence[Point], known: Region) -> Ranges | 
 
 # Confirms kernels on variants that their own runs did not tune.
 #
-# A run's confirmation tests edge shapes of all masks, and random shapes of the tuned one alone. A
-# rule may give a kernel cases of the other mask: before it does, the kernel passes a confirmation
-# there as well. Its outcome is kept in the matrix, beside the cells.
+# A run's confirmation tests edge shapes of all masks, and random shapes of the tuned mask only. A
+# rule may give a kernel cases of the other mask: before that, the kernel must pass a confirmation
+# with it. The matrix stores the outcome together with the cells.
 def variant_cell(champion: Champion, fixed: Mapping[str, Value]) -> Cell:
     return Cell(f"{VARIANT}{json.dumps(dict(fixed), sort_keys=True)}", *champion.key)
 
@@ -540,7 +540,7 @@ def confirm_variant(
 
 
 def confirmed_domain(matrix: Matrix, champion: Champion) -> Domain:
-    """The champion's domain, where random shapes were tested: of its own confirmation and of those
+    """The champion's domain in which random shapes were tested, from its own confirmation and those
     on other variants."""
     regions = [region for region in champion.domain.regions if is_tuned(champion, region.fixed)]
     for region in champion.domain.regions:

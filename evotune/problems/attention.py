@@ -56,7 +56,7 @@ OPTIONAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _EDGE_LAYOUTS = ("blhd", "mixed", "packed_qkv", "mixed", layouts.DEFAULT)
 _RANDOM_LAYOUTS = (*layouts.LAYOUTS, "mixed")
 _FAR_EVERY = 4
-"""Of so many random shapes one is followed by a far one, until all were."""
+"""After this many random shapes comes a far one, until there are no more."""
 _LONG = 1200  # from this length on, one key hardly shows on normal inputs
 
 
@@ -193,7 +193,7 @@ class Attention:
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """`random_shapes` for each group of cases with the same kept symbols, in turn."""
+        """`random_shapes`, alternating over the groups of cases with the same kept symbols."""
         rng, of_layouts = random.Random(seed), random.Random(f"layouts {seed}")
         of_features = random.Random(f"features {seed}")
         longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
@@ -240,7 +240,8 @@ class Attention:
         return drawn_once(key_of("attention", seed, longest, causal, scale, sizes, *own), draw)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One kind, in turn; for a long case the needle, since other kinds hardly show one key."""
+        """One kind, alternating; for a long case the needle, because other kinds hardly reveal one
+        key."""
         longest = max(int(case.symbols[name]) for name in ("seq_len_q", "seq_len_k"))
         if longest > _LONG:
             return ("needle",)
@@ -264,7 +265,7 @@ class Attention:
         masks = {bool(case.symbols["causal"]) for case in tuned}
         causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
         if causal is None:
-            raise ValueError("the cases differ in causal: say causal=True or causal=False")
+            raise ValueError("the cases differ in causal: pass causal=True or causal=False")
         sizes |= {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         sizes |= {"seq_len_q": seq_len_q, "seq_len_k": seq_len_k}
         others = {name: value for name, value in options.items() if name != "causal"}
@@ -375,7 +376,7 @@ def _sizes(shape: Mapping[str, Value]) -> dict[str, int]:
             raise WrongSymbol(message, name)
         sizes[name] = value
     if {"seq_len", "seq_len_q", "seq_len_k"} <= sizes.keys():
-        message = "seq_len sets both lengths: leave it out beside seq_len_q and seq_len_k"
+        message = "seq_len sets both lengths: omit it if the shape has seq_len_q or seq_len_k"
         raise WrongSymbol(message, "seq_len")
     seq_len = sizes.pop("seq_len", None)
     for name in ("seq_len_q", "seq_len_k"):
@@ -433,7 +434,7 @@ Heads: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
 def heads_touched(sizes: Mapping[str, int], touched: Sequence[tuple[str, int, int]]) -> Heads:
-    """The heads that depend on these elements (see `HasParts.parts`); none where they are more than
+    """The heads that depend on these elements (see `HasParts.parts`); none if they are more than
     half of all heads."""
     found: dict[tuple[int, int], None] = {}
     for name, first, count in touched:
@@ -448,7 +449,8 @@ def heads_touched(sizes: Mapping[str, int], touched: Sequence[tuple[str, int, in
 def heads_as_batch(
     sizes: Mapping[str, int], heads: Heads
 ) -> tuple[dict[str, Value], Mapping[str, Sequence[Index]]]:
-    """The sizes of a case whose batch is these heads, and where they lie in each tensor."""
+    """The sizes of a case whose batch consists of these heads, and the heads' place in each
+    tensor."""
     group = sizes["heads"] // sizes["kv_heads"]
     found: dict[str, Value] = {"batch": len(heads), "heads": group, "kv_heads": 1}
     found |= {name: sizes[name] for name in ("seq_len_q", "seq_len_k")}

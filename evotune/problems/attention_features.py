@@ -1,4 +1,4 @@
-"""The features of attention beside scale, mask and layout, as symbols of a case.
+"""The features of attention other than scale, mask and layout, as symbols of a case.
 
     alignment      top_left (row i's own key is i, as in SDPA) or bottom_right (i + seq_len_k -
                    seq_len_q, as chunks of a prefill and speculated tokens need it). Causal masks,
@@ -43,8 +43,8 @@ _MOST_EDGE_SCORES = 1 << 22
 
 
 def unsaid_alignment(told: Mapping[str, Value], case: Case) -> str:
-    """A line where a causal case has fewer queries than keys, and `told` lacks the alignment; ""
-    elsewhere. Users of SDPA and of FlashAttention expect different ones there."""
+    """A line of advice if a causal case has fewer queries than keys and `told` lacks the alignment,
+    else "". Users of SDPA and of FlashAttention expect different alignments there."""
     late = int(case.symbols["seq_len_k"]) - int(case.symbols["seq_len_q"])
     if "alignment" in told or not case.symbols["causal"] or late <= 0:
         return ""
@@ -57,7 +57,7 @@ def unsaid_alignment(told: Mapping[str, Value], case: Case) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The features of a case. A window of -1 has no end; a softcap of 0 is none."""
+    """The features of a case. A window of -1 is unlimited; a softcap of 0 means none."""
 
     bottom_right: bool = False
     window_left: int = -1
@@ -70,7 +70,7 @@ class Features:
 
     @classmethod
     def given(cls, told: Mapping[str, Value], *, causal: bool) -> Features:
-        """`told`: the values of some of `KEYS`. WrongSymbol for the first that makes no sense."""
+        """`told`: the values of some of `KEYS`. Raises WrongSymbol for the first invalid one."""
         alignment = told.get("alignment", ALIGNMENTS[0])
         if alignment not in ALIGNMENTS:
             known = " or ".join(ALIGNMENTS)
@@ -155,7 +155,7 @@ class Features:
         )
 
     def formulas(self) -> dict[str, tuple[str, str]]:
-        """`score_mod` as a macro, without a text where there is none."""
+        """`score_mod` as a macro. The macro is empty if the case has no score modification."""
         return {"score_mod": (MACRO, macro(self.score_mod) if self.score_mod else "")}
 
     def known_by(self) -> dict[str, frozenset[str]]:
@@ -165,13 +165,13 @@ class Features:
         return {name: frozenset(others.get(name, {name})) for name in self.told()}
 
     def scalars(self) -> tuple[str, ...]:
-        """The features that are numbers, of which tests may have others."""
+        """The features that are numbers; tests may use other values."""
         told = self.told()
         return tuple(n for n in ("window_left", "window_right", "softcap") if n in told)
 
     def kept(self) -> dict[str, Value]:
         """The features that every test of a case has, as symbols of its domain. `given` names the
-        numbers, of which a domain has ranges."""
+        numbers, for which a domain has ranges."""
         used: dict[str, Value] = {
             name: getattr(self, name)
             for name in ("bottom_right", "alibi", "score_mod", "sinks", "lse")
@@ -268,7 +268,7 @@ def drawn(
 
 
 def changed(features: Features, told: Mapping[str, Value], kept: Collection[str]) -> Features:
-    """The features with other numbers, where those are not kept."""
+    """The features with other numbers, unless these are kept."""
     numbers: dict[str, Any] = {
         name: told[name] for name in features.scalars() if name in told and name not in kept
     }
@@ -290,9 +290,9 @@ _LONGEST = 100_000  # characters of the text in C++, which repeats operands of m
 
 
 class Text(NamedTuple):
-    """C++ text, and its type: int, float or bool. `most`: the largest magnitude of an int. Where
-    that needs 64 bits, the text is a long long, since PyTorch's integers have 64 bits as well.
-    `in_float`: the text of an int as a float, where that is less work than its conversion.
+    """C++ text, and its type: int, float or bool. `most`: the largest magnitude of an int. If that
+    needs 64 bits, the text is a long long, because PyTorch's integers have 64 bits too. `in_float`:
+    the text of an int as a float, if that is cheaper than converting it.
 
     A kernel may have an object in the place of an int that C++ converts to one. A unary + does so
     in the text, and a product with 1.0f asks for a float (kernels/attention/parts/key_place.cuh).
@@ -306,7 +306,7 @@ class Text(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def parsed(text: str) -> Node:
-    """The tree. WrongSymbol for text that is no such expression."""
+    """The tree. Raises WrongSymbol for text that is no such expression."""
     try:
         node = parse_expression(text, Position()).node
     except SpaceError as error:
@@ -367,7 +367,7 @@ def _divides_integers(node: Operation, parts: list[Text]) -> bool:
 
 def _as_a_sum(node: Node, whole: str) -> Text | None:  # noqa: PLR0911
     """`score + change if condition else score` as score + (1 or 0) * change: a kernel chooses the
-    factor once for a row, not for each score. Only where the condition knows neither score nor
+    factor once for a row, not for each score. Only if the condition depends on neither score nor
     key, and the change is a small factor times integers, which is finite. None for other nodes."""
     if not (isinstance(node, Operation) and node.operator == "if"):
         return None
@@ -399,7 +399,7 @@ def _names(node: Node) -> set[str]:
 
 
 def _mixed(operator: str, parts: list[Text]) -> str:
-    """Why the operands are not of the kinds that the operator takes; "" where they are."""
+    """Why the operands are not of the kinds that the operator takes; "" if they are."""
     truths = [part.kind == "bool" for part in parts]
     if operator == "if" and truths[1] != truths[2]:
         return "the two sides of an if are a number and a condition"
@@ -469,7 +469,8 @@ def _division(operator: str, a: str, b: str, most: list[int]) -> Text:
 
 
 def _extreme(sign: str, texts: list[str], floats: bool) -> str:
-    """The one that compares so with all others. By pairs, since each level doubles the text."""
+    """The minimum or maximum. It compares in pairs, because each level of nesting doubles the
+    text."""
     while len(texts) > 1:
         pairs = [texts[i : i + 2] for i in range(0, len(texts), 2)]
         texts = [_one_of(pair[0], pair[1], sign, floats) if pair[1:] else pair[0] for pair in pairs]

@@ -1,4 +1,4 @@
-"""Scores of attention as features change them, and how far a right kernel's may be off.
+"""Attention scores as features change them, and the tolerance of a kernel's scores.
 
 Scores have the dimensions (batch, kv_heads, heads a group, rows, keys).
 """
@@ -55,7 +55,7 @@ class Scores:
         return (last - first + 1).clamp(min=0)
 
     def hidden(self, rows: slice) -> torch.Tensor | None:
-        """A mask (rows, keys) of the keys that a row does not see; None where none is hidden."""
+        """A mask (rows, keys) of the keys that a row does not see; None if none is hidden."""
         keys = int(self.case.symbols["seq_len_k"])
         if not (self.features.has_window or self.case.symbols["causal"]):
             return None
@@ -130,7 +130,7 @@ class Scores:
         exponentials (..., rows, 1), the sink included.
 
         The weights of a row and of its sink add up to 1. In a row that sees no key they are 0.
-        Without features the logarithms are zeros, since nobody reads them.
+        Without features the logarithms are zeros, because nothing reads them.
         """
         if not self.features.any:  # nobody asks for the logarithms
             return torch.softmax(scores, dim=-1), torch.zeros_like(scores[..., :1])
@@ -142,8 +142,8 @@ class Scores:
 
     def highest(self, scores: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Two tensors (..., rows, 1): the magnitude of each row's highest score, and the weight of
-        its sink. The sink counts as a score. The magnitude is 0 in a row that sees nothing; the
-        weight is 0 without a sink."""
+        its sink. The sink counts as a score. In a row that sees no key the magnitude is 0. Without
+        a sink the weight is 0."""
         top = scores.amax(-1, keepdim=True)
         weight = torch.zeros_like(top)
         sink = self.sink(scores.dtype)
@@ -211,8 +211,7 @@ _FEW_OF_EXPRESSIONS = 3.0
 # its operands' errors on, to first order, and adds a unit of its result; divisions add a few. Where
 # a comparison may come out either way, the errors reach from one branch to the other.
 Rounded: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Values, and the most that each may be off. Of a truth value the latter is 1 where it may be
-wrong."""
+"""Values, and the largest error of each. For a truth value the error is 1 if it may be wrong."""
 
 _COMPARE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "<": torch.lt,
@@ -292,7 +291,7 @@ def _arithmetic(operator: str, parts: list[Rounded]) -> Rounded:
 # No operation here makes a tensor from the CPU's data, so calls that use it can be captured into a
 # CUDA graph and compiled. `attention_scores.py` has the value with its error.
 def modified_scores(node: Node, names: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The value of the tree for tensors `names`, of which "score" has the whole shape."""
+    """The value of the tree for tensors `names`; "score" has the whole shape."""
     score = names["score"]
     value = value_of(node, names)
     if not isinstance(value, torch.Tensor):
@@ -301,7 +300,7 @@ def modified_scores(node: Node, names: Mapping[str, torch.Tensor]) -> torch.Tens
 
 
 def value_of(node: Node, names: Mapping[str, torch.Tensor]) -> Any:
-    """A tensor, or a number where the tree has no names."""
+    """A tensor, or a number if the tree has no names."""
     if isinstance(node, Literal):
         return node.value
     if isinstance(node, Name):

@@ -1,4 +1,4 @@
-"""Shapes that attention is checked on beside the shapes of a space.
+"""Shapes on which attention is checked in addition to the shapes of a space.
 
 A shape here has no head size, since a binary is made for one head size; `scale` is the softmax's.
 """
@@ -48,7 +48,7 @@ _MOST_OWN = 10
 _LARGE_EVERY = 3
 _OTHER_SCALES = (0.3, 0.6)  # 0.6 only if 0.3 is near the usual scale
 _REDUCED = ("batch", "kv_heads", "group", "seq_len_k", "seq_len_q")
-"""The sizes in the order in which they are reduced, where a shape is too large."""
+"""The sizes in the order in which they are reduced if a shape is too large."""
 
 
 def edge_shapes(*, causal: bool, usual_scale: float, kept: Mapping[str, int]) -> tuple[Shape, ...]:
@@ -109,7 +109,7 @@ def random_shapes(
 def far_shapes(
     rng: random.Random, layouts: Sequence[str], kept: Mapping[str, int]
 ) -> Iterator[tuple[Shape, str]]:
-    """Small shapes of two batches, and of two heads, for each of these layouts."""
+    """Small shapes with two batches, and with two heads, for each of these layouts."""
     for layout in rng.sample(layouts, len(layouts)):
         for batch, heads in ((2, 1), (1, 2)):
             lengths = {name: rng.randint(20, 90) for name in ("seq_len_q", "seq_len_k")}
@@ -141,10 +141,10 @@ class _Fitting:
         self._floor *= kept.get("heads", kept.get("kv_heads", 1))
 
     def settled(self, sizes: Sizes, asked: Collection[str], cost: int) -> Sizes | None:
-        """The sizes with the kept ones, and with those not asked for reduced until the shape is
-        within `cost` times the usual limit; None if it cannot be.
+        """The sizes with the kept ones. Those that were not requested are reduced until the shape
+        is within `cost` times the usual limit; None if that is impossible.
 
-        A causal mask hides the keys behind a query: keys that are asked for get as many rows.
+        A causal mask hides the keys after a query, so requested keys get as many rows.
         """
         found, bound = dict(sizes), {*asked, *self._kept}
         queries, keys = ("seq_len_q" in bound), ("seq_len_k" in bound)
@@ -165,7 +165,8 @@ class _Fitting:
         return found if self._over(found, cost) <= 1 else None
 
     def special(self, sizes: Sizes, most_scores: int, fixed: Collection[str]) -> Sizes | None:
-        """The sizes with the kept ones, reduced to so many scores but for those that are fixed."""
+        """The sizes with the kept ones, reduced to this many scores, except for those that are
+        fixed."""
         found = self._keeping(sizes, fixed)
         bound = {*fixed, *self._kept, *(("kv_heads", "group") if "heads" in self._kept else ())}
         rows = () if self._causal else ("seq_len_q",)
@@ -190,7 +191,7 @@ class _Fitting:
         return found
 
     def _over(self, sizes: Sizes, cost: int) -> float:
-        """How many times the shape is too large; at most 1 where it is not."""
+        """By what factor the shape is too large; at most 1 if it is not."""
         most = max(cost * _ORDINARY_SCORES * (2 if self._causal else 1), self._floor)
         rows = sizes["group"] * sizes["seq_len_q"] + sizes["seq_len_k"]
         rows *= sizes["batch"] * sizes["kv_heads"]
@@ -231,7 +232,7 @@ def _seen(keys: SizeClass) -> SizeClass:
 
 
 def _heads_and_lengths(kv_heads: int, group: int, low: int, high: int, *, cost: int) -> SizeClass:
-    """So many key heads at least and groups of so many, with rows and keys of at least `low`."""
+    """At least this many key heads and groups of this size, with at least `low` rows and keys."""
 
     def holds(sizes: Mapping[str, int]) -> bool:
         long = min(sizes["seq_len_q"], sizes["seq_len_k"]) >= low
@@ -357,8 +358,8 @@ def _large(rng: random.Random, longest: int, causal: bool) -> list[_Special]:
     - Of keys and queries well beyond the longest length, one number is odd and the other is round.
     - Rows (over batches, heads and length, of queries or of keys): past 16 bits.
 
-    A causal mask hides the keys behind a query. So with one, many keys come with as many queries,
-    and no number of keys is past 16 bits.
+    A causal mask hides the keys after a query. So with a causal mask many keys come with as many
+    queries, and the number of keys fits in 16 bits.
     """
 
     def drawn(batch: int, heads: int, queries: int, keys: int) -> _Special:
@@ -406,7 +407,7 @@ FAR = tuple(f"far_{tensor}" for tensor in TENSORS)
 2^31 elements apart."""
 DIMENSIONS = ("batch", "head", "row")
 _GAP = 8
-"""Gaps of `mixed` are multiples of so many elements: rows stay aligned to 16 bytes."""
+"""Gaps of `mixed` are multiples of this many elements, so that rows stay aligned to 16 bytes."""
 
 Strides = tuple[int, int, int]
 """From one batch, head and row to the next."""

@@ -33,7 +33,7 @@ _Call = TypeVar("_Call")
 _SCORES_PER_TILE = 1 << 25  # 256 MiB in float64, whatever the batch
 _UNIT = 2.0**-24  # of float32: the largest error of one rounding, relative to the result
 _MANY = 3.0
-"""Standard deviations of a sum's rounding errors, where each is about 0.4 units."""
+"""Standard deviations of a sum's rounding errors; each is about 0.4 units."""
 _FEW = 8.0
 """Errors of exponentials, products and quotients, in units in the last place."""
 _LOST = 4 * _UNIT
@@ -76,9 +76,9 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     with the weights p of a row, whose sum is 1, the limit adds up:
 
     - The sums over the keys: sqrt(n) units of sqrt(sum p v^2), which is at least sum p |v|.
-    - Dependent errors: weights of less than a few units, which a sum of weights near 1 may lose,
-      times |out|. A sum of weighted values loses them times the largest |v| at most, and a unit of
-      its own size a key at most. And a few units of the largest |v|, for a running mean.
+    - Dependent errors. A sum of weights near 1 may lose weights of less than a few units, times
+      |out|. A sum of weighted values loses at most those weights times the largest |v|, and at most
+      a unit of its own size per key. A running mean adds a few units of the largest |v|.
     - The scores: an error e of a score is a relative error of its weight. The common part of a
       row's errors cancels out; by Cauchy and Schwarz the rest changes out by
       sqrt(sum p e^2) sqrt(sum p (v - out)^2) at most.
@@ -149,8 +149,8 @@ def _scale(case: Case) -> float:
 
 
 def _grouped(of_queries: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The tensor with the heads of a group as further rows for the same keys, which thus need no
-    copies."""
+    """The tensor with the heads of a group as additional rows for the same keys, so the keys need
+    no copies."""
     batch, _, queries, head_dim = of_queries.shape
     return of_queries.reshape(batch, k.shape[1], -1, queries, head_dim)
 
@@ -162,7 +162,7 @@ def _tiles(q: torch.Tensor, k: torch.Tensor) -> Iterator[slice]:
 
 
 def _laid_out(specs: Sequence[TensorSpec], inputs: Tensors) -> Tensors:
-    """The inputs with the strides of `specs`, copied where they have others."""
+    """The inputs with the strides of `specs`, copied if theirs differ."""
     found = dict(inputs)
     for spec in specs:
         if spec.strides and spec.name in found:
@@ -216,7 +216,7 @@ def baselines(
 def _unless_too_large(
     make: Callable[[Case, Tensors], _Call | None], case: Case, inputs: Tensors, only: str
 ) -> _Call | None:
-    """The call; None where its masks do not fit into memory, unless it is asked for by name."""
+    """The call; None if its masks do not fit into memory, unless it is requested by name."""
     try:
         return make(case, inputs)
     except torch.OutOfMemoryError:
@@ -232,10 +232,10 @@ def _forced(backend: SDPBackend, call: Callable[[], Tensors]) -> Tensors:
 
 # Attention by PyTorch: scaled_dot_product_attention, and library calls on the whole score matrix.
 #
-# SDPA has no features but a mask, which can say all that hides or shifts scores: windows,
-# alignment, ALiBi; a sink is a further key of zeros whose mask is the sink. It has no soft cap. Nor
-# does it give the logarithms of the rows' sums, so it does less than a kernel that is asked for
-# them.
+# SDPA's only feature is a mask, which can express everything that hides or shifts scores: windows,
+# alignment, ALiBi. A sink is an additional key of zeros whose mask is the sink. SDPA has no soft
+# cap. It does not return the logarithms of the rows' sums either, so it does less than a kernel
+# that must return them.
 @dataclass(frozen=True)
 class SdpaCall:
     """A call of scaled_dot_product_attention."""
@@ -248,7 +248,7 @@ class SdpaCall:
 
 
 def sdpa_call(case: Case, inputs: Tensors) -> SdpaCall | None:
-    """The call that computes the case; None where there is none."""
+    """The call that computes the case; None if there is none."""
     of_case = Scores(case, inputs)
     features = of_case.features
     if features.softcap or features.score_mod:
@@ -312,8 +312,8 @@ def _unfused_with_features(of_case: WholeScores) -> Tensors:
 
 def _float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The batched product with float32 elements. In half precision scores are off by up to a
-    thousandth of the highest one, which is beyond the gate's limits where a soft cap follows or the
-    logarithms of the sums are asked for."""
+    thousandth of the highest one, which exceeds the gate's limits if a soft cap follows or the
+    logarithms of the sums are requested."""
     if a.is_cuda and a.dtype != torch.float32:
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a.float(), b.float())
@@ -344,9 +344,9 @@ _FAR = (
     *((-450.0, 300.0), (2e4, 2e4), (-1e6, 1e6), (-900.0, 1200.0)),
     *((900.0, 1200.0), (-2e4, 2e4), (1e6, 1e6)),
 )
-"""Of far rows the score at one end of the keys, which is the highest, and how far it lies above the
-score at the other end. So one key, or a few, have all the weight: there a kernel in float32 is
-right although it cannot tell scores of a million apart that differ by less than 0.06."""
+"""For far rows: the score at one end of the keys, which is the highest, and how far it lies above
+the score at the other end. So one key or a few have all the weight. Then a kernel in float32 is
+right although it cannot distinguish scores of a million that differ by less than 0.06."""
 
 
 def make_inputs(
@@ -397,8 +397,8 @@ def make_inputs(
 
 
 def _slopes(values: torch.Tensor, kind: str) -> torch.Tensor:
-    """Usual slopes, 2^(-8 (h + 1) / heads), times 0.7 to 1.4. Of large logits also far larger ones:
-    there a key next to a row's own may count for nothing."""
+    """Usual slopes, 2^(-8 (h + 1) / heads), times 0.7 to 1.4. Large logits also get far larger
+    slopes, with which a key next to a row's own may count for nothing."""
     head = torch.arange(1, len(values) + 1, device=values.device)
     slopes = torch.exp2(-8.0 * head / len(values) + 0.5 * torch.tanh(values))
     if kind == "large_logits":
@@ -407,9 +407,9 @@ def _slopes(values: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _sinks(case: Case, values: torch.Tensor, kind: str) -> torch.Tensor:
-    """N(1, 1), about as large as scores. Of needles two heads in three have sinks about 8.5 and
-    10.5 below the needle's score. Of large logits heads in turn have sinks that take all, nothing
-    and as much as a key."""
+    """N(1, 1), about as large as scores. For needles two heads in three have sinks about 8.5 and
+    10.5 below the needle's score. For large logits the heads' sinks alternately take all the
+    weight, none, and as much as a key."""
     turn = torch.arange(len(values), device=values.device) % 3
     if kind == "needle":
         high, low = (2.0 * math.sqrt(int(case.symbols["head_dim"])) - gap for gap in _NEEDLE_GAPS)
@@ -437,9 +437,9 @@ def _needles(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def _near_the_ends(scores: Scores, query: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """For rows in turn the last key that a row sees, the first one, the key before that, the one
-    behind the last, and one in between: `target` folded into what the row sees. The last row looks
-    at the last key."""
+    """The key at which each row looks. Rows alternate among the last key that the row sees, the
+    first one, the key before that, the one after the last, and one in between (`target` folded into
+    what the row sees). The last row looks at the last key."""
     first, last = scores.seen(slice(None))
     keys = int(scores.case.symbols["seq_len_k"])
     turn = (len(query) - 1 - query) % 5
@@ -464,7 +464,7 @@ def _ramp(
     one, other = _specials(k, _SPECIAL)
     k[..., one] = 0.0
     # In the middle half: a kernel meets many keys after the sink in either order of keys. Equal
-    # keys lie beside it and far from it.
+    # keys lie next to it and far from it.
     sink = keys // 4 + seed // 64 % max(1, (keys + 1) // 2)
     k[:, :, sink, one] = _SPECIAL
     sinks = [sink, min(sink + 1, keys - 1), (sink + keys // 3) % keys]
@@ -514,7 +514,7 @@ def _large(
 
 
 def _specials(k: torch.Tensor, size: float) -> tuple[int, int]:
-    """The places of two components of k that are reserved for traits. Sets the second one, which
+    """The indices of two components of k that are reserved for traits. Sets the second one, which
     rises along the keys."""
     keys, head_dim = k.shape[2:]
     one, other = 0, head_dim // 2

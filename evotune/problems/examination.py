@@ -34,7 +34,7 @@ def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
 
 
 def smallest_case(problem: UserProblem, cases: Sequence[Case]) -> Case | None:
-    """The smallest of the given cases; None where its tensors take more than 64 MiB."""
+    """The smallest of the given cases; None if its tensors take more than 64 MiB."""
 
     def size(case: Case) -> int:
         return sum(spec.nbytes for spec in problem.tensors(case))
@@ -66,9 +66,9 @@ def examine(
     timed: bool = True,
     ordinary: Case | None = None,
 ) -> tuple[str, ...]:
-    """Calls every method that the user wrote, on `case`; ProblemMistake for the first mistake.
-    Returns warnings, a line each. `ordinary`: a case of ordinary sizes, on which the methods are
-    called again to see that they repeat their results.
+    """Calls every method that the user wrote, on `case`. Raises ProblemMistake for the first
+    mistake. Returns warnings, a line each. `ordinary`: a case of ordinary sizes, on which the
+    methods are called again to see that they repeat their results.
 
     Without `timed`, `device` is not the device of the measurements: an operation that PyTorch
     refuses there, half precision for example, is no mistake, and no baseline is called.
@@ -92,7 +92,7 @@ def examine(
 
 
 def mistake_of(problem: Problem, error: BaseException) -> ProblemMistake | None:
-    """The mistake in the problem's file behind an exception; None when there is none."""
+    """The mistake in the problem's file behind an exception; None if there is none."""
     return problem.problem_file.mistake(error) if isinstance(problem, UserProblem) else None
 
 
@@ -110,9 +110,9 @@ _Call: TypeAlias = Callable[[Case, Tensors], Tensors]
 
 
 def repeatability(problem: UserProblem, case: Case, device: str) -> tuple[str, ...]:
-    """ProblemMistake where a method gives other results for equal arguments: then there is no right
-    answer, and its tolerance would allow for the difference. Returns warnings of values that never
-    vary, a line each."""
+    """Raises ProblemMistake if a method gives other results for equal arguments: then there is no
+    right answer, and its tolerance would allow for the difference. Returns warnings of values that
+    never vary, a line each."""
     _check_inputs(problem, case, device)
     inputs = problem.make_inputs(case, "normal", 0, device)
     _check_results(problem, case, inputs, device)

@@ -20,7 +20,7 @@ from evotune.trial import ExecutedLengths, Region, Value
 NEAR = 0.1
 """The share by which a size may differ from a won case's."""
 _EXACT = ("group",)
-"""Quantities whose values are no band but themselves: a kernel divides rows by them."""
+"""Quantities each of whose values is a band of its own, because a kernel divides rows by them."""
 _DERIVED = ("elements", "batch_heads")
 """Quantities that follow from the others."""
 _SEQUENCES = "sequences"
@@ -201,8 +201,8 @@ def executed_within(
     ranges: Ranges, places: Sequence[Place], sizes: Collection[str], region: Region
 ) -> Ranges | None:
     """The ranges, ended at the last lengths that were executed one by one, and at bands of `sizes`
-    that were executed together. None where that leaves out one of the cases, whose `places` lie in
-    the ranges."""
+    that were executed together. None if that leaves out one of the cases, whose `places` lie in the
+    ranges."""
     clipped = dict(ranges)
     for place in places:
         for name in sizes & clipped.keys():
@@ -257,8 +257,8 @@ class LengthPlan(msgspec.Struct, frozen=True):
     - `name`: the quantity.
     - `numbers`: the lengths, rising; the kernel takes no other one of the range, or others stand
       for it: see `each`.
-    - `each`: all lengths are among `numbers` that the kernel takes. Else they are those of each
-      remainder by the sizes of tiles, which count only together.
+    - `each`: `numbers` has all lengths that the kernel takes. Otherwise it has lengths for each
+      remainder mod the tile sizes, which count only together.
     """
 
     fixed: Mapping[str, Value]
@@ -332,8 +332,8 @@ def joined_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def executed_around(region: Region, ranged: Mapping[str, int | float], name: str) -> Ranges | None:
-    """Under `name`, the executed lengths without a gap around those of a case. Empty where the
-    region's lengths were not executed one by one, or `name` is no length; None where the case's own
+    """Under `name`, the executed lengths without a gap around those of a case. Empty if the
+    region's lengths were not executed one by one, or `name` is no length; None if the case's own
     length is not among the executed ones."""
     known = [
         each

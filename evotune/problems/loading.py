@@ -29,7 +29,7 @@ BUILT_IN = ("attention", "attention_varlen", "attention_paged")
 
 def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
     """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown.
-    EnvironmentProblem when an installed package has the name and cannot be loaded."""
+    Raises EnvironmentProblem if an installed package has the name and cannot be loaded."""
     if is_file_reference(name):
         return load_problem(name, dtype, root)
     problem: Any = _built_in(name) if name in BUILT_IN else PROBLEMS.load(name)
@@ -67,8 +67,8 @@ def is_file_reference(name: str) -> bool:
 
 
 def load_problem(name: str, dtype: str, root: Path) -> UserProblem:
-    """An instance of the class. UsageError when the file has no such class; ProblemMistake for
-    a mistake in the file, with its line."""
+    """An instance of the class. Raises UsageError if the file has no such class. Raises
+    ProblemMistake for a mistake in the file, with its line."""
     relative, content = problem_source(name, root)
     sha256 = hashlib.sha256(content).hexdigest()
     trust.require({root.absolute() / relative: content})
@@ -89,11 +89,12 @@ _MOST_BYTES = 1 << 20
 
 
 def problem_source(name: str, root: Path) -> tuple[str, bytes]:
-    """(path under `root`, content) of the file that a reference names; UsageError if unusable."""
+    """(path under `root`, content) of the file that a reference names. Raises UsageError if
+    unusable."""
     found = _REFERENCE.fullmatch(name)
     if found is None:
         raise UsageError(f"problem {name!r}: expected path/to/problem.py:ClassName")
-    # `Path.resolve` raises where links form a circle.
+    # `Path.resolve` raises if links form a circle.
     path, folder = (Path(os.path.realpath(place)) for place in (root / found[1], root))
     if not path.is_relative_to(folder):
         raise UsageError(f"problem {name!r} lies outside the space's root {root}")
@@ -137,7 +138,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 
 def check_declarations(kind: Any, file: ProblemFile) -> None:
-    """ProblemMistake for the first wrong class variable, with its line."""
+    """Raises ProblemMistake for the first wrong class variable, with its line."""
 
     def wrong(name: str, message: str) -> ProblemMistake:
         return file.at(file.line_of(kind, name), message)
@@ -215,7 +216,7 @@ _SDPA = ("sdpa:flash", "sdpa:cudnn", "sdpa:efficient", "sdpa:math")
 
 
 def baseline_names(problem: Problem) -> tuple[str, ...]:
-    """The names on all devices, optional libraries included; empty where they are not known."""
+    """The names on all devices, optional libraries included; empty if they are not known."""
     # Here, for the reason that `_built_in` states.
     from evotune.problems.attention import Attention
     from evotune.problems.libraries import LIBRARIES
@@ -235,5 +236,5 @@ def baseline_names(problem: Problem) -> tuple[str, ...]:
 
 
 def _replaces(problem: Problem, base: type, *names: str) -> bool:
-    """Whether the problem's class has a method of its own in place of one of the base's."""
+    """Whether the problem's class overrides this method of the base class."""
     return any(getattr(type(problem), name) is not getattr(base, name) for name in names)

@@ -1,9 +1,9 @@
 """Draws sizes so that each pair of classes is met.
 
-A kernel is usually wrong for a class of one size, or of two: groups of 4 with 63 mod 64 keys. What
-a draw happens to meet is luck, so a cover deals the pairs: each case is the one, of a few made for
-pairs that are still to be met, that meets the most of them (as AETG does: Cohen, Dalal, Fredman and
-Patton, 1997). When all are met it begins anew, with other sizes.
+A kernel is usually wrong for a class of one size, or of two: groups of 4 with 63 mod 64 keys.
+Random drawing covers pairs only by chance, so a cover assigns them: it makes a few cases for pairs
+that are not covered yet, and takes the case that covers most of them (as AETG does: Cohen, Dalal,
+Fredman and Patton, 1997). When all pairs are covered it starts again with other sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SizeClass:
       is met alone.
     - `weight`: how early it comes. A pair weighs as much as the product of both.
     - `apart`: it need not be met with classes of these sizes.
-    - `cost`: a case that is made for it may cost so many times more than others.
+    - `cost`: a case that is made for it may cost this many times as much as others.
     """
 
     name: str
@@ -70,7 +70,7 @@ class _Holding:
 
 
 class PairCover:
-    """An iterator without end over sizes; None where none could be made.
+    """An iterator without end over sizes; None if none could be made.
 
     Sets of classes are integers: bit n stands for class n.
     """
@@ -83,7 +83,7 @@ class PairCover:
         *,
         candidates: int = 12,
     ) -> None:
-        """`candidates`: so many cases are made for each of a few pairs, of which one is taken."""
+        """`candidates`: the number of cases that are made for each of a few pairs; one is taken."""
         self._rng = rng
         self._classes = classes
         self._settle = settle
@@ -94,7 +94,7 @@ class PairCover:
             names = tuple(sorted(each.reads or each.of))
             holding.setdefault(names, _Holding(names)).places.append(place)
         self._holding = list(holding.values())
-        # The two are asked for hundreds of thousands of times, for few sets of names.
+        # Both are called hundreds of thousands of times, for few sets of names.
         self._deciding: dict[tuple[str, frozenset[str]], list[tuple[int, int]]] = {}
         self._decided: dict[tuple[frozenset[str], frozenset[str]], list[_Holding]] = {}
         self._failed = {target: 0 for target in self._targets()}
@@ -445,12 +445,12 @@ def significant(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-# Random shapes, kept for the next time: one process makes the plan of a confirmation for a run,
-# for its export and for each package's check, and drawing takes most of the time of a plan.
+# Random shapes, cached: one process makes the plan of a confirmation for a run, for its export and
+# for each package's check, and drawing takes most of the time of a plan.
 Size = TypeVar("Size")
 
 _MOST_STREAMS = 64
-"""So many streams of about a hundred shapes each are kept."""
+"""The number of streams, of about a hundred shapes each, that are kept."""
 
 
 class _Stream(Generic[Size]):

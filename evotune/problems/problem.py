@@ -29,12 +29,12 @@ CONTIGUOUS = "contiguous"
 class TensorSpec:
     """A tensor argument of the kernel; its last dimension is contiguous.
 
-    - `strides`: of every dimension, in elements; empty where the tensor is contiguous.
-    - `stride_symbols`: the symbols that tell a kernel the strides of all dimensions but the last;
-      empty where the problem knows contiguous tensors only.
-    - `is_index`: its values are lengths, or places in other tensors. Only the problem makes and
+    - `strides`: of every dimension, in elements; empty if the tensor is contiguous.
+    - `stride_symbols`: the symbols that pass the strides of all dimensions but the last to a
+      kernel; empty if the problem knows contiguous tensors only.
+    - `is_index`: its values are lengths, or indices into other tensors. Only the problem makes and
       alters them, since a kernel may read memory where they point.
-    - `is_ranged`: its values are integers of a range, and any of them may stand anywhere.
+    - `is_ranged`: its values are integers of a range, and any of them may occur anywhere.
     - `is_steady`: its values decide the work of each block of threads, as lengths do. The blocks of
       a launch must agree on them, so they never change while one may run.
     - `may_be_infinite`: a right output may hold infinities.
@@ -63,7 +63,7 @@ class TensorSpec:
 
     @property
     def is_far(self) -> bool:
-        """Whether parts of it lie so far apart that offsets of 32 bits do not reach from one to the
+        """Whether parts of it lie so far apart that 32-bit offsets do not reach from one to the
         next."""
         return any(stride >= 1 << 31 for stride in self.strides)
 
@@ -139,7 +139,7 @@ class WrongKey(UsageError):
 
 
 class WrongSymbol(ValueError):
-    """A shape or a variant that makes no sense because of its symbol `name`."""
+    """A shape or a variant that is invalid because of its symbol `name`."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message)
@@ -165,16 +165,16 @@ class HasFeatures(Protocol):
     """A problem with features that not every kernel computes."""
 
     def features_of(self, case: Case) -> Mapping[str, frozenset[str]]:
-        """The features that the case uses, each with the names of symbols and tensors of which a
-        kernel must receive one."""
+        """The features that the case uses, each with names of symbols and tensors; a kernel must
+        receive one of these."""
 
 
 @runtime_checkable
 class HasAdvice(Protocol):
-    """A problem some of whose cases are easily meant otherwise than they are told."""
+    """A problem with cases that users may easily state differently from what they mean."""
 
     def advice(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> str:
-        """A line for the author of the space; "" where all is said."""
+        """A line of advice for the author of the space, or ""."""
 
 
 class Problem(Protocol):
@@ -199,11 +199,11 @@ class Problem(Protocol):
     dtype: str
 
     def scalars(self, case: Case) -> tuple[str, ...]:
-        """Symbols beside the sizes that edge and random cases vary: a scale, an epsilon."""
+        """Symbols, other than sizes, that edge and random cases vary: a scale, an epsilon."""
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
-        """Raises ValueError, one line, when the shape or variant makes no sense; WrongSymbol when
-        one symbol of it is to blame."""
+        """Raises ValueError, one line, if the shape or variant is invalid, and WrongSymbol if a
+        single symbol is the cause."""
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
 
@@ -223,9 +223,9 @@ class Problem(Protocol):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """Seeded shapes, spread over the variants of `cases`; endless, or until no more is found.
-        They use the binaries of `cases`, provided that a binary fixes no symbols but `kept`. Every
-        kind of shape comes early, and so do a few large ones."""
+        """Seeded shapes, spread over the variants of `cases`: an endless stream, or until no more
+        are found. They use the binaries of `cases`, provided that a binary fixes only the symbols
+        `kept`. Every kind of shape comes early, and so do a few large ones."""
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
         """The input kinds of random test `number`, which runs on that case."""
@@ -241,8 +241,8 @@ class Problem(Protocol):
         tuned: Sequence[Case],
     ) -> Case:
         """The case of a call with inputs of these shapes. `options` give symbols that the shapes do
-        not show; a symbol that neither gives is as in the cases `tuned`, if they agree. ValueError,
-        one line, when the case makes no sense, or when a symbol is left open."""
+        not show; a symbol that neither gives is as in the cases `tuned`, if they agree. Raises
+        ValueError, one line, if the case makes no sense, or when a symbol is left open."""
 
     def place(self, case: Case) -> Place:
         """The case's place in a domain."""
@@ -257,12 +257,12 @@ class Problem(Protocol):
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
     ) -> tuple[int, torch.Tensor] | None:
-        """Other values for up to `most` elements of the tensor `name`, which `is_index`: the place
-        of the first one, and the values. None where there are none.
+        """Other values for up to `most` elements of the tensor `name`, which `is_index`: the flat
+        index of the first one, and the values. None if there are none.
 
-        Unless the tensor `is_steady`, a kernel may run while some of the elements have their new
-        values and others not yet, and while other such alterations of the same inputs are there in
-        part. Each mixture must be valid."""
+        Unless the tensor `is_steady`, a kernel may run while only some of the elements have their
+        new values, and while other alterations of the same inputs are incomplete. Each such mixture
+        must be valid."""
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         """The error allowed to a right kernel in each element of the outputs, in float64."""
@@ -271,8 +271,8 @@ class Problem(Protocol):
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
         """Every baseline that runs on the inputs' device, by name, as a function to time. `only`
-        names a single one, which may be an optional library (`libraries/`): it is in no other
-        answer, and its function raises UnusableBaseline where the library cannot be called.
+        names a single one, which may be an optional library (`libraries/`): it is returned only if
+        named, and its function raises UnusableBaseline if the library cannot be called.
         """
 
 
@@ -305,7 +305,7 @@ class HasParts(Protocol):
 
     def parts(self, case: Case, touched: Sequence[tuple[str, int, int]]) -> Parts | None:
         """The parts that depend on the elements `touched`: an input's name, the number of its first
-        element and how many there are. None where that is most of the case."""
+        element and how many there are. None if that is most of the case."""
 
 
 ELEMENT_BYTES: Mapping[str, int] = {

@@ -7,7 +7,7 @@ tables have sequences + 1 int32. None is longer than longest_q and longest_k; so
 `attention_paged`: q, out (sequences, queries, heads, head_dim); k_pages, v_pages (pages, page_size,
 kv_heads, head_dim). Key j of sequence i is slot j % page_size of the page page_table[i, j //
 page_size]; page_table (sequences, most_pages) and seq_lens (sequences) are int32. Pages may be
-shared. Entries beyond a length are no pages; slots that no sequence has hold garbage, NaN included.
+shared. Entries beyond a length are no valid pages; unused slots hold garbage, NaN included.
 
 Causal is aligned to the bottom right, as users of both need it: a sequence's last row sees all of
 its keys. A row that sees no key is 0. `lengths` says how long sequences are on timed inputs:
@@ -121,7 +121,7 @@ class RaggedAttention(ABC):
 
     @abstractmethod
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
-        """Further symbols; ValueError for sizes that make no sense together."""
+        """More symbols. Raises ValueError for sizes that are invalid together."""
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         symbols: dict[str, Any] = {**case.symbols, "": 1}
@@ -176,8 +176,8 @@ class RaggedAttention(ABC):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """Shapes for each group of cases with the same kept symbols, in turn. Every second one has
-        another scale than the usual one."""
+        """Shapes, alternating over the groups of cases with the same kept symbols. Every second one
+        has an unusual scale."""
         rng = random.Random(seed)
         groups = grouped(cases, {"head_dim", "causal", *kept} & {*cases[0].symbols})
         streams = [(alike[-1], self._drawn(rng, alike, kept)) for alike in groups]
@@ -215,17 +215,17 @@ class RaggedAttention(ABC):
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """Lengths that no shape tells, the longest ones, are options."""
+        """The maximum lengths, which no shape implies, are options."""
         sizes = {**self.shape_of(shapes), **{k: v for k, v in options.items() if k != "causal"}}
         masks = {bool(case.symbols["causal"]) for case in tuned}
         causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
         if causal is None:
-            raise ValueError("the cases differ in causal: say causal=True or causal=False")
+            raise ValueError("the cases differ in causal: pass causal=True or causal=False")
         return self.case(sizes, {"causal": causal})
 
     @abstractmethod
     def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Shape:
-        """The sizes that the shapes of a call's inputs tell."""
+        """The sizes that follow from the shapes of a call's inputs."""
 
     def place(self, case: Case) -> Place:
         s: Any = case.symbols
@@ -407,7 +407,7 @@ def _told(sizes: Mapping[str, int]) -> Shape:
 
 
 _SHORTEST = 1 / 128
-"""Of the longest one, where lengths are geometric."""
+"""As a share of the longest one, if lengths are geometric."""
 
 
 def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[int]:
@@ -561,7 +561,7 @@ def _shapes(  # noqa: PLR0917
 
 
 def _over(sizes: Sizes, cost: int) -> float:
-    """How many times the shape is too large; at most 1 where it is not."""
+    """By what factor the shape is too large; at most 1 if it is not."""
     if "longest" in sizes:
         rows, keys = (sizes["sequences"] * sizes[name] for name in ("queries", "longest"))
         longest = sizes["longest"]
@@ -577,7 +577,7 @@ def _over(sizes: Sizes, cost: int) -> float:
 def _changed(
     rng: random.Random, own: Sequence[Mapping[str, int]], changes: Sequence[Sizes]
 ) -> Iterator[Sizes]:
-    """The space's own sizes with one size changed."""
+    """The space's own shapes with one size changed."""
     for sizes in own:
         heads, kv_heads = rng.choice(MODELS)
         further: list[Sizes] = [{"kv_heads": kv_heads, "group": heads // kv_heads}]
@@ -618,7 +618,7 @@ def _paged_classes(own: Sequence[Mapping[str, int]], *, own_page: bool) -> Itera
 
 
 def _several_rows(rows: str, keys: str) -> Iterator[SizeClass]:
-    """One row, and several rows, with many keys."""
+    """Shapes of one row and of several rows, with many keys."""
     for name, low, high, least in (("one row, many keys", 1, 1, 601), ("several rows", 5, 16, 65)):
         yield SizeClass(
             name,

@@ -15,7 +15,7 @@ from evotune.problems.libraries import LIBRARIES, calling
 from evotune.problems.problem import Case, Tensors, rounding_of, torch_dtype
 
 _GARBAGE = 100.0
-"""Size of what lies in slots without a key, where that is not NaN."""
+"""Size of the values in slots without a key, if these are not NaN."""
 _NO_PAGES = (-1, -(1 << 31), (1 << 31) - 1, 1 << 20)
 """Entries of a page table beyond a sequence's length."""
 _SHARED = 3  # one sequence in three begins with another sequence's first page
@@ -69,8 +69,8 @@ def make_inputs(
 def _awkward(
     case: Case, lengths: list[tuple[int, int]], rng: random.Random
 ) -> list[tuple[int, int]]:
-    """Other lengths that fit the case: empty sequences beside full ones, or, of pages, lengths
-    before, at and after the end of a page."""
+    """Other lengths that fit the case: both empty and full sequences, or for pages, lengths before,
+    at and after the end of a page."""
     s: Any = case.symbols
     if "page_size" in s:
         size, least, most = s["page_size"], s["queries"], s["longest"]
@@ -117,8 +117,8 @@ def _dense(case: Case, rows: int, keys: int) -> Case:
 
 
 def _page_table(case: Case, lengths: list[tuple[int, int]], rng: random.Random) -> list[list[int]]:
-    """Pages in any order; some sequences begin with the first page of another one, if that is full
-    in both. Entries beyond a length are no pages."""
+    """Pages in any order. Some sequences begin with the first page of another one, if that page is
+    full in both. Entries beyond a sequence's length are no valid pages."""
     s: Any = case.symbols
     free = rng.sample(range(s["pages"]), s["pages"])
     table: list[list[int]] = []
@@ -173,7 +173,7 @@ def reference(case: Case, inputs: Tensors) -> Tensors:
 
 
 def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
-    """Those of dense attention."""
+    """The tolerances of dense attention."""
     out, problem = reference["out"], Attention(str(case.symbols["dtype"]))
     allowed = rounding_of(out, inputs["q"].dtype)
     for _, place, own in sequences(case, inputs):
@@ -188,10 +188,10 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
 def altered_indices(
     case: Case, inputs: Tensors, name: str, rng: random.Random
 ) -> tuple[int, torch.Tensor] | None:
-    """Another valid value for one element of the index tensor `name`: the element's flat place, and
+    """Another valid value for one element of the index tensor `name`: the element's flat index, and
     the value as int32 of shape (1,). None if there is no other value.
 
-    - `page_table`: a page of which every slot has a key.
+    - `page_table`: a page whose slots all have keys.
     - `seq_lens`: a length of at least half the present one.
     - `cu_seqlens_q`, `cu_seqlens_k`: the boundary moves towards the beginning, by at most half of
       the sequence before it.
@@ -218,7 +218,7 @@ def altered_indices(
             return None
         before, here, after = values[number - 1 : number + 2]
         longest = s[f"longest_{name[-1]}"]
-        # The sequence behind may lose no more at its other end, so it gets no longer than allowed.
+        # The next sequence grows, and must not exceed the longest length.
         least = max(here - (here - before) // 2, after - longest)
         place, value = number, rng.randint(min(least, here), here)
     made = torch.tensor([value], dtype=torch.int32, device=inputs[name].device)
@@ -226,9 +226,9 @@ def altered_indices(
 
 
 def baselines(case: Case, inputs: Tensors, only: str = "") -> dict[str, Callable[[], Tensors]]:
-    """SDPA, sequence after sequence on keys that are gathered before, and SDPA on a padded batch.
-    Gathering and padding are not part of the calls, so both do less than a kernel. SDPA gets a mask
-    only where is_causal does not say the same, since its fastest kernels take none."""
+    """SDPA on one sequence after the other, with keys gathered before the call, and SDPA on a
+    padded batch. Gathering and padding are not part of the calls, so both do less than a kernel.
+    SDPA gets a mask only if is_causal is not equivalent, because its fastest kernels take none."""
     if only in LIBRARIES:
         return calling.calls(case, inputs, only)
     found: dict[str, Callable[[], Tensors]] = {}
@@ -305,8 +305,8 @@ def _padded_call(
 def _mask_of_padded(
     case: Case, lengths: list[tuple[int, int]], device: torch.device
 ) -> dict[str, Any]:
-    """SDPA's options for a padded batch. Where each sequence has as many keys as rows, is_causal
-    hides the keys of the padding too, from all rows but those of the padding."""
+    """SDPA's options for a padded batch. If each sequence has as many keys as rows, is_causal also
+    hides the padding's keys from all rows except the padding's."""
     causal = bool(case.symbols["causal"])
     if len(set(lengths)) == 1:
         return _mask_of(case, *lengths[0], device)

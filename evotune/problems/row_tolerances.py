@@ -1,7 +1,7 @@
 """Tolerances of some rows at a time: of those that changed, or of a long tensor's one block after
 the other, which fits into a core's cache.
 
-Only where the reference of these rows alone is the same as before.
+Used only if the reference of these rows alone is the same as before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evotune.problems.problem import Case, Tensors
 from evotune.problems.user import UserProblem
 
 _MOST = 0.5
-"""The largest share of rows that is worth a computation of its own."""
+"""The largest share of rows for which a separate computation pays."""
 _ENOUGH = 8
 """Elements of a row whose tolerances depend on no other row: see `_smoothed`, `user_torch.py`."""
 _EQUAL = 1e-6
@@ -62,7 +62,8 @@ def tolerances_by_blocks(
     """The tolerances of large outputs in the host's memory, by blocks of rows. In blocks of 2^17
     elements an estimate takes a third of the processor's time.
 
-    Other outputs, and those of problems whose rows depend on each other, have theirs at once.
+    For other outputs, and for problems whose rows depend on each other, all tolerances are computed
+    at once.
     """
     elements = max(value.numel() for value in reference.values())
     on_host = all(value.device.type == "cpu" for value in reference.values())
@@ -85,15 +86,16 @@ def tolerances_by_blocks(
 
 
 def _have_rows(reference: _Values) -> bool:
-    """Whether all outputs have the same number of rows, which have tolerances of their own."""
+    """Whether all outputs have the same number of rows and tolerances can be computed row by
+    row."""
     if any(value.dim() < 2 or value.shape[-1] < _ENOUGH for value in reference.values()):
         return False
     return len({len(value) for value in reference.values()}) == 1
 
 
 def _changed_rows(reference: _Values, before: _Values) -> torch.Tensor | None:
-    """The numbers of the rows in which a reference has changed; None where these are most rows, or
-    rows have no tolerances of their own."""
+    """The numbers of the rows in which a reference has changed; None if these are most rows, or if
+    tolerances cannot be computed row by row."""
     if not _have_rows(reference):
         return None
     differs = [(value != before[name]).flatten(1).any(1) for name, value in reference.items()]
@@ -106,8 +108,9 @@ def _count(reference: _Values) -> int:
 
 
 def _rows_of(inputs: Tensors, rows: torch.Tensor | slice, count: int) -> Iterator[Tensors]:
-    """The inputs with the rows alone, of each tensor that has as many rows as the outputs. Then
-    without those of one dimension, which may have another size that is the same number."""
+    """The inputs, with only these rows of each tensor that has as many rows as the outputs. A
+    second version leaves one-dimensional tensors whole, because they may have another size that is
+    the same number."""
     for least in (1, 2):
         chosen = {n for n, v in inputs.items() if v.dim() >= least and len(v) == count}
         yield {n: v[rows] if n in chosen else v for n, v in inputs.items()}

@@ -25,7 +25,8 @@ from evotune.trial import Value
 Made = TypeVar("Made")
 
 SMALL = (1, 3, 8, 64)
-"""Values of the other sizes of a user's problem, to try in turn: kernels take multiples only."""
+"""Values of the other sizes of a user's problem, to try one after the other, because some kernels
+take only multiples."""
 _FEW_ROWS, _FEW_KEYS = 6, 9
 _HALF_LONG = 256
 """With more keys one key in half precision shows on needles alone, one too many on a ramp."""
@@ -54,8 +55,8 @@ def length_names(problem: Problem, kept: Collection[str] = ()) -> tuple[str, ...
 
 
 def is_served_from_one(problem: Problem) -> bool:
-    """Whether a package serves all lengths up to a measured one: those of sequences, and those of
-    users' problems, which have nothing else to serve them."""
+    """Whether a package serves all lengths up to a measured one: lengths of sequences, and lengths
+    of users' problems, which nothing else serves."""
     return isinstance(problem, RaggedAttention | UserProblem)
 
 
@@ -74,7 +75,7 @@ def short_case(  # noqa: PLR0917
     problem: Problem, like: Case, name: str, length: int, kept: Collection[str], small: int
 ) -> Case:
     """A case with this length and with the fixed values, ratios and `kept` symbols of `like`.
-    ValueError where there is none. `small` is what the other sizes of a user's problem are."""
+    Raises ValueError if there is none. `small` is what the other sizes of a user's problem are."""
     symbols = like.symbols
     if isinstance(problem, UserProblem):
         sizes: dict[str, Value] = {
@@ -151,7 +152,7 @@ def pair_cases(  # noqa: PLR0917
 
 
 def _least(name: str, number: int, ends: tuple[int | float, int | float]) -> int:
-    """The least size of the band that lies in the range, an odd one where there is one."""
+    """The smallest size of the band within the range, an odd one if there is one."""
     low, high = band_ends(name, number)
     return min(max(low, int(ends[0])) | 1, high, int(ends[1]))
 
@@ -164,7 +165,7 @@ def pair_case(  # noqa: PLR0917
     small: int,
     most_bytes: int,
 ) -> Case:
-    """A small case with these two sizes. ValueError where there is none, for sizes that `kept`
+    """A small case with these two sizes. Raises ValueError if there is none, for sizes that `kept`
     fixes, for a case that would take long, and for packed and paged attention."""
     if isinstance(problem, RaggedAttention) or set(sizes) & set(kept):
         raise ValueError("no other case has these sizes")

@@ -1,4 +1,4 @@
-"""A problem of your own: a small class in a Python file beside the space.
+"""A problem of your own: a small class in a Python file next to the space.
 
     # problem.py                                   # space.yaml
     from evotune.problems import UserProblem       problem:
@@ -18,9 +18,9 @@
         def compute(self, x):
             return {"out": x.softmax(dim=-1)}
 
-`compute` is written with PyTorch and serves three times: on float64 copies of the inputs it is the
-reference, its rounding errors in float32 are the candidates' tolerance (where its result in the
-problem's own dtype is off by more, twice that), and as `torch:eager` it is a baseline. Import
+`compute` is written with PyTorch and has three uses. On float64 copies of the inputs it is the
+reference. Its rounding errors in float32 are the candidates' tolerance (or twice the error of its
+result in the problem's own dtype, if that is larger). As `torch:eager` it is a baseline. Import
 torch inside the methods: the process of `evotune run` reads the file too, without torch.
 """
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 _LONG = 1200
-_KEPT_SPECS = 4096  # cases of which the tensors are kept
+_KEPT_SPECS = 4096  # cases whose tensors are cached
 
 
 class UserProblem(abc.ABC):
@@ -89,14 +89,14 @@ class UserProblem(abc.ABC):
     constants: ClassVar[Mapping[str, float]] = {}
     """Further names for expressions and arguments: `eps`, …"""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Constants for which a kernel must be right in a whole range, as (least, most). If they are
-    passed to the kernel, edge and random cases draw them (evenly in the logarithm where both ends
-    are positive). `compute`, `baselines_of` and `yardstick_of` get them by name beside the tensors.
-    A shape of the space may set them too."""
+    """Ranges of constants, as (least, most). A kernel that gets such a constant as an argument must
+    be right in the whole range: edge and random cases draw from it (uniformly in the logarithm if
+    both ends are positive). `compute`, `baselines_of` and `yardstick_of` get the constants by name
+    along with the tensors. A shape of the space may set them too."""
 
     flags: ClassVar[tuple[str, ...]] = ()
     """Names of variants that are true or false: `variants: [{has_bias: true}]`. Methods get them by
-    name beside the sizes; kernels compile them in or get them as arguments."""
+    name along with the sizes; kernels compile them in or get them as arguments."""
     optional: ClassVar[tuple[str, ...]] = ()
     """Tensors that `inputs` or `outputs` leaves out for some flags. There a kernel that lists one
     gets a null pointer, and `compute` is called without it."""
@@ -138,8 +138,8 @@ class UserProblem(abc.ABC):
         return {"torch:eager": lambda: self.compute(**user_torch.widened(self.dtype, inputs))}
 
     def yardstick_of(self, **inputs: torch.Tensor) -> Tensors:
-        """Outputs computed in a coarser way that you still call right. Where their error is larger
-        than `compute`'s rounding errors, a kernel's error may be twice as large."""
+        """A coarser result that you still accept. If its error exceeds the tolerance, a kernel's
+        error may be up to twice as large as its error."""
         return self.compute(**inputs)
 
     def make_indices(
@@ -150,7 +150,7 @@ class UserProblem(abc.ABC):
         raise NotImplementedError("inputs has indices, so the problem must write make_indices")
 
     def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
-        """ValueError, one line, for sizes that make no sense together."""
+        """Raises ValueError, one line, for sizes that are invalid together."""
 
     def make_input(
         self, name: str, shape: tuple[int, ...], kind: str, generator: torch.Generator
@@ -172,7 +172,7 @@ class UserProblem(abc.ABC):
     # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
-        """ValueError, one line, when the shape makes no sense."""
+        """Raises ValueError, one line, if the shape is invalid."""
         for name, value in variant.items():
             message = f"{type(self).__name__} has no variants, got {dict(variant)}"
             if self.flags:
@@ -211,8 +211,8 @@ class UserProblem(abc.ABC):
 
     @functools.cached_property
     def _specs(self) -> Callable[[tuple[tuple[str, int], ...]], tuple[TensorSpec, ...]]:
-        """The tensors for sizes and flags, kept since a plan asks several times for each of its
-        thousands of cases."""
+        """The tensors for sizes and flags, cached because a plan needs them several times for each
+        of its thousands of cases."""
 
         @functools.lru_cache(maxsize=_KEPT_SPECS)
         def made(sizes: tuple[tuple[str, int], ...]) -> tuple[TensorSpec, ...]:
@@ -251,7 +251,8 @@ class UserProblem(abc.ABC):
         return random_cases(self, cases, seed, kept)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One kind, in turn; for a long case the spike: other kinds hardly show one element."""
+        """One kind, alternating; for a long case the spike, because other kinds hardly reveal one
+        element."""
         long = any(size > _LONG for size in self._sizes(case).values())
         if long and "spike" in self.input_kinds:
             return ("spike",)
@@ -321,8 +322,8 @@ class UserProblem(abc.ABC):
         return user_torch.checked(self, case, "reference", found)
 
     def check_baselines(self, case: Case, inputs: Tensors) -> None:
-        """Calls each baseline once; ProblemMistake when its outputs have wrong names, shapes or
-        types."""
+        """Calls each baseline once. Raises ProblemMistake if its outputs have wrong names, shapes
+        or types."""
         shapes = self.output_shapes(case)
         dtypes = {s.name: torch_dtype(s.dtype) for s in self.tensors(case) if s.is_output}
         for name, call in self.baselines(case, inputs).items():
@@ -374,7 +375,7 @@ _MOST_REFUSED = 100
 
 
 class Refused(ValueError):
-    """Sizes that make no sense together."""
+    """Sizes that are invalid together."""
 
 
 def edge_cases(problem: UserProblem, case: Case, kept: Collection[str]) -> list[Case]:
@@ -394,8 +395,8 @@ def edge_cases(problem: UserProblem, case: Case, kept: Collection[str]) -> list[
 def random_cases(
     problem: UserProblem, cases: Sequence[Case], seed: int, kept: Collection[str]
 ) -> Iterator[Case]:
-    """Cases of `random_sizes` for each group of cases with the same `fixed` and kept sizes, in
-    turn. They end when a hundred draws in a row give no case, or when cases cannot differ."""
+    """Cases of `random_sizes`, alternating over the groups of cases with the same `fixed` and kept
+    sizes. They end when a hundred consecutive draws give no case, or when cases cannot differ."""
     rng = random.Random(seed)
     free = problem.free_sizes(kept)
     longest = {name: max(int(case.symbols[name]) for case in cases) for name in free}
@@ -448,9 +449,9 @@ class _Like:
         cost: tuple[int, int],
         elements: int = 0,
     ) -> Case | None:
-        """A case of the first candidate that makes sense and costs no more operations and bytes
-        than `cost`, and that has a tensor of more than so many elements; None when there is none.
-        Where sizes are fixed or kept, a case may always cost as much as the base."""
+        """A case of the first valid candidate that costs at most `cost` in operations and bytes and
+        has a tensor of more than this many elements; None if there is none. If sizes are fixed or
+        kept, a case may always cost as much as the base."""
         operations, nbytes = cost
         if self.problem.fixed or self.kept:
             operations = max(operations, self._own_cost[0])
@@ -479,7 +480,7 @@ class _Like:
 
 
 def _draw(rng: random.Random, least: float, most: float) -> float:
-    """A number of three digits, drawn evenly; in the logarithm where both ends are positive."""
+    """A number of three digits, drawn uniformly, in the logarithm if both ends are positive."""
     if least > 0.0:
         return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
     return significant(rng.uniform(least, most))
@@ -496,8 +497,8 @@ _CANDIDATES = 4
 
 
 class Accept(Protocol):
-    """Tries sizes one after the other; returns those of the first case that makes sense and is not
-    too large, and has a tensor of so many elements, or None."""
+    """Tries sizes one after the other. Returns those of the first case that is valid, is not too
+    large and has a tensor of this many elements, or None."""
 
     def __call__(
         self, candidates: Sequence[Sizes], *, large: bool, elements: int = 0
@@ -575,7 +576,7 @@ def _large(rng: random.Random, longest: int) -> Iterator[tuple[int, ...]]:
 
 
 def _many_elements(rng: random.Random, names: Sequence[str]) -> list[Sizes]:
-    """Sizes of which one, or the product of two, is just past 2^24."""
+    """Sizes such that one of them, or the product of two, is just above 2^24."""
     count = min(2, len(names))
     found = []
     for large in itertools.combinations(names, count):
@@ -586,14 +587,14 @@ def _many_elements(rng: random.Random, names: Sequence[str]) -> list[Sizes]:
 
 
 def _beside(rng: random.Random) -> int:
-    """A size beside a large one."""
+    """Another size in a shape with a large one."""
     return rng.randint(1, _MOST_BESIDE_LARGE)
 
 
 def _less_and_less(sizes: Sizes, asked: Collection[str]) -> list[Sizes]:
-    """The sizes and their multiples of 8 and 64; then the same with the largest size, of those not
-    asked for while there are any, cut to about a third, again and again. It keeps its remainder by
-    16 while it is large."""
+    """The sizes and their multiples of 8 and 64. Then the same again and again, each time with the
+    largest size cut to about a third (one that was not requested, as long as there is one). It
+    keeps its remainder mod 16 while it is large."""
     found = []
     for _ in range(_ATTEMPTS):
         found += _multiples(sizes)

@@ -33,11 +33,11 @@ _AGREEING = 1e-3
 
 
 def make_inputs(problem: WrittenProblem, case: Case, kind: str, seed: int, device: str) -> Tensors:
-    """Seeded inputs. Where `compute` gives NaN, infinity or values too large for an output's type,
-    the inputs are made smaller several times, and in the end normal.
+    """Seeded inputs. Inputs for which `compute` gives NaN, infinity or values too large for an
+    output's type are scaled down; if that is not enough, normal inputs are used.
 
-    Large inputs have masked columns only where `compute` gives the same however low these are, and
-    far values only where it is right in float32 too: the squares of some overflow there."""
+    Large inputs have masked columns only if the result of `compute` does not depend on how low
+    these are, and far values only if it is right in float32 too, where squares may overflow."""
 
     def made(factor: float = 1.0, change: Change | None = None) -> Tensors:
         generator = torch.Generator(device).manual_seed(seed)
@@ -148,7 +148,8 @@ def _made(
             values = (values if change is None else change(values)) * factor
             largest = torch.finfo(dtype).max
             held = values.clamp(-largest, largest)
-            # Of 8 bits torch gives NaN beyond the largest value; elsewhere infinities may be meant.
+            # In 8-bit types torch gives NaN beyond the largest value; in other types infinities may
+            # be intended.
             is_far = values.isinf() if specs[name].dtype not in FLOAT8 else values.isnan()
             values = torch.where(is_far, values, held)
         made[name] = values.to(dtype).contiguous()
@@ -215,8 +216,8 @@ def _in_float64(problem: WrittenProblem, case: Case, inputs: Tensors) -> Any:
 
 
 def checked(problem: WrittenProblem, case: Case, method: str, found: Any) -> Tensors:
-    """The method's answer as a reference in float64. Outputs that are integers may come as any
-    numbers; those of 64 bits, which float64 does not hold, stay as they are."""
+    """The method's answer as a reference in float64. Integer outputs may come as any numbers;
+    64-bit integers, which float64 cannot represent, stay as they are."""
     floats = {
         spec.name: torch.float64
         for spec in problem.tensors(case)
@@ -232,8 +233,8 @@ def checked(problem: WrittenProblem, case: Case, method: str, found: Any) -> Ten
 def yardstick(
     problem: WrittenProblem, case: Case, inputs: Tensors, like: Tensors | None = None
 ) -> Tensors:
-    """What `yardstick_of` gives. `like`: tensors of the outputs' shapes, where `inputs` are some
-    rows alone."""
+    """What `yardstick_of` returns. `like`: tensors of the outputs' shapes, if `inputs` are only
+    some rows."""
     arguments = {**widened(problem.dtype, inputs), **problem.constants_of(case)}
     shapes = problem.output_shapes(case) if like is None else _shapes(like)
     return problem.written.tensors("yardstick_of", arguments, shapes, dtypes={})
@@ -245,7 +246,7 @@ def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
 
 def tolerances(problem: WrittenProblem, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     """Rounding to the output's dtype plus the rounding errors of `compute` in float32. In a row
-    where `yardstick_of` is off by more than that, plus twice the largest excess. Integers must be
+    where the error of `yardstick_of` exceeds that, plus twice the largest excess. Integers must be
     exact."""
     dtypes = {spec.name: torch_dtype(spec.dtype) for spec in problem.tensors(case)}
     reference = {name: value.double() for name, value in reference.items()}
@@ -274,8 +275,8 @@ def tolerances(problem: WrittenProblem, case: Case, inputs: Tensors, reference: 
 # by a random amount, as float32 might round it (Monte Carlo arithmetic: Parker, Pierce and Eggert,
 # Computing in Science and Engineering, 2000). Sums are moved by the error of an addition in any
 # order: sqrt(n) units of the sum of the magnitudes. Inputs are moved by a unit too: a kernel may be
-# right for inputs that float32 cannot tell from these. And a softmax may be exp(x - logsumexp(x)),
-# whose error is a unit of |x| and of the highest x, of the largest |x| at most.
+# right for inputs that float32 cannot distinguish from these. And a softmax may be exp(x -
+# logsumexp(x)), whose error is a unit of |x| and of the highest x, of the largest |x| at most.
 _UNIT = 2.0**-24  # of float32
 _IN_ORDER = 0.45
 """Standard deviation of one rounding in a sum, in units: at most 1/sqrt(3), less on average."""
@@ -342,9 +343,9 @@ _IN_PARTS = {
 
 
 class _Noise:
-    """Random signs on one device. Drawing each of them by itself would take longer than all else
-    here: those of small tensors are from a random place on in a row of signs that was drawn before,
-    others are made from random bytes, and each draw overwrites the one before."""
+    """Random signs on one device. Drawing each one separately would take longer than everything
+    else here. The signs of small tensors begin at a random place in a row of signs that was drawn
+    before; others are made from random bytes, and each draw overwrites the one before."""
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device)
@@ -379,8 +380,8 @@ class _Noise:
         return numbers[:count].copy_(words.view(torch.int8)[:count]).view(like.shape)
 
     def _signs(self, like: torch.Tensor, least: int) -> torch.Tensor:
-        """A row of at least so many random signs. It is not kept for another estimate: a candidate
-        that runs in between may write anywhere."""
+        """A row of at least this many random signs. It is not reused for another estimate, because
+        a candidate that runs in between may write anywhere."""
         known = self._rows.get(like.dtype)
         if known is None or len(known) < least:
             words = self._words.new_empty((max(least, _LEAST_ROW) + 7) // 8)
@@ -440,7 +441,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _lost_in_sums(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """sqrt(n) units of the sum of n magnitudes; None where nothing is added up. It includes the
+        """sqrt(n) units of the sum of n magnitudes; None if nothing is added up. It includes the
         factor that gives uniform numbers the standard deviation of rounding errors."""
         packet = func.overloadpacket
         if packet in _MATRICES:
@@ -539,7 +540,7 @@ def _is_exact(func: Any) -> bool:
 
 @functools.cache
 def _parts_of(func: Any) -> Callable[..., Any] | None:
-    """The operation as a function of simpler ones; None where it is simple itself."""
+    """The operation as a function of simpler ones; None if it is simple itself."""
     if func in _WRITTEN:
         return _WRITTEN[func]
     if func.overloadpacket in _IN_PARTS and func in decomposition_table:
@@ -649,9 +650,9 @@ def near(values: torch.Tensor) -> torch.Tensor:
 
 
 def _spikes(rows: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Rows in turn have one spike, several equal ones, and one that lies a unit in the last place
-    above the spike before it. Every other row has it in the last sixteenth. The last element of a
-    row is half as high."""
+    """Rows alternate among one spike, several equal ones, and a spike that is a unit in the last
+    place above the spike before it. In every other row it lies in the last sixteenth. The last
+    element of a row is half as high."""
     columns, device = rows.shape[1], rows.device
     row = torch.arange(len(rows), device=device)
     heights = table_on(device, _SPIKES)[turn % len(_SPIKES)]
@@ -683,10 +684,11 @@ def index_values(
     *,
     far: bool = True,
 ) -> torch.Tensor:
-    """int64 integers of a range: in normal any, in large its two ends, in ramp all in order, over
-    and over, in spike one and the same. With `far` rows in turn of large have the two ends, and
-    numbers near the one end or the other, and so have rows of spike the one number, an odd one near
-    the one end, and one near the other: sums are large, and sums of all stay within int64."""
+    """int64 integers of a range. normal: any; large: its two ends; ramp: all in order, cyclically;
+    spike: one number throughout. With `far`, rows of large alternate among the two ends, numbers
+    near one end, and numbers near the other. Rows of spike alternate among the one number, an odd
+    number near one end, and an odd number near the other. So sums are large, and sums of all stay
+    within int64."""
     device = generator.device
     drawn = torch.randint(len(values), shape, generator=generator, device=device)
     count = torch.arange(drawn.numel(), device=device).reshape(shape)
@@ -705,7 +707,7 @@ def index_values(
 def _near_ends(
     drawn: torch.Tensor, ends: torch.Tensor, values: range, generator: torch.Generator
 ) -> torch.Tensor:
-    """Numbers of elements of the range: see `index_values`."""
+    """Numbers near the ends of the range: see `index_values`."""
     first, last = _summed(values, drawn.numel())
     if first > last:
         return ends
@@ -717,8 +719,8 @@ def _near_ends(
 def _one_near_ends(
     drawn: torch.Tensor, one: int, values: range, generator: torch.Generator
 ) -> torch.Tensor:
-    """Numbers of elements of the range: see `index_values`. Even ones would hide that a sum of
-    float numbers is rounded."""
+    """Odd numbers near one end of the range: see `index_values`. Even ones would hide the rounding
+    of a floating-point sum."""
     first, last = _summed(values, drawn.numel())
     if first > last:
         return drawn
@@ -733,8 +735,8 @@ def _one_near_ends(
 
 
 def _summed(values: range, count: int) -> tuple[int, int]:
-    """The first and the last number of an element of which `count` add up within int64; the first
-    is above the last where there is none."""
+    """The smallest and the largest value of which `count` can be added within int64. The smallest
+    exceeds the largest if there is no such value."""
     most = (1 << 62) // max(1, count)
     places = sorted((end - values.start) // values.step for end in (-most, most))
     return max(0, places[0] + 1), min(len(values) - 1, places[1])

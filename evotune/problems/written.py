@@ -57,7 +57,7 @@ class Written:
     @contextlib.contextmanager
     def unchanged(self, method: str, inputs: Mapping[str, Any], *, of: str = "") -> Iterator[None]:
         """A context in which the method must not write to its inputs: the other methods and every
-        launch read the same tensors. ProblemMistake if it does. `of` names a baseline."""
+        launch read the same tensors. Raises ProblemMistake if it does. `of` names a baseline."""
         versions = {name: _writes_to(value) for name, value in inputs.items()}
         yield
         for name, version in versions.items():
@@ -65,7 +65,8 @@ class Written:
                 raise self.mistake(method, f"{of or method} changed its input {name} in place")
 
     def check(self, sizes: Mapping[str, int]) -> str:
-        """Why the sizes make no sense, which `check` says by a ValueError; "" when they do."""
+        """Why the sizes are invalid, from the ValueError that `check` raises; "" if they are
+        valid."""
         try:
             found = self.call("check", **sizes)
         except ProblemMistake as mistake:
@@ -90,8 +91,8 @@ class Written:
         return {name: self._described(method, name, each) for name, each in found.items()}
 
     def check_names(self, specs: Sequence[TensorSpec], symbols: Collection[str]) -> None:
-        """ProblemMistake for an output named like an input, and for a tensor named like a size, a
-        flag or a constant: a name in the space could mean either."""
+        """Raises ProblemMistake for an output named like an input, and for a tensor named like a
+        size, a flag or a constant: a name in the space could mean either."""
         taken = dict.fromkeys(symbols, "a symbol of the problem")
         for spec in specs:
             method = "outputs" if spec.is_output else "inputs"
@@ -163,8 +164,8 @@ class Written:
         }
 
     def check_finite(self, method: str, found: Tensors, case: str) -> None:
-        """ProblemMistake for NaN and infinities in the reference: beside them no kernel is right,
-        whatever it writes."""
+        """Raises ProblemMistake for NaN and infinities in the reference, because no kernel could
+        agree with them."""
         for name, value in found.items():
             if not value.isfinite().all():
                 given = f"{method} gave NaN or infinity in {name} for normal inputs of {case}"
@@ -277,7 +278,7 @@ _STEPS = (1, 2, 3)
 
 
 class WrittenProblem(Protocol):
-    """A user's problem, as its inputs, its reference and its sizes need it."""
+    """Calls the methods that a user wrote, and checks what they return."""
 
     dtype: str
 
@@ -310,8 +311,8 @@ def solved_case(
     tuned: Sequence[Case],
 ) -> Case:
     """The case whose inputs have these shapes. `options` give some of its sizes and constants.
-    Sizes that neither shapes nor options give are as in the cases `tuned`. ValueError, one line,
-    when no case fits, or several do."""
+    Sizes that neither shapes nor options give are as in the cases `tuned`. Raises ValueError, one
+    line, if no case fits, or several do."""
 
     fits: dict[str, Case] = {}
     unknown = [name for name in problem.sizes if name not in options]
@@ -330,7 +331,7 @@ def solved_case(
     found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     if fits:
         raise ValueError(
-            f"the inputs' shapes ({found}) leave open which of {', '.join(fits)} is meant: say "
+            f"the inputs' shapes ({found}) leave open which of {', '.join(fits)} is meant: pass "
             f"the sizes by name ({names})"
         )
     raise ValueError(f"no {names} fit the inputs' shapes: {found}")
@@ -350,9 +351,9 @@ def solve_sizes(
 ) -> dict[str, int]:
     """Solves for the sizes `names`, beginning with the values in `start`.
 
-    An extent that depends linearly on one unknown size alone determines that size. With it known,
-    other extents may depend on one unknown size alone. Sizes that the shapes do not determine keep
-    their value in `start`. The caller must check that the answer fits.
+    An extent that depends linearly on a single unknown size determines that size. Then other
+    extents may depend on a single unknown size. Sizes that the shapes do not determine keep their
+    value in `start`. The caller must check the solution.
     """
     sizes, unknown = dict(start), set(names)
     while unknown:
@@ -371,7 +372,7 @@ def _one_known(
     sizes: dict[str, int],
     unknown: set[str],
 ) -> tuple[str, int] | None:
-    """A size that one extent determines, and its value; None when there is none."""
+    """A size that one extent determines, and its value; None if there is none."""
     before = _extents(shapes_of(sizes))
     lines = {
         name: [_extents(shapes_of({**sizes, name: sizes[name] + step})) for step in _STEPS]
@@ -411,13 +412,13 @@ _MOST = {"uint8": 1 << 8, "int32": 1 << 31, "int64": 1 << 63}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor in the answer of `inputs` or `outputs`, where a shape alone says too little.
+    """A tensor in the result of `inputs` or `outputs`, if a shape alone is not enough.
 
-    - `dtype`: float16, bfloat16, float32, float8_e4m3, float8_e5m2, uint8, int32 or int64; the
-      problem's own if it is not given.
-    - `values`: of an input. None: as `make_input` makes them. `range(0, columns)`: integers of that
-      range, any of which may stand anywhere. `(0.01, 10.0)`: numbers between these, drawn evenly in
-      the logarithm, such as scales. `"indices"`: lengths and places that must fit together;
+    - `dtype`: float16, bfloat16, float32, float8_e4m3, float8_e5m2, uint8, int32 or int64; defaults
+      to the problem's own.
+    - `values` of an input. None: what `make_input` returns. `range(0, columns)`: integers of that
+      range; any of them may occur anywhere. `(0.01, 10.0)`: numbers between these, uniform in the
+      logarithm, such as scales. `"indices"`: lengths and indices that must fit together;
       `make_indices` makes them, and they change only together, between launches.
     """
 
@@ -427,11 +428,11 @@ class Tensor:
 
     @property
     def has_indices(self) -> bool:
-        """Whether its values are lengths and places that must fit together."""
+        """Whether its values are lengths and indices that must fit together."""
         return self.values == INDICES
 
     def wrong(self, *, is_output: bool) -> str:  # noqa: PLR0911
-        """Why the description makes no sense, in one line; "" when it does."""
+        """Why the description is invalid, in one line; "" if it is valid."""
         if self.values is not None and is_output:
             return "is an output, which has no values of its own"
         if self.dtype and self.dtype not in ELEMENT_BYTES:
@@ -449,7 +450,7 @@ class Tensor:
             expected = "a range, two positive numbers or 'indices'"
             return f"has the values {self.values!r}, expected {expected}"
         elif self.values is None and self.dtype in INTEGERS and not is_output:
-            return f"is {self.dtype} without values: say range(first, end) or 'indices'"
+            return f"is {self.dtype} without values: state range(first, end) or 'indices'"
         elif self.values == INDICES and self.dtype not in INTEGERS:
             return "has indices of no integer type"
         return ""
@@ -496,8 +497,8 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class _RuntimeMistake(ProblemMistake, RuntimeError):
-    """A mistake that is a RuntimeError too, since the device's own errors (no memory left, say) are
-    told from mistakes only later."""
+    """A mistake that is also a RuntimeError, because the device's own errors (no memory left, say)
+    are distinguished from mistakes only later."""
 
 
 class ProblemFile:
@@ -523,7 +524,7 @@ class ProblemFile:
             raise mistake from error
 
     def mistake(self, error: BaseException, line: int = 0, hint: str = "") -> ProblemMistake | None:
-        """The mistake behind an exception; None when the file is not to blame: for Ctrl-C, for an
+        """The mistake behind an exception; None if the file is not to blame: for Ctrl-C, for an
         error of evotune's own and, without `line`, for an exception that no code of the file was
         part of."""
         if isinstance(error, ProblemMistake):
@@ -546,7 +547,7 @@ class ProblemFile:
     def at(
         self, line: int, message: str, kind: type[ProblemMistake] = ProblemMistake
     ) -> ProblemMistake:
-        """A mistake at that line; without a file, only its message."""
+        """A mistake at that line. Without a file it has only the message."""
         return kind(f"{self._name}:{line}: {message}" if self._name else message)
 
     def line_of(self, kind: type, attribute: str = "") -> int:

@@ -1,1 +1,2 @@
-"""Reports of a run, for people and scripts. They need its folder, but no torch and no device."""
+"""Reports of a run, for people and scripts. They need the run's folder, but neither torch nor a
+device."""

@@ -4,10 +4,10 @@ A ratio is the first candidate's time / the second one's: above 1 the second is 
 is 1 / ratio - 1. There are three ways to find a ratio:
 
 - From stored figures it is the quotient of two speedups over the same baseline. Each candidate was
-  timed in turn with the baseline, so two runs compare even if the machine was slower in one of
-  them. The interval spans every value that the two 95% intervals allow.
+  timed in alternation with the baseline, so two runs are comparable even if the machine was slower
+  during one of them. The interval spans every value that the two 95% intervals allow.
 - Where the baselines differ it is the quotient of the times, without an interval.
-- `--remeasure` times the two in turn, which gives a paired interval.
+- `--remeasure` times the two in alternation, which gives a paired interval.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class CaseRatio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`basis` is paired (timed in turn now), baseline (speedups over one baseline) or times."""
+    """`basis` is paired (timed now, in alternation), baseline (speedups over one baseline) or
+    times."""
 
     first: Side
     second: Side
@@ -100,8 +101,8 @@ class Comparison:
 
 
 def compare(first: Side, second: Side, measured: Outcome | None = None) -> Comparison | None:
-    """Compares two sides. `measured` is the outcome of timing both in turn. None when there is
-    nothing to compare: no case in common, or a side without times."""
+    """Compares two sides. `measured` is the outcome of timing both in alternation. None if there is
+    nothing to compare: no common case, or a side without times."""
     if measured is not None:
         cases = [_paired(m) for m in measured.measurements if m.counts]
         basis = "paired"
@@ -116,7 +117,7 @@ def side(data: RunData, wanted: str) -> Side | None:
     """The side for the text `wanted`: empty for the leaderboard's first row, a trial's number, or
     `default`.
 
-    None when the run has no such trial. A trial that failed is a side without times."""
+    None if the run has no such trial. A trial that failed is a side without times."""
     from evotune.report.leaderboard import rank
 
     evidence = weigh(data)
@@ -190,7 +191,7 @@ def _facts(first: Side, second: Side) -> Iterator[tuple[str, str, str]]:
 
 
 def _described(data: RunData) -> dict[str, Json]:
-    """Conditions of a run, beside the configuration, on which its times depend."""
+    """Conditions of a run, other than the configuration, on which its times depend."""
     environment = data.environment
     packages: Mapping[str, Json] = environment.get("packages") or {}
     found = {

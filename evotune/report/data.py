@@ -116,7 +116,7 @@ class RunData:
     def load(cls, run: RunFolder, rows: int | None = None) -> RunData:
         """Loads a run; with `rows`, only the trials that the leaderboard's first `rows` rows need.
 
-        StoreError when the store is missing, damaged or from a newer evotune.
+        Raises StoreError if the store is missing, damaged or from a newer evotune.
         """
         with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
             return cls._read(run, store, rows)
@@ -173,8 +173,8 @@ class RunData:
 
     @property
     def beside(self) -> Mapping[int, Sequence[str]]:
-        """Other work seen on the machine when a part of the run began, by the number of trials
-        stored until then; empty for a run of an older evotune, which did not look."""
+        """Other work on the machine when a session of the run began, by the number of trials stored
+        until then; empty for a run of an older evotune, which did not check."""
         return dict(sorted(self.facts.beside.items()))
 
     @property
@@ -261,8 +261,8 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Switches the garbage collector off while a million objects are made: it would find nothing,
-    since reference counts free them."""
+    """Disables the garbage collector while a million objects are made. It would find nothing,
+    because reference counting frees them."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -274,7 +274,7 @@ def without_collecting() -> Iterator[None]:
 
 def _environment(run: RunFolder, kept: Json) -> Mapping[str, Json]:
     """The content of environment.json. A report is useful without it, so a lost or changed file is
-    told in the report and is no error."""
+    a note in the report and no error."""
     try:
         found = json.loads(read_regular(run.environment))
     except (OSError, ValueError) as error:
@@ -291,7 +291,7 @@ def leaders(
 ) -> dict[int, int]:
     """Trial -> its leader, the first stored trial with the same machine code, for all of `links`.
 
-    `links` maps a trial to an earlier trial with its machine code, or to None. `stored` has further
+    `links` maps a trial to an earlier trial with its machine code, or to None. `stored` has more
     trials that exist. A trial that a link names may be missing: it is not stored yet, or was lost
     with a killed run. Then the first trial whose links lead to it is the leader.
     """
@@ -319,9 +319,9 @@ def deciding(store: RunStore, rows: int, confirmed: Collection[int]) -> tuple[se
     """The trials that must be read for the first `rows` rows of a leaderboard, and the number of
     rows that follow them.
 
-    A row stands for all trials of one machine code. The trials are those of the `confirmed` rows,
-    of the next best `rows`, and of one more, which shows whether the last row shares its rank. They
-    are none if every row is confirmed.
+    A row stands for all trials with the same machine code. Returns the trials of the `confirmed`
+    rows, of the next best `rows`, and of one more, which shows whether the last row shares its
+    rank. Empty if every row is confirmed.
     """
     known = stored_leaders(store)
     followers = {number for number, leader in known.items() if leader != number}

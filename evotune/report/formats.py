@@ -123,8 +123,8 @@ def _lines(values: list[Json]) -> str:
 
 
 def trial_record(recorded: bool, item: Evidence, place: int | None) -> dict[str, Json]:
-    """One trial's record, as the module's docstring describes it. `recorded` tells whether the run
-    is on a recorded space. `place` is the trial's rank, None without one."""
+    """One trial's record, as the module's docstring describes it. `recorded`: whether the run is on
+    a recorded space. `place`: the trial's rank, or None."""
     trial, outcome = item.trial, item.outcome
     searched = trial.outcome
     numbers = figures(outcome, recorded=recorded)

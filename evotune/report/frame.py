@@ -60,7 +60,7 @@ class Column:
 
     @classmethod
     def of(cls, cells: Sequence[Json]) -> Column:
-        """A column of `cells`, of which None are absent."""
+        """A column of `cells`; a None cell is empty."""
         kinds = set(map(type, cells))
         if kinds <= {NoneType}:
             return cls.empty(len(cells))

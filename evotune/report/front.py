@@ -169,7 +169,7 @@ DEVICES_MEANING = (
 
 
 def devices_agreement(devices: Sequence[Calibration]) -> str:
-    """How far the devices of one model are apart."""
+    """How far the devices of one model differ."""
     return agreement(devices)
 
 

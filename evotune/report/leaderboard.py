@@ -61,8 +61,8 @@ class Leaderboard:
 def rank(data: RunData, evidence: Mapping[int, Evidence] | None = None) -> Leaderboard:
     """Ranks confirmed rows by the lower bound of their interval, then the others by fitness.
 
-    Rows share a rank while their interval overlaps the interval of the group's first row. Each
-    device model has ranks of its own; the model of the run's first device comes first.
+    Rows share a rank while their interval overlaps the interval of the group's first row. Device
+    models are ranked separately; the model of the run's first device comes first.
     """
     known = weigh(data) if evidence is None else evidence
     groups: dict[int, list[Evidence]] = {}
@@ -161,7 +161,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The numbers of one outcome; None where it has none.
+    """The numbers of one outcome; None if it has none.
 
     - `speedup`, `time_us`: geometric means over the timed cases.
     - `error`: the maximum error of the check that came closest to its limit, or went beyond it.
@@ -226,7 +226,7 @@ def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
 
 
 def interval(outcome: Outcome) -> tuple[float, float]:
-    """Bounds of a valid outcome's fitness; the fitness itself where none were measured."""
+    """Bounds of a valid outcome's fitness, or the fitness itself if none were measured."""
     assert outcome.fitness is not None
     low, high = outcome.fitness_low, outcome.fitness_high
     return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)

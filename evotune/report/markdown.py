@@ -178,7 +178,8 @@ def _ranking(data: RunData, board: Leaderboard) -> Iterator[str]:
     yield "## Leaderboard"
     yield _table(leaderboard_table(data, board.rows[:_SHOWN_ROWS]))
     notes = [
-        "Rows that share a rank (`1=`) have overlapping intervals: time does not tell them apart."
+        "Rows that share a rank (`1=`) have overlapping intervals: "
+        "their times do not distinguish them."
     ]
     hidden = len(board.rows) + data.totals.unloaded_rows - _SHOWN_ROWS
     if hidden > 0:
@@ -463,7 +464,7 @@ def _use(data: RunData) -> Answer:
             "Not yet: no confirmed champion is surely faster than the baseline in a timed case."
         )
         if ":" in problem and any(each.ok for each in data.confirmations.values()):
-            nothing += " A package of it can be made all the same, with evotune export."
+            nothing += " You can still make a package of it, with evotune export."
         elif data.won_held_out:
             held_out = " and ".join(data.won_held_out)
             nothing = (
@@ -491,7 +492,11 @@ def _steps(
     kind, _, reason = summary.state.partition(":")
     more = more_budget("interrupted" if kind in _RESUMABLE else reason, data.facts.settings)
     if more is not None and (leader is not None or not more):
-        why = "searches on: more trials may find better" if more else "goes on where it stopped"
+        why = (
+            "continues the search: more trials may find something faster"
+            if more
+            else "continues where it stopped"
+        )
         yield run_command("resume", data.path, *more), why
     if leader is not None and not data.recorded:
         yield run_command("verify", data.path), "checks the leader once more, and lists every check"

@@ -102,14 +102,14 @@ def _baselines(leader: Row, numbers: Mapping[str, int]) -> str:
         + (f"case {numbers[m.case]}, {m.case}" if m.case in numbers else m.case)
         for m in leader.timed
     )
-    return f"baseline: {'; '.join(timed)} (timed beside trial {leader.number})"
+    return f"baseline: {'; '.join(timed)} (timed with trial {leader.number})"
 
 
 def _notes(
     data: RunData, board: Leaderboard, rows: Sequence[Row], hidden: int, width: int
 ) -> Iterator[Line]:
     if any(row.tied for row in rows):
-        overlap = "overlapping intervals, time does not tell them apart"
+        overlap = "overlapping intervals: their times do not distinguish them"
         why = "equal times" if data.recorded else overlap
         yield from paragraph(f"= rows of the same rank: {why}", width, role=Role.QUIET)
     if hidden:
@@ -289,7 +289,7 @@ def _times(rows: Sequence[Row], case: str) -> tuple[Span, ...]:
 
 
 def _case_heading(case: str) -> tuple[str, str]:
-    """The label and the unit on two lines, broken where that makes the column narrowest."""
+    """The label and the unit on two lines, broken so that the column is narrowest."""
     words = [*case.split(), "µs"]
     splits = [(" ".join(words[:at]), " ".join(words[at:])) for at in range(1, len(words))]
     return min(splits, key=lambda split: max(map(len, split)), default=("", words[0]))
@@ -305,7 +305,7 @@ def _verdict(figures: Figures) -> Role:
 
 
 _GAP = "  "
-_LEAST_TEXT = 20  # columns a paragraph keeps beside its indent, however narrow the screen
+_LEAST_TEXT = 20  # columns that a paragraph keeps after its indent, however narrow the screen
 
 
 class Role(enum.StrEnum):

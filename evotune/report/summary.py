@@ -177,8 +177,8 @@ def no_win(data: RunData) -> str:
     if any(m.speedup_high >= 1 for m in timed):
         return (
             "no win yet: the best may be faster or slower than the baseline, since the 95% "
-            "interval of its speedup contains 1; run again on a quiet machine, or search on with "
-            "more trials"
+            "interval of its speedup contains 1; run again on a quiet machine, or continue the "
+            "search with more trials"
         )
     why = run_command("explain", data.path)
     return f"no win: all that is confirmed is slower than the baseline; what limits the best: {why}"

@@ -38,7 +38,7 @@ from evotune.workers.entry import die_with_parent
 # Work on the parts of a long report, by several processes at once.
 
 _MOST = 8  # this process reads parts and writes results, and cannot feed any number of others
-_WAITING = 2  # parts in memory for each process beside the part in work
+_WAITING = 2  # parts in memory for each process, in addition to the one that it works on
 _Part = TypeVar("_Part")
 
 
@@ -56,7 +56,7 @@ def mapped(
 
     With less than two `processes` this process does the work itself. Otherwise its child processes
     do, and the parts and results are pickled on the way to them and back. No file is unpickled.
-    EnvironmentProblem when a child dies.
+    Raises EnvironmentProblem if a child dies.
     """
     if processes < 2:
         yield from map(work, parts)
@@ -103,7 +103,7 @@ _MANY = 50_000  # trials; for less there is little to gain, and processes take t
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Ranked: TypeAlias = tuple[Evidence, int | None]
-"""A trial and its rank, None where it has none."""
+"""A trial and its rank, None if it has none."""
 Work: TypeAlias = Callable[[bool, Sequence[Ranked]], _Result]
 """A function of (is the run a recorded one, some trials)."""
 

@@ -1,4 +1,4 @@
-"""Figures in words for people, the same in tables, Markdown and progress lines."""
+"""Figures in words, the same in tables, Markdown and progress lines."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def time_text(time_us: float) -> str:
 
 
 def error_share_text(figures: Figures) -> str:
-    """The error as a share of its limit, `31%`; the bare error if it has no limit; `-` if both are
-    no more than rounding."""
+    """The error as a share of its limit, `31%`, or the error itself if it has no limit. `-` if
+    neither exceeds the rounding of the result."""
     if figures.error is None or figures.rounding:
         return NONE
     if figures.error == 0:
@@ -170,7 +170,7 @@ def duration_text(seconds: float) -> str:
 
 
 def stage_text(seconds: float) -> str:
-    """A stage's time in one trial: `87.3 ms`, from ten seconds on `12.3 s`."""
+    """A stage's time in one trial: `87.3 ms`, or `12.3 s` from ten seconds on."""
     return f"{seconds * 1000:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
@@ -185,8 +185,8 @@ def state_text(state: str) -> str:
 
 
 TIMED_ALONE = (
-    "These times were taken without a kernel beside them. Do not divide them by times of the "
-    "leaderboard: its speedups come from timing kernel and baseline in turn."
+    "These baselines were timed alone. Do not divide their times by times of the leaderboard: "
+    "its speedups come from timing kernel and baseline in alternation."
 )
 
 

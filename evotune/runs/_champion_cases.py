@@ -27,7 +27,8 @@ def obstacle(
     """Why the kernel, compiled for this configuration, cannot run `sibling`, a variant of a `case`
     that it is tuned on; "" when it can.
 
-    `names`: the kernel must be told these symbols where the two cases differ; None: all of them.
+    `names`: the symbols that the kernel must get as arguments if the two cases differ in them;
+    None: all of them.
     """
     unsupported = kernel.unsupported(sibling.symbols)
     if unsupported is not None:
@@ -67,7 +68,7 @@ def symbols_kept(
     scalars: Iterable[str],
     tensors: Iterable[TensorSpec] = (),
 ) -> set[str]:
-    """The symbols whose values stay as they are in every further case of the kernel.
+    """The symbols that keep their values in every additional case of the kernel.
 
     - Compiled-in symbols, because another value needs another binary. A compiled-in `let` does not
       count: see `symbols_kept_in_search`.
@@ -89,7 +90,7 @@ def symbols_kept_in_search(
     tensors: Sequence[TensorSpec] = (),
 ) -> set[str]:
     """`symbols_kept` for trials of the search. They also keep `layout` if a compiled-in `let`
-    depends on strides: then each layout needs a binary of its own. Trials compile the layouts that
+    depends on strides: then each layout needs a separate binary. Trials compile the layouts that
     the space times, and only the confirmation of a champion compiles the others."""
     kept = symbols_kept(document, kernel, scalars, tensors)
     derived = [document.let[name] for name in kernel.compiled_in if name in document.let]
@@ -102,8 +103,8 @@ def symbols_kept_in_search(
 def strides_untold(
     document: SpaceDocument, kernel: KernelSpec, tensors: Iterable[TensorSpec]
 ) -> tuple[str, ...]:
-    """The symbols of strides of `tensors` that the kernel would have to be told. A tensor map has
-    the strides in it."""
+    """The stride symbols of `tensors` that the kernel would have to take as arguments. A tensor map
+    contains the strides."""
     told = _symbols_told(document, kernel)
     pointers = {argument.name for argument in kernel.arguments if argument.tensor_map is None}
     pointers |= {memory.tensor for memory in kernel.constant_memory}
@@ -155,7 +156,7 @@ def _names(expressions: Iterable[Expression], let: Mapping[str, Expression]) -> 
 
 
 def refusal_of(document: SpaceDocument, problem: Problem, case: Case) -> str:
-    """Why no kernel of the space takes the case; "" where one does."""
+    """Why no kernel of the space can compute the case; "" if one can."""
     reasons = []
     for kernel in document.kernels:
         why = _kernels_refusal(document, kernel, problem, case)

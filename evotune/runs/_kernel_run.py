@@ -51,7 +51,7 @@ from evotune.runs.setup import RecordedSetup
 
 _LOOK_S = 1.0
 _LOOK_SHARE = 50
-"""Likely champions are looked for once a second, or where a look takes long, once in 50 times as
+"""Evotune looks for likely champions once a second, or, if a look takes long, once in 50 times that
 long."""
 
 
@@ -102,7 +102,7 @@ class KernelRun:
 
     def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
         """Opens the devices, times or recalls the baselines, and calibrates several devices.
-        Meanwhile compiles the `first` configurations for a single device, where that disturbs no
+        Meanwhile compiles the `first` configurations for a single device, if that disturbs no
         measurement."""
         self._name_other_work()
         if self._cluster is not None:
@@ -136,7 +136,7 @@ class KernelRun:
         return BackgroundExecutor(executor)
 
     def expect_finalists(self, executor: Executor) -> None:
-        """Plans and compiles the best trials so far, where that disturbs no measurement."""
+        """Plans and compiles the best trials so far, if that disturbs no measurement."""
         backend = registry.named(self.setup.profile.backend)
         if backend.exclusive or not self.confirms or not isinstance(executor, BackgroundExecutor):
             return
@@ -223,8 +223,8 @@ class KernelRun:
         return earlier
 
     def _name_other_work(self) -> None:
-        """Names the other work on this machine; the record has it by the trials stored before. Says
-        how many threads are measured, where that is less than the machine has."""
+        """Reports other work on this machine, and records it under the number of trials stored
+        before. Says how many threads are measured if the machine has more."""
         if self._cluster is None and (said := in_part(self.setup.profile)):
             self._observer.phase(said)
         found = others_at_work(self.setup.devices)
@@ -259,8 +259,8 @@ class KernelRun:
     def _stored_twin(self, binary: str) -> Twin | None:
         """The first stored outcome that speaks for this machine code and launch.
 
-        The executor's thread calls it, so it opens the store anew: the run's own connection belongs
-        to the run's thread.
+        The executor's thread calls it, so it opens the store again: the run's own connection
+        belongs to the run's thread.
         """
         with RunStore.open_for_reading(self._store.path, checked=True) as store:
             for trial in store.with_binary(binary):
@@ -395,7 +395,7 @@ class PlansAhead:
         self._wanted: frozenset[int] = frozenset()
 
     def expect(self, trials: Iterable[Trial]) -> None:
-        """Begins to plan these, the first one first. Of those expected before, no others follow."""
+        """Begins to plan these, in this order, and drops those that were expected before."""
         trials = list(trials)
         self._wanted = frozenset(trial.number for trial in trials)
         if self._wanted - self._made.keys():

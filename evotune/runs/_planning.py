@@ -103,7 +103,7 @@ class Planner:
 
     @property
     def rules(self) -> BuildRules | None:
-        """The rules for compiled proposals; None where the backend knows no limits."""
+        """The rules for compiled proposals; None if the backend has no limits."""
         if self._limits is None:
             return None
         return BuildRules(self.bound, self._limits, self._profile.attributes)
@@ -150,8 +150,8 @@ class Planner:
         cases: Iterable[Case],
         wanted: Sequence[Region],
     ) -> Proposal:
-        """The short cases alone that execute the `wanted` regions; see `served_cases`. The kernel
-        is known to run the `cases`, which lie there, and no case needs a binary beside theirs.
+        """Only the short cases that execute the `wanted` regions; see `served_cases`. The kernel is
+        known to run the `cases`, which lie there, and no case needs a binary other than theirs.
         """
         kernel = self.kernel_of(configuration)
         compile_jobs: _CompileJobs = {}
@@ -161,7 +161,8 @@ class Planner:
         return self._with_lengths(kernel, made, evaluator, compile_jobs, wanted)
 
     def refuse_fractions(self, configuration: Configuration) -> None:
-        """SpaceError where a launch of the configuration has no integer where one belongs."""
+        """Raises SpaceError if a launch of the configuration lacks an integer where one is
+        required."""
         try:
             self._case_jobs(self.kernel_of(configuration), configuration, {})
         except NoInteger as found:
@@ -242,7 +243,7 @@ class Planner:
         return plans
 
     def strided_tensors(self, configuration: Configuration, case: Case) -> frozenset[str]:
-        """The tensors whose strides the configuration's kernel is told."""
+        """The tensors whose strides the configuration's kernel takes as arguments."""
         kernel, specs = self.kernel_of(configuration), self.problem.tensors(case)
         return frozenset(
             spec.name
@@ -251,7 +252,7 @@ class Planner:
         )
 
     def _strides_missing(self, kernel: KernelSpec, case: Case) -> str | None:
-        """Why the kernel cannot run a case whose tensors are not contiguous; None when it can."""
+        """Why the kernel cannot run a case whose tensors are not contiguous; None if it can."""
         strided = [spec for spec in self.problem.tensors(case) if spec.strides]
         untold = strides_untold(self._document, kernel, strided)
         if not untold:
@@ -270,7 +271,7 @@ class Planner:
         return [edge for label, edge in edges.items() if label not in timed]
 
     def _searched_edges(self, kernel: KernelSpec, kept: Collection[str]) -> list[Case]:
-        """The edge cases that need no binary beside those of the timed cases."""
+        """The edge cases that need no binary other than those of the timed cases."""
         compiled_in, timed = self._compiled_in[kernel.name], self._cases[TIMED]
         edges = self._edge_cases({*kept, *compiled_in.specialised_kept(timed)})
         return compiled_in.same_binaries(timed, edges)
@@ -393,7 +394,7 @@ class Planner:
         skipped: list[Check],
     ) -> list[CaseJob]:
         """The measured cases with the binaries of other layouts, and random shapes that need no
-        further binary."""
+        other binary."""
         text = f"{self._secret}/shapes/{seed}".encode()
         draw = int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
         jobs: list[CaseJob] = []
@@ -449,8 +450,8 @@ def architecture(profile: DeviceProfile) -> dict[str, Value]:
 
 
 class CompileJobs:
-    """Makes the compiler runs of one space on one device. SpaceError when two macros collide,
-    UsageError when a compiler could not be told the folder."""
+    """Makes the compiler runs of one space on one device. Raises SpaceError if two macros collide,
+    UsageError if a compiler cannot take the folder's name."""
 
     def __init__(
         self,
@@ -522,7 +523,7 @@ class CompileJobs:
         return {"entry": kernel.entry, "signature": tuple(types)}
 
     def _refuse_collisions(self) -> None:
-        """SpaceError at the second of two things that would become the same -D name."""
+        """Raises SpaceError at the second of two things that would become the same -D name."""
         taken = {f"DTYPE_{dtype.upper()}" for dtype in self._problem.dtypes} | {"DTYPE"}
         kernels = self._document.kernels
         own = {name for kernel in kernels for name in language(kernel.language).taken_macros}
@@ -556,8 +557,8 @@ class CompileJobs:
 def _choice_constants(document: SpaceDocument) -> dict[str, int]:
     """NAME_CHOICE constants for every parameter that has identifiers among its values.
 
-    They count from 1: the preprocessor takes a name it does not know for 0, and a choice that
-    a space leaves out must not look like one that it has.
+    They count from 1, because the preprocessor treats an unknown name as 0, and a choice that a
+    space lacks must not equal one that it has.
     """
     constants: dict[str, int] = {}
     for spec in document.parameters:
@@ -594,7 +595,7 @@ class CompiledIn:
     def __init__(
         self, bound: BoundSpace, kernel: KernelSpec, problem: Problem, measured: Sequence[Case]
     ) -> None:
-        """SpaceError for a compiled-in `let` that is no whole number on a measured case."""
+        """Raises SpaceError for a compiled-in `let` that is no whole number on a measured case."""
         self._bound = bound
         self._evaluator = CaseEvaluator(bound.case_scope({}, {}))
         self._kernel = kernel
@@ -614,8 +615,8 @@ class CompiledIn:
         return (*self._values(self._kernel.define, case.symbols), *special)
 
     def is_known(self, case: Case, known: Collection[tuple[Value, ...]]) -> bool:
-        """Whether the case needs no binary beside the `known` ones and, for each of these, the one
-        with 0 for the names of `specialise`."""
+        """Whether the case needs no binary other than the `known` ones and, for each of these, the
+        one with 0 for the names of `specialise`."""
         values, count = self.of(case), len(self._kernel.define)
         if values in known or any(values[count:]):
             return values in known
@@ -672,9 +673,9 @@ class CompiledIn:
                 yield from self._in_other_bands([like, *found[values]], names)
 
     def _in_other_bands(self, cases: Sequence[Case], names: Collection[str]) -> list[Case]:
-        """Of a user's problem: cases for the pairs of bands of sizes, up to those of these cases of
-        one binary, that none of them has; cheap ones first. A package serves what was executed by
-        pairs, and few cases leave bands out. `names` are the symbols that stay as they are."""
+        """For a user's problem: cases for the pairs of size bands, up to those of these cases of
+        one binary, that none of them covers; cheap ones first. A package serves what was executed
+        by pairs, and few cases leave bands out. `names` are the symbols that stay as they are."""
         problem = self._problem
         if not isinstance(problem, UserProblem):
             return []

@@ -37,7 +37,7 @@ from evotune.trial import Region
 from evotune.workers.executor import HELD_OUT, TIMED, CaseJob
 
 _EACH = 512
-"""Of a range of so many lengths near a measured one each is executed."""
+"""In a range of at most this many lengths near a measured one, each length is executed."""
 _TILE = 128
 """Sizes of tiles are divisors of twice or three times this number."""
 _SAMPLE = 64
@@ -65,9 +65,8 @@ def served_cases(  # noqa: PLR0917
     - `job_of` raises Rejected, SpaceError or ValueError for a case that the kernel cannot run.
     - `is_specialised`: whether a binary is made for the sizes of a measured case: it counts for no
       other length.
-    - `wanted`: the regions to execute, where they reach beyond what lies near the cases. Their own
-      `pairs` and `executed` lengths were executed before. A user's problem is executed near the
-      cases in any event.
+    - `wanted`: the regions to execute beyond the surroundings of the cases. Their own `pairs` and
+      `executed` lengths were executed before. A user's problem is always executed near the cases.
     """
     ranked: list[tuple[int, CaseJob]] = []
     plans: list[LengthPlan] = []
@@ -118,8 +117,8 @@ def _pairs(  # noqa: PLR0917
     job_of: Callable[[Case], CaseJob],
     regions: Sequence[Region],
 ) -> Iterator[CaseJob]:
-    """A case for each pair of bands near the measured cases that no other case has; of attention
-    also between them, where the cases may have few rows, and in the wanted `regions`."""
+    """A case for each pair of bands near the measured cases that no other case covers. For
+    attention also between them, with few rows, and in the wanted `regions`."""
     places = [place_with_ratio(problem, case) for case in cases]
     before = joined_pairs(*(region.pairs for region in regions))
     boxes: list[tuple[Case, Ranges]] = [(cases[0], near_ranges(places))]
@@ -141,8 +140,8 @@ def _of_other_variants(
     kept: Collection[str],
     job_of: Callable[[Case], CaseJob],
 ) -> Iterator[CaseJob]:
-    """Of a user's problem: cases of the variants that are not timed, for each pair of bands between
-    their edge cases. They have no random cases, and a package serves them."""
+    """For a user's problem: cases of the variants that are not timed, for each pair of bands
+    between their edge cases. These variants have no random cases, and a package serves them."""
     if not isinstance(problem, UserProblem):
         return
     timed = [problem.place(job.case).fixed for job in known if job.role in (TIMED, HELD_OUT)]
@@ -203,8 +202,8 @@ def _reach(
 def wanted_lengths(
     measured: Sequence[int], reach: Spans, *, each_upto: int, rng: random.Random
 ) -> tuple[Spans, tuple[Spans, list[int]]]:
-    """Of the lengths in `reach`: the ranges of which each length is executed, those near measured
-    ones and up to `each_upto`, and the other ranges with the lengths that stand for theirs."""
+    """For the lengths in `reach`: the ranges in which each length is executed (near measured ones
+    and up to `each_upto`), and the other ranges with the lengths that represent theirs."""
     around = [near_ends([each]) for each in sorted(set(measured))]
     each = joined_ranges([(1, each_upto), *(a for a in around if a[1] - a[0] < _EACH)])
     exact = [
@@ -231,8 +230,9 @@ def _left_of(low: int, high: int, ranges: Spans) -> Iterator[tuple[int, int]]:
 
 
 def _one_of_each_remainder(ranges: Spans, rng: random.Random) -> set[int]:
-    """Lengths of every remainder by 256 and by 384, and so by their divisors, as far as the ranges
-    have them; both ends; one beside each power of two; some more, and no long gap."""
+    """Lengths with every remainder mod 256 and mod 384, and so mod their divisors, as far as the
+    ranges have them; both ends; the neighbours of each power of two; some more, without a long
+    gap."""
     found: set[int] = set()
     inside = [n for low, high in ranges for n in (low, high)]
     for low, high in ranges:
@@ -289,7 +289,7 @@ class _OneLength:
         self._is_specialised = is_specialised
 
     def job(self, length: int) -> CaseJob | None:
-        """None where the kernel does not take the length."""
+        """None if the kernel does not take the length."""
         for small in self._small:
             try:
                 case = short_case(self._problem, self._like, self.name, length, self._kept, small)

@@ -1,11 +1,11 @@
 """The worth of each choice of a champion: one gene changed at a time, measured against it.
 
 A change sets a gene to the space's default, to a neighbouring value, or a number to its smallest
-value: one stage, no producer warp. Candidate and champion are sampled in turn, in one process, on
-the same inputs. So the ratio is paired, as a speedup is, with the champion in the baseline's place.
-The first row times the champion against itself in several processes: it shows how far a ratio
-strays from 1 when nothing differs. The other rows are timed in one process; their intervals are
-widened by the spread of the first row.
+value: one stage, no producer warp. Candidate and champion are sampled in alternation, in one
+process, on the same inputs. So the ratio is paired, like a speedup, with the champion as the
+baseline. The first row times the champion against itself in several processes: it shows how far a
+ratio deviates from 1 if nothing differs. The other rows are timed in one process; their intervals
+are widened by the spread of the first row.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AblationRow:
     """A change and its effect.
 
     - `ratio`: the champion's time / the changed candidate's, geometric mean over the timed cases,
-      with its 95% interval. Below 1 the change makes it slower. None when the candidate failed.
+      with its 95% interval. Below 1 the change makes it slower. None if the candidate failed.
     - `same_code`: the compiler made the same machine code of both.
     - `resources`: the compiler's figures of the changed candidate.
     """
@@ -138,11 +138,12 @@ def ablate_run(
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AblationRow]:
     """Measures every change of trial `number` and, after the last, stores the rows in the run.
-    `more`: further changes of it, chosen by the rows of these. After an interruption the rows that
-    were measured are not measured again. `stop` is asked after each row that was measured: True
-    ends the ablation as an interruption does.
+    `more`: additional changes, chosen from the rows of these. After an interruption, measured rows
+    are not measured again. `stop` is called after each measured row: True ends the ablation like an
+    interruption.
 
-    RunLocked while another process works on the run; EnvironmentProblem on another model of device.
+    Raises RunLocked while another process works on the run; EnvironmentProblem on another model of
+    device.
     """
     with run.locked():
         reopened = ReopenedRun.load(run)
@@ -192,7 +193,7 @@ def _kept(  # noqa: PLR0917
 
 
 def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) -> None:
-    """Keeps what `explain --try` has measured in turn with `own`; it takes the place of an earlier
+    """Stores what `explain --try` has measured in alternation with `own`; it replaces an earlier
     result of the same configuration."""
     found: list[Json] = [
         {
@@ -214,7 +215,7 @@ def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) 
 
 
 def _interrupted(run: RunFolder, about: Mapping[str, Json]) -> Mapping[str, Json] | None:
-    """The rows of an interrupted ablation of the same trial; None where there is none."""
+    """The rows of an interrupted ablation of the same trial; None if there is none."""
     with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
         stored: Mapping[str, Json] | None = store.meta(_PART)
     if not stored or any(stored[name] != value for name, value in about.items()):
@@ -245,9 +246,9 @@ def measured_rows(
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AblationRow]:
     """Measures each change of trial `number`; the first one is the champion itself. The rows that
-    `progress` has are not measured; it gets the others. All of them are compiled before the first
-    is timed: on all cores, and none while a candidate is timed. Ends when `stop` says so, after at
-    least one new row: so a later call goes on."""
+    `progress` has are not measured; it gets the others. All of them are compiled on all cores
+    before the first is timed. Ends when `stop` returns True, after at least one new row, so a later
+    call makes progress."""
     progress = Progress() if progress is None else progress
     yield from tuple(progress.rows)
     left = changes[len(progress.rows) :]
@@ -322,8 +323,8 @@ def _nearest(
 
 
 def _smallest(reopened: ReopenedRun, champion: Configuration, name: str) -> Configuration | None:
-    """The champion with the smallest value of a number that is valid with its other values; None
-    where that is its own. Others change only where this value makes them inactive or active."""
+    """The champion with the smallest value of a number that is valid with its other values; None if
+    that is its own. Others change only if this value makes them inactive or active."""
     own, space = champion[name], reopened.space
     if isinstance(own, (bool, str)):
         return None
@@ -341,7 +342,7 @@ def _smallest(reopened: ReopenedRun, champion: Configuration, name: str) -> Conf
 def _with_value(
     reopened: ReopenedRun, champion: Configuration, name: str, value: Value
 ) -> Configuration | None:
-    """The champion with one other value, repaired if necessary; None when it cannot be."""
+    """The champion with one other value, repaired if necessary; None if it cannot be."""
     if champion[name] == value:
         return None
     wanted = {**champion, name: value}

@@ -13,7 +13,7 @@ from evotune.workers.executor import BaselineTiming
 
 def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
     """`family:best` is the fastest of the family that passes the gate itself, `best` the fastest of
-    all; `library` is the family of optional libraries. SpaceError when the case has no such
+    all; `library` is the family of optional libraries. Raises SpaceError if the case has no such
     baseline on this device, with the reason why each one is left out."""
     usable = [t for t in timings if t.case == case.label and t.passed]
     family, _, member = document.baseline.partition(":")
@@ -39,8 +39,8 @@ def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[Basel
 
 
 def require_baseline(document: SpaceDocument, names: Sequence[str]) -> None:
-    """SpaceError when `baseline:` is none of the problem's baselines on any device, nor the best of
-    some. Where no `names` are known, it may be any."""
+    """Raises SpaceError if `baseline:` is none of the problem's baselines on any device, nor the
+    best of some. If no `names` are known, it may be any."""
     families = {name.partition(":")[0] for name in names if ":" in name}
     if LIBRARIES.keys() & set(names):
         families.add(FAMILY)

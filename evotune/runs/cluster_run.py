@@ -80,7 +80,7 @@ class Cluster:
         self.part = uuid.uuid4().hex
 
     def devices(self, backend: str) -> list[DeviceProfile]:
-        """The device of each worker that can measure. EnvironmentProblem when none can."""
+        """The device of each worker that can measure. Raises EnvironmentProblem if none can."""
         answers = self.ask(DescribeDevice(backend, __version__))
         found = [each.profile for each in answers.values() if isinstance(each, DeviceFound)]
         if not found:
@@ -116,7 +116,7 @@ class Cluster:
         return ask_each(self.client, answer, message, workers)
 
     def end_part(self) -> None:
-        """Has the workers give their devices back, as far as they can be reached."""
+        """Makes the workers that can be reached release their devices."""
         if self.client.status == "running":
             with contextlib.suppress(OSError):  # TimeoutError is one
                 # `run` goes beside the tasks: trials may hold all threads of a worker.
@@ -132,7 +132,7 @@ class ClusterRunWorkers:
         self._models = models
 
     def time_baselines(self) -> BaselineReport:
-        """By the first worker that can. EnvironmentProblem when none can."""
+        """By the first worker that can. Raises EnvironmentProblem if none can."""
         answers: dict[str, FromClusterWorker] = {}
         for address in workers_of(self._cluster.client):
             asked = self._cluster.ask(TimeBaselines(self._told), [address])
@@ -171,8 +171,8 @@ def _refuse_if_all_refuse(answers: Mapping[str, FromClusterWorker]) -> None:
 def cluster_request(
     address: str | None, device: str, gpus: object, *, allow_mixed: bool
 ) -> ClusterRequest | None:
-    """From the user's options. UsageError for an address that is not valid, and for options that do
-    not go with a cluster."""
+    """From the user's options. Raises UsageError for an address that is not valid, and for options
+    that do not go with a cluster."""
     if address is None:
         return None
     if not (_ADDRESS.fullmatch(address) or _LOCAL.fullmatch(address)):
@@ -188,7 +188,7 @@ def cluster_request(
 
 @contextlib.contextmanager
 def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
-    """The cluster while it is needed; None without a request. EnvironmentProblem when Dask is
+    """The cluster while it is needed; None without a request. Raises EnvironmentProblem if Dask is
     missing, no scheduler answers, or no worker joins it."""
     if request is None:
         yield None
@@ -358,8 +358,8 @@ class _RunHere:
         if mine.arch != told.device_arch or not (told.allow_mixed or mine.name == told.device_name):
             raise EnvironmentProblem(
                 f"its device ({mine.name}, {mine.arch}) is not the run's "
-                f"({told.device_name}, {told.device_arch}); --allow-mixed ranks models apart "
-                "where they run the same machine code"
+                f"({told.device_name}, {told.device_arch}); --allow-mixed ranks models "
+                "separately if they run the same machine code"
             )
 
     def time_baselines(self) -> BaselineReport:
@@ -380,8 +380,9 @@ class _RunHere:
         )
 
     def trial(self, told: ClusterTrial) -> Outcome:
-        """The trial's outcome. A trial that Dask asks for again while it is under way runs once.
-        Its confirmation waits until it is done: the executor tells outcomes by number alone."""
+        """The trial's outcome. A trial that Dask requests again while it runs, runs only once. Its
+        confirmation waits until it is done, because the executor identifies outcomes by number
+        only."""
         planner = self.setup.planner
         key = (told.number, told.confirm, told.repeat)
         with self._lock:

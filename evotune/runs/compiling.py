@@ -123,8 +123,8 @@ def compile_space(
     seed: int,
     on_row: Callable[[CompileRow, CompileSummary], object],
 ) -> CompileSummary:
-    """Compiles every valid configuration, or `sample` distinct ones, on all cores. The default
-    is among them, where it is valid.
+    """Compiles every valid configuration, or `sample` distinct ones, on all cores. The default is
+    among them if it is valid.
 
     `on_row` gets each row as it finishes, in any order, and the summary so far; rows are not
     kept, so a space may be of any size.
@@ -160,9 +160,8 @@ def compile_space(
 def build_jobs(
     jobs: Iterable[CompileJob], timeout_s: float, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Binary | CompileFailure]:
-    """The result of each job, by its key: from the build cache, or compiled now on all cores.
-    Where all are cached no process starts. When `stop` says so, the jobs that are left have no
-    result."""
+    """The result of each job, by its key: from the build cache, or compiled now on all cores. If
+    all are cached, no process starts. If `stop` returns True, the remaining jobs have no result."""
     wanted, folder = {job.key: job for job in jobs}, writable_cache_dir()
     cache = BuildCache(folder)
     found: dict[str, Binary | CompileFailure] = {}

@@ -108,7 +108,8 @@ def is_won(profile: DeviceProfile, problem: Problem, measured: Measurement) -> b
 
 
 def champions_of(reopened: ReopenedRun) -> list[Champion]:
-    """The run's confirmed champions, the best first. EvotuneError (exit 1) when there is none."""
+    """The run's confirmed champions, the best first. Raises EvotuneError (exit 1) if there is
+    none."""
     run, profile = reopened.run, reopened.setup.profile
     with RunStore.open_for_reading(run.store) as store:
         passed = {n: outcome for n, outcome in store.confirmations().items() if outcome.ok}

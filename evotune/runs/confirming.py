@@ -1,5 +1,5 @@
-"""Confirms a run's best candidates: checks them, side by side where the device allows it, and times
-them in several fresh processes, as many as their spread needs and their time allows."""
+"""Confirms a run's best candidates: checks them, in parallel if the device allows it, and times
+them in several fresh processes, as many as their spread requires and their time allows."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Earlier:
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
 
     def leader(self) -> Outcome | None:
-        """Of the outcomes that passed, the one whose 95% interval has the highest lower end."""
+        """The passed outcome whose 95% interval has the highest lower end."""
         passed = [outcome for outcome in self.outcomes.values() if outcome.ok]
         return max(passed, key=_bound, default=None)
 
 
 def finalists(store: RunStore, earlier: Earlier, count: int) -> Iterator[Trial]:
-    """Successful trials, best first, one for each machine code. Of those confirmed `earlier` the
-    ones that passed are among them, and rank by the confirmed figure: the search's figures of the
-    best are too high.
+    """Successful trials, best first, one for each machine code. Those that passed an `earlier`
+    confirmation are among them, and rank by the confirmed figure, because the search's figures of
+    the best are too high.
 
     If at least `count` passed earlier, the other trials of that time come last, since they were
     not among the best then.
@@ -84,19 +84,20 @@ def confirm(
 ) -> Iterator[tuple[Trial, Outcome]]:
     """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
 
-    Each is timed in further processes until it is clear whether it beats the leader so far, at
-    first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
-    candidates. Ends early when `stop` says so, or when there is a leader and `no_time` for another.
-    `tell` gets the step that is at work, twice a second; `enter` each phase of `runs.phases`.
+    Each is timed in more processes until it is clear whether it beats the leader so far, at first
+    the given one; `least_width` is as for `repeated`. Gives up after three times `count`
+    candidates. Ends early if `stop` returns True, or if there is a leader and `no_time` for
+    another. `tell` is called with the current step twice a second, and `enter` with each phase of
+    `runs.phases`.
 
-    Ends when `time` is over, whatever is at work then, and `give_up` gets the reason in words. The
-    first champion may take all of it, later ones share what is left. A champion that was timed in
-    two processes by then is confirmed, as is one in a single process if the leader's spread between
-    processes is known; such an interval is wide. The checks of one that surely loses, by the
-    search's figures, are brief, and three processes time it at most.
+    Ends when `time` is over, whatever runs then, and `give_up` is called with the reason in words.
+    The first champion may take all of it; later ones share the rest. A champion that was timed in
+    two processes by then is confirmed. So is one that was timed in a single process if the leader's
+    spread between processes is known; then the interval is wide. A champion that surely loses by
+    the search's figures gets brief checks, and at most three processes time it.
 
-    With `checks_at_once` that many candidates are checked side by side, and then timed one after
-    the other in processes of their own.
+    With `checks_at_once` that many candidates are checked in parallel, and then timed one after the
+    other in separate processes.
     """
     time = time or ConfirmingTime()
     passed = 0
@@ -196,7 +197,7 @@ def _timed(
 
 
 def _cut_short(outcome: Outcome, leader: Outcome | None, least_width: float) -> Outcome | None:
-    """The outcome as far as its processes support it; None where they say nothing."""
+    """The outcome as far as its processes support it; None if they do not."""
     processes = len(fitness_by_process(outcome)) if outcome.ok else LEAST
     if processes >= LEAST:
         return outcome
@@ -215,7 +216,7 @@ def _in_words(time: ConfirmingTime, passed: int, count: int) -> str:
         found = "none confirmed, since the machine is too noisy or too slow"
     return (
         f"confirming ended after {time.limit_s:.0f} s, which is as long as it may take: {found}; "
-        "`resume --champions` goes on, however long it takes"
+        "`resume --champions` continues, however long it takes"
     )
 
 
@@ -244,15 +245,15 @@ def repeated(
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """The `first` outcome of `proposal`, joined with the figures of further processes.
+    """The `first` outcome of `proposal`, joined with the figures of more processes.
 
-    Starts further processes until
+    Starts more processes until
     - the interval is narrow, or
     - the interval lies below the `leader`'s. The leader's spread between processes is assumed for
       the first process too, so one process may be enough; or
     - `most` processes have run (defaults to `MOST`); or
     - `processes` have run and there is `no_time` for more; or
-    - `run` returns None: it was told to stop.
+    - `run` returns None, because it was stopped.
 
     The interval is never narrower to either side than `least_width`. When a process fails, its
     outcome is returned: the kernel is not right each time.
@@ -313,7 +314,7 @@ def outcome_unless(
     stop: Callable[[], bool],
     tell: Callable[[Proposal, str], None] = lambda proposal, step: None,
 ) -> Outcome | None:
-    """Runs one proposal to its end; None when `stop` said so before. `tell` gets each step."""
+    """Runs one proposal to its end; None if `stop` said so before. `tell` gets each step."""
     executor.submit(proposal)
     while not stop():
         tell(proposal, executor.step)
@@ -326,8 +327,8 @@ LEAST_EACH_S = 30.0
 BRIEF_S = 8.0
 """For the checks of a later champion that surely loses by the search's figures."""
 _CHECKS_SHARE = 0.6
-"""Of a champion's time for its first process up to the timing. The rest is for the timing there and
-in further processes."""
+"""The share of a champion's time for its first process up to the timing. The rest is for the timing
+there and in later processes."""
 
 
 class ConfirmingTime:
@@ -364,7 +365,7 @@ class ConfirmingTime:
         return min(self._end_s, self._clock() + BRIEF_S)
 
 
-# Champions' checks side by side, each in a process of its own; then their timing, one by one.
+# Champions' checks in parallel, each in a separate process; then their timing, one by one.
 #
 # Checks keep a CPU core busy and hardly the GPU, so several take about as long as one. Timing needs
 # the GPU for itself.
@@ -387,7 +388,7 @@ class ChecksAhead:
         self._found: dict[int, Outcome] = {}
 
     def of(self, number: int, following: Sequence[Proposal], until_s: float) -> Outcome | None:
-        """The outcome of trial `number`, the first of those `following`; None when it was stopped
+        """The outcome of trial `number`, the first of those `following`; None if it was stopped
         before. `until_s`: see `Proposal`."""
         if number not in self._found:
             self._check([_checks_of(each, until_s) for each in following[: self._at_once]])

@@ -61,7 +61,7 @@ def describe(
 
 
 def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
-    """The record that `describe` made when the run began. StoreError when the file is lost, or
+    """The record that `describe` made when the run began. Raises StoreError if the file is lost, or
     differs from the record `kept` in the run's store."""
     try:
         record: Json = json.loads(read_regular(path))
@@ -71,7 +71,7 @@ def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(
             f"{path} is damaged, so evotune cannot tell whether the run was made on this machine; "
-            "if it was, go on with --allow-mixed"
+            "if it was, continue with --allow-mixed"
         ) from error
     return dict(record)
 

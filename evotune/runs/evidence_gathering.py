@@ -50,8 +50,8 @@ class Access:
 
     @classmethod
     def to(cls, run: RunFolder) -> Access:
-        """Opens the run for its device, or without it where it is not here. Raises the errors of
-        `ReopenedRun.load`."""
+        """Opens the run for its device, or without one if the device is absent. Raises the errors
+        of `ReopenedRun.load`."""
         try:
             reopened = ReopenedRun.load(run)
         except EnvironmentProblem as error:
@@ -61,8 +61,8 @@ class Access:
         return cls(reopened, "")
 
     def timed_job(self, configuration: Mapping[str, Value], label: str = "") -> CaseJob:
-        """The case with this label, or the first timed one. EvotuneError when the configuration
-        cannot run."""
+        """The case with this label, or the first timed one. Raises EvotuneError if the
+        configuration cannot run."""
         proposal = self.reopened.planner.proposal(0, Configuration(configuration))
         jobs = [job for job in proposal.cases if job.role == TIMED]
         if not jobs:
@@ -81,7 +81,8 @@ class Access:
         )
 
     def gather(self, configuration: Configuration, label: str = "") -> GatheredEvidence:
-        """The evidence of a configuration on one case. EvotuneError when it does not compile."""
+        """The evidence of a configuration on one case. Raises EvotuneError if it does not
+        compile."""
         setup = self.reopened.setup
         backend = registry.named(setup.profile.backend)
         if self.away and not backend.models():
@@ -146,14 +147,14 @@ class Access:
 
 
 def kept_evidence(run: RunFolder) -> tuple[GatheredEvidence, ...]:
-    """The evidence in a run's store. StoreError when it is damaged."""
+    """The evidence in a run's store. Raises StoreError if it is damaged."""
     with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
         return read_gathered(store.meta(FACT))
 
 
 def keep_evidence(run: RunFolder, new: Iterable[GatheredEvidence]) -> None:
-    """Stores evidence in the run, in the place of older evidence of the same subjects. RunLocked
-    while another process works on the run."""
+    """Stores evidence in the run, in the place of older evidence of the same subjects. Raises
+    RunLocked while another process works on the run."""
     with run.locked(), RunStore.open_for_writing(run.store) as store:
         kept = list(read_gathered(store.meta(FACT)))
         for item in new:
@@ -162,7 +163,7 @@ def keep_evidence(run: RunFolder, new: Iterable[GatheredEvidence]) -> None:
 
 
 def gathered_or_reason(gather: Callable[[], GatheredEvidence]) -> GatheredEvidence | str:
-    """The evidence, or in one line why there is none."""
+    """The evidence, or one line that says why there is none."""
     try:
         return gather()
     except EvotuneError as error:

@@ -70,8 +70,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run's lock. RunLocked, with the holder's id, when another process has it;
-        EnvironmentProblem where the file system has no locks or the lock is no file."""
+        """Holds the run's lock. RunLocked, with the holder's id, when another process has it.
+        Raises EnvironmentProblem if the file system has no locks or the lock is no file."""
         handle = self._open_lock(os.O_RDWR | os.O_CREAT)
         try:
             if not _takes_lock(handle):
@@ -98,7 +98,7 @@ class RunFolder:
             return handle
 
     def holder(self) -> int | None:
-        """Id of the process that works on the run now; None when there is none."""
+        """Id of the process that works on the run now; None if there is none."""
         try:
             handle = self._open_lock(os.O_RDONLY)
         except EnvironmentProblem:
@@ -128,8 +128,8 @@ def _naming(lock: Path) -> Iterator[None]:
 
 
 def _takes_lock(handle: int) -> bool:
-    """Takes the lock, and tells whether it could. `RunFolder.holder` has it for an instant, so this
-    function tries again for a moment."""
+    """Takes the lock, and returns whether it could. `RunFolder.holder` has it for an instant, so
+    this function retries for a moment."""
     deadline = time.monotonic() + _LOOKING_S
     while True:
         try:
@@ -148,7 +148,7 @@ def _takes_lock(handle: int) -> bool:
 
 
 def create_folder(runs_dir: Path, name: str) -> RunFolder:
-    """A new run's folder; UsageError when it cannot be made."""
+    """A new run's folder. Raises UsageError if it cannot be made."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "run"
     now = datetime.now(UTC)
     path = runs_dir / f"{now:%Y%m%d-%H%M%S-%f}-{slug}"

@@ -43,9 +43,9 @@ def kept_cases(
     """The cases that a kernel of the space takes, each once with the sum of its counts, and the
     rest, with the names of shipped spaces that take them on the device.
 
-    SpaceError at the entry for symbols that make no sense. In a miss log they are skipped: a
-    program calls what it likes. UsageError when no case is left. `stored`: they are the cases of a
-    run, which were kept when it began, perhaps by an older evotune.
+    Raises SpaceError, with the entry's position, for invalid symbols. In a miss log they are
+    skipped, because a program may call anything. Raises UsageError if no case is left. `stored`:
+    they are the cases of a run, which were kept when it began, perhaps by an older evotune.
     """
     kept: dict[str, GivenCase] = {}
     skipped: list[Skipped] = []
@@ -80,7 +80,7 @@ def kept_cases(
 
 
 def stored_cases(stored: Json) -> list[CaseEntry]:
-    """The cases that a user gave, of the store's fact `GIVEN_CASES`. ValueError for anything
+    """The cases that a user gave, of the store's fact `GIVEN_CASES`. Raises ValueError for anything
     else."""
     return [
         CaseEntry({}, case.shape, case.variant, None, case.count)
@@ -89,7 +89,7 @@ def stored_cases(stored: Json) -> list[CaseEntry]:
 
 
 def skipped_in_words(skipped: Sequence[Skipped], kept: int) -> str:
-    """`3 of 12 cases are skipped: 2 for WHY, 1 for WHY`; "" where none is."""
+    """`3 of 12 cases are skipped: 2 for WHY, 1 for WHY`; "" if none is."""
     if not skipped:
         return ""
     are = "is" if len(skipped) == 1 else "are"

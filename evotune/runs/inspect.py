@@ -33,7 +33,7 @@ _PLANNED = 16
 
 @dataclass(frozen=True, slots=True)
 class KernelSummary:
-    """One kernel of a space and where it applies, in words."""
+    """One kernel of a space, and the conditions under which it applies, in words."""
 
     name: str
     source: str
@@ -64,8 +64,8 @@ class CheckReport:
 
 
 def try_problem(setup: KernelSetup) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Calls every method of a user's problem. ProblemMistake when one is wrong. Returns the names
-    of the problem's baselines on its device, empty where they are not known, and warnings."""
+    """Calls every method of a user's problem. Raises ProblemMistake if one is wrong. Returns the
+    names of the problem's baselines on its device (empty if unknown) and warnings."""
     spec, root = setup.problem_spec, setup.root
     problem = create_problem(spec.name, spec.dtype, root)
     tried: tuple[str, ...] = ()

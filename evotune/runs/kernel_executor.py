@@ -20,8 +20,8 @@ def open_kernel_executor(
     cores: Sequence[Sequence[int]] = (),
     early: EarlyWorker | None = None,
 ) -> LocalExecutor:
-    """Its compilers and workers write their logs under `folder`. `cores` binds the worker of each
-    device to CPU cores of its own. `early` may become a worker."""
+    """Its compilers and workers write their logs under `folder`. `cores` binds each device's worker
+    to separate CPU cores. `early` may become a worker."""
     document = setup.document
     return open_local_executor(
         folder=folder,

@@ -33,8 +33,8 @@ class Rejected(Exception):
 
 
 class NoInteger(Rejected):
-    """The configuration has a fraction, or too large a number, where an integer belongs. `error`
-    names the expression."""
+    """The configuration has a fraction, or too large a number, where an integer is required.
+    `error` names the expression."""
 
     def __init__(self, error: SpaceError) -> None:
         super().__init__(error.message)
@@ -76,8 +76,8 @@ class CasePlanner:
         self._constant: dict[int, Argument] = {}  # by their place among the arguments
 
     def plan(self, known: Environment) -> LaunchPlan:
-        """SpaceError for a number that cannot be passed, whatever the configuration is; Rejected
-        where another configuration may have one."""
+        """Raises SpaceError for a number that cannot be passed, whatever the configuration
+        is; Rejected if another configuration may have a valid one."""
         kernel = self._kernel
 
         def integer(expression: Expression) -> int:
@@ -128,7 +128,7 @@ class CasePlanner:
 
     @functools.cached_property
     def _constant_memory(self) -> tuple[ConstantMemory, ...]:
-        """SpaceError for a name that is no input tensor."""
+        """Raises SpaceError for a name that is no input tensor."""
         found = []
         for spec in self._kernel.constant_memory:
             tensor = self._tensors.get(spec.tensor)
@@ -183,8 +183,8 @@ class CasePlanner:
         spec: TensorMapSpec,
         known: Environment,
     ) -> Argument:
-        """SpaceError for a mistake that every configuration would have; Rejected for a map that the
-        driver would refuse."""
+        """Raises SpaceError for a mistake that every configuration would have; Rejected for a map
+        that the driver would refuse."""
         name = str(argument.name)
         tensors = self._tensors
         if name not in tensors:
@@ -218,7 +218,7 @@ def _as_number(value: Value) -> int | float:
 
 
 def _short(value: float) -> str:
-    """Six digits, or more where these would look like an integer."""
+    """Six digits, or more if these would look like an integer."""
     text = f"{value:.6g}"
     return repr(value) if float(text).is_integer() else text
 
@@ -226,7 +226,8 @@ def _short(value: float) -> str:
 def refuse_unknown_arguments(
     document: SpaceDocument, bound: BoundSpace, problem: Problem, cases: Sequence[Case]
 ) -> None:
-    """SpaceError for an argument that is neither a tensor, nor a workspace, nor an expression."""
+    """Raises SpaceError for an argument that is neither a tensor, nor a workspace, nor an
+    expression."""
     buffers = {spec.name for case in cases for spec in problem.tensors(case)} | set(
         problem.optional
     )

@@ -41,7 +41,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a run after an outcome was told."""
+    """The state of a run after an outcome."""
 
     told: int
     searched_s: float
@@ -63,7 +63,7 @@ class Observer(Protocol):
     def told(self, trial: Trial, progress: Progress) -> None: ...
 
     def step(self, text: str) -> None:
-        """A step of a champion's confirmation, in words. Every half second it is told again."""
+        """A step of a champion's confirmation, in words. Called again every half second."""
 
     def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
 

@@ -52,12 +52,12 @@ class ReopenedRun:
     numbers: Mapping[Configuration, int]
     """The first trial of each configuration that was tried."""
     away: str = ""
-    """Why measurements made here would not compare with the run's; "" where they would."""
+    """Why measurements made here would not be comparable with the run's; "" if they would."""
 
     @classmethod
     def load(cls, run: RunFolder, *, anywhere: bool = False) -> ReopenedRun:
-        """UsageError when the run holds no kernel, or ended before its first trial. With `anywhere`
-        its device need not be here: the run can be compiled, and not measured."""
+        """Raises UsageError if the run holds no kernel, or ended before its first trial. With
+        `anywhere` its device need not be here: the run can be compiled, and not measured."""
         with RunStore.open_for_reading(run.store) as store:
             with store.trusting_facts():
                 facts = read_facts(store)
@@ -103,7 +103,7 @@ class ReopenedRun:
         return self.numbers.get(configuration, len(self.numbers))
 
     def rival_jobs(self, configuration: Configuration) -> tuple[CaseJob, ...]:
-        """The timed cases of a configuration that others are to be timed against."""
+        """The timed cases of a configuration against which others are timed."""
         proposal = self.planner.proposal(0, configuration)
         if proposal.rejection:
             raise UsageError(f"the configuration cannot run here: {proposal.rejection}")
@@ -125,7 +125,7 @@ class ReopenedRun:
                 executor.close()
 
     def configuration(self, values: Mapping[str, Json]) -> Configuration:
-        """`values` as a configuration of the space; UsageError when they are not one."""
+        """`values` as a configuration of the space. Raises UsageError if they are not one."""
         return _member(self.setup.name, self.space, values)
 
 
@@ -182,8 +182,8 @@ def verify_run(run: RunFolder, configurations: Sequence[Mapping[str, Value]]) ->
     """Every check that a champion gets, from the run's own sources, each in a fresh process.
 
     Reads the run and changes nothing in it. Each is timed as briefly as a trial of the search,
-    because the gate ends by replaying the timed launches. UsageError for a configuration that the
-    space does not hold, before anything is compiled.
+    because the gate ends by replaying the timed launches. Raises UsageError for a configuration
+    that the space does not hold, before anything is compiled.
     """
     reopened = ReopenedRun.load(run)
     wanted = [reopened.configuration(values) for values in configurations]
@@ -201,8 +201,8 @@ def remeasure(
     """Checks the second configuration as a trial, then times it against the first one.
 
     Each is made from its own run's sources. In the outcome the first one stands in the baseline's
-    place: a `speedup` above 1 says that the second one is faster. UsageError when the two
-    runs do not solve the same problem, or have no timed case in common.
+    place: a `speedup` above 1 says that the second one is faster. Raises UsageError if the two runs
+    do not solve the same problem, or have no timed case in common.
     """
     one, other = ReopenedRun.load(first[0]), ReopenedRun.load(second[0])
     problems = [reopened.setup.problem_spec for reopened in (one, other)]

@@ -28,8 +28,8 @@ class Evaluation:
     """One evaluation of one repeat, numbered as in the jsonl form.
 
     - `repeat` counts from 0, `number` from 1.
-    - `time_ms` is None when the configuration failed.
-    - `search_s`: the time to ask for it and to tell its outcome.
+    - `time_ms` is None if the configuration failed.
+    - `search_s`: the time that `ask` and `tell` took for it.
     """
 
     repeat: int

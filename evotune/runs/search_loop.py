@@ -1,8 +1,8 @@
-"""The loop of a run: ask, execute, store, tell. Deterministic and yet never idle.
+"""The loop of a run: ask, execute, store, tell. Deterministic, but never idle.
 
-Proposal n is asked exactly when the outcomes of the trials before n - `lookahead` have been
-told, however early or late the later ones arrive. So what is asked depends only on the seed
-and the outcomes, and a run that was killed asks for the same configurations again.
+`ask` makes proposal n exactly when `tell` has received the outcomes of the trials before n -
+`lookahead`, however early or late the later ones arrive. So proposals depend only on the seed and
+the outcomes, and a run that was killed makes the same proposals again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _SNAPSHOT_EVERY = 1000
 _POLL_S = 0.5
 _FINISH_S = 8.0
 _LATE = 0.75
-"""Of the trials, or of the time: from here on the best trials are likely to be the champions."""
+"""The share of the trials, or of the time, after which the best trials are likely to be the
+champions."""
 
 
 def first_asked(strategy: Strategy, options: RunOptions) -> list[Configuration]:
@@ -42,12 +43,12 @@ def first_asked(strategy: Strategy, options: RunOptions) -> list[Configuration]:
 
 
 class SearchLoop:
-    """Asks, executes, stores and tells until the run's options say that it is enough.
+    """Asks, executes, stores and tells until one of the run's limits is reached.
 
-    - `options` that look only at told trials end equal runs at equal trials: `compiles`, `speedup`,
-      `no_improvement`.
+    - `options` that depend only on told trials end equal runs at the same trial: `compiles`,
+      `speedup`, `no_improvement`.
     - `seconds`: of searching in all, over all parts of the run.
-    - `stop` is asked between events: True ends this part of the run early.
+    - `stop` is called between events: True ends this session early.
     - `quarantined`: the folder that gets a script of each quarantined trial, before its outcome is
       stored.
     - `late` is called after each told trial of the last quarter.
@@ -116,8 +117,8 @@ class SearchLoop:
             self._collect(_POLL_S)
 
     def _end_of_asking(self) -> str:
-        """Why no further proposal is asked for; "" while the loop may ask. Proposals in flight are
-        still told."""
+        """Why no more proposals are made; "" while the loop may ask. Outcomes of proposals in
+        flight are still told."""
         options = self._options
         fitness = self._best.outcome.fitness if self._best is not None else None
         if self._exhausted:
@@ -140,7 +141,8 @@ class SearchLoop:
         return "minutes" if over else ""
 
     def _restore(self) -> None:
-        """Takes up the newest snapshot that still lets every missing proposal be asked in turn."""
+        """Restores the newest snapshot from which every missing proposal can still be made in
+        order."""
         enough = max(0, self._store.first_missing() - self._lookahead)
         snapshot = self._store.snapshot(at_most=enough)
         if snapshot is not None and self._take_up(snapshot[1]):
@@ -152,7 +154,7 @@ class SearchLoop:
         self._stored = {trial.number: trial for trial in self._store.trials(first=self._told)}
 
     def _take_up(self, state: Json) -> bool:
-        """False for a snapshot of a version before this one: then all outcomes are told again."""
+        """False for a snapshot of an earlier version; then all outcomes are replayed."""
         try:
             self._strategy.restore(state)
         except StoreError:
@@ -160,7 +162,7 @@ class SearchLoop:
         return True
 
     def _advance(self) -> None:
-        """Asks and tells as far as the outcomes at hand allow."""
+        """Asks and tells as far as the available outcomes allow."""
         while True:
             self._ask()
             if self._told not in self._arrived:

@@ -167,7 +167,7 @@ class Elsewhere(Protocol):
     allow_mixed: bool
 
     def devices(self, backend: str) -> list[DeviceProfile]:
-        """EnvironmentProblem when there is none."""
+        """Raises EnvironmentProblem if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class GpuRequest:
 
     @classmethod
     def parse(cls, gpus: int | str, *, allow_mixed: bool) -> GpuRequest:
-        """Of `all` or a number; UsageError for anything else."""
+        """Parses `all` or a number. Raises UsageError for anything else."""
         if gpus == "all":
             return cls(None, allow_mixed)
         text = str(gpus)
@@ -203,11 +203,11 @@ def load_setup(
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
-    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or
-    `elsewhere`. With `left_free` it is the part that other work leaves free (`Backend.left_free`).
-    `cases` take the place of those of the space. `looking` is called before one device is looked
-    for, which may take seconds. Every mistake in the file is a SpaceError with its
-    position; UsageError when the space does not fit the device or the other arguments.
+    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or `elsewhere`.
+    With `left_free` it is the part that other work leaves free (`Backend.left_free`). `cases`
+    replace those of the space. `looking` is called before one device is looked for, which may take
+    seconds. Every mistake in the file is a SpaceError with its position. Raises UsageError if the
+    space does not fit the device or the other arguments.
     """
     root = None if run is None else run.sources
     document = None if is_recording(path) else load_space(path, root=root)
@@ -261,7 +261,7 @@ def load_kernel_setup(
     secret: str = "",
     cases: Sequence[CaseEntry] = (),
 ) -> KernelSetup:
-    """`load_setup` of a space of kernels; UsageError for a recorded one."""
+    """`load_setup` of a space of kernels. Raises UsageError for a recorded one."""
     setup = load_setup(path, device, run, compile_only=compile_only, secret=secret, cases=cases)
     if isinstance(setup, RecordedSetup):
         raise UsageError(f"{path} is a recorded space: there is no kernel in it")
@@ -391,7 +391,7 @@ def load_run_setup(
 
 
 def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile) -> None:
-    """SpaceError (exit 2) when no kernel `supports` the device's architecture."""
+    """Raises SpaceError (exit 2) if no kernel `supports` the device's architecture."""
     reasons = _reasons(document, profile)
     if reasons:
         kernel = document.kernels[0]
@@ -400,7 +400,7 @@ def _refuse_device_of_no_kernel(document: SpaceDocument, profile: DeviceProfile)
 
 
 def _reasons(document: SpaceDocument, profile: DeviceProfile) -> list[str]:
-    """Why no kernel supports the device; none where one does."""
+    """Why no kernel supports the device; none if one does."""
     reasons = [kernel.unsupported(architecture(profile)) for kernel in document.kernels]
     return [reason for reason in reasons if reason] if all(reasons) else []
 
@@ -419,7 +419,7 @@ def bind_space(
 
 
 def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
-    """A case for each shape of `shapes` or `held_out` in each variant. SpaceError at a wrong
+    """A case for each shape of `shapes` or `held_out` in each variant. Raises SpaceError at a wrong
     value."""
     found = []
     for i, shape in enumerate(getattr(spec, group)):

@@ -40,7 +40,7 @@ def shipped_name(path: Path) -> str | None:
 
 
 def find_space(text: str) -> Path:
-    """The file a SPACE argument means; UsageError when there is none."""
+    """The file a SPACE argument means. Raises UsageError if there is none."""
     path = Path(text)
     if path.is_file():
         return path
@@ -103,7 +103,7 @@ def space_file_name(document: SpaceDocument) -> str:
 
 def problem_file(document: SpaceDocument, problem: ProblemSpec) -> dict[str, bytes]:
     """The file of a user's problem by its path under the root; empty for one of evotune's own.
-    SpaceError at the problem's position when it cannot be read."""
+    Raises SpaceError at the problem's position when it cannot be read."""
     if not is_file_reference(problem.name):
         return {}
     try:
@@ -162,9 +162,9 @@ def fingerprints(run: RunFolder) -> dict[str, str]:
 def space_path(run: RunFolder, store: RunStore) -> Path:
     """The run's own copy of its space.
 
-    StoreError when a file under `sources/` is missing, was changed or came later: outcomes of two
-    kernels would stand in one leaderboard. Stores before version 3 do not record
-    their files: there the space need only lie among them.
+    Raises StoreError if a file under `sources/` is missing, was changed or came later: outcomes of
+    two kernels would stand in one leaderboard. Stores before version 3 do not record their files:
+    there the space need only lie among them.
     """
     with store.trusting_facts():
         name = str(store.meta("space_file"))

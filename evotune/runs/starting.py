@@ -63,8 +63,8 @@ def warm_starts(
     """The configurations to try `first`, then the run's best, brought into this space.
 
     The run may be of another shape, device or version of the space: parameters that it lacks get
-    their defaults, and a configuration that is not valid here is repaired. UsageError when the run
-    has no valid configuration, or shares no parameter with the space.
+    their defaults, and a configuration that is not valid here is repaired. Raises UsageError if the
+    run has no valid configuration, or shares no parameter with the space.
     """
     with RunStore.open_for_reading(run.store) as store:
         best = store.best(before=sys.maxsize)
@@ -98,7 +98,7 @@ class RunRequest:
     - `strategy`: a strategy's name, or a strategy of the user's own.
     - `gpus` and `cluster`: measure on several devices.
     - `cases`: take the place of those of the space.
-    - `facts`: further facts for the run's store.
+    - `facts`: more facts for the run's store.
     - `command`: the command line, for the record.
     """
 
@@ -190,8 +190,9 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
 
 
 def _refuse_unfit_numbers(setup: KernelSetup) -> None:
-    """SpaceError for a number that a kernel cannot get in any configuration, such as a fraction
-    where an integer belongs. The first trial of the kernel would end the run with it."""
+    """Raises SpaceError for a number that a kernel cannot get in any configuration, such as
+    a fraction where an integer is required. Otherwise the kernel's first trial would end the
+    run."""
     default = setup.space.default()
     for kernel in setup.document.kernels:
         one = setup.space.repair({**default, KERNEL: kernel.name}, random.Random(0))
@@ -200,7 +201,7 @@ def _refuse_unfit_numbers(setup: KernelSetup) -> None:
 
 
 def _options(setup: Setup, request: RunRequest) -> RunOptions:
-    """The space's, as the user changed them. UsageError or SpaceError for what cannot be."""
+    """The space's, as the user changed them. Raises UsageError or SpaceError for invalid values."""
     options = setup.options.replaced(_first_look(setup, request)).replaced(request.options)
     if request.strategy is not None:
         options = options.replaced({"strategy": strategy_name(request.strategy)})
@@ -255,7 +256,7 @@ def _new_run(
 
 
 def _is_mistaken(run: RunFolder, error: BaseException) -> bool:
-    """Whether a mistake of the user's was found before the first trial."""
+    """Whether a user's mistake was found before the first trial."""
     if not isinstance(error, EvotuneError) or error.exit_code != UsageError.exit_code:
         return False
     with RunStore.open_for_reading(run.store) as store:
@@ -274,9 +275,9 @@ def resume_run(
     gpus: GpuRequest | None = None,
     cluster: ClusterRequest | None = None,
 ) -> RunResult:
-    """Goes on with a run, on as many GPUs as are asked for now; `trials`, `minutes` and `champions`
-    are new totals. `champions` without `minutes` are confirmed however long it takes.
-    `strategy`: the maker of the strategy of a user's own that the run has."""
+    """Continues a run, on as many GPUs as are requested now; `trials`, `minutes` and `champions`
+    are new totals. Without `minutes`, `champions` are confirmed however long it takes. `strategy`:
+    the maker of the run's strategy, if that is a user's own."""
     phases = PhaseTimes()
     with (
         run.locked(),
@@ -314,20 +315,20 @@ def resume_run(
 
 
 def _require_same_environment(run: RunFolder, store: RunStore, setup: Setup) -> None:
-    """EnvironmentProblem when times measured here would not compare with the run's."""
+    """Raises EnvironmentProblem if times measured here would not compare with the run's."""
     now = environment.describe(setup.profile, (), setup.languages)
     then = environment.read(run.environment, store.meta("environment"))
     changes = environment.changes(then, now)
     if changes:
         raise EnvironmentProblem(
             f"run {run.id} was made elsewhere ({'; '.join(changes)}): times would not compare; "
-            "use --allow-mixed to go on all the same"
+            "use --allow-mixed to continue anyway"
         )
 
 
 def stored_options(store: RunStore) -> RunOptions:
-    """The run's options as its store holds them. StoreError for damaged ones: a run must not go on
-    with them."""
+    """The run's options as its store holds them. Raises StoreError for damaged ones: a run must not
+    go on with them."""
     with store.trusting_facts():
         return RunOptions.from_json(store.meta("settings"))
 
@@ -399,7 +400,7 @@ class KindOfRun(Protocol):
         """Whether champions are to be confirmed after the search."""
 
     def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
-        """`first`: what the search will ask for first, as far as it is known."""
+        """`first`: the search's first proposals, if they are known."""
 
     def proposal(self, number: int, configuration: Configuration) -> Proposal: ...
 
@@ -409,7 +410,7 @@ class KindOfRun(Protocol):
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
     ) -> Iterator[tuple[Trial, Outcome]]:
-        """Each finalist with the outcome of its confirmation. `no_time`: confirm no further one
+        """Each finalist with the outcome of its confirmation. `no_time`: confirm no more candidates
         once one has passed."""
 
 

@@ -37,8 +37,8 @@ def strategy_name(strategy: str | StrategyMaker) -> str:
 
 
 def same_strategy(name: str, given: str | StrategyMaker | None) -> str | StrategyMaker:
-    """The strategy that continues a search by `name`. UsageError when that is a user's own strategy
-    and was not given, or when another one is given."""
+    """The strategy that continues a search by `name`. Raises UsageError if that is a user's own
+    strategy and was not given, or when another one is given."""
     if given is not None and strategy_name(given) != name:
         raise UsageError(
             f"the run's strategy is {name}, not {strategy_name(given)}: a run keeps its strategy"
@@ -54,8 +54,8 @@ def same_strategy(name: str, given: str | StrategyMaker | None) -> str | Strateg
 def create_strategy(
     name: str | StrategyMaker, space: SearchSpace, settings: SearchSettings
 ) -> Strategy:
-    """A new strategy that was told nothing, by its name or made by a user's class. UsageError for
-    an unknown name. EnvironmentProblem when the strategy is an installed package's and cannot be
+    """A new strategy without outcomes, by its name or from a user's class. Raises UsageError for an
+    unknown name. Raises EnvironmentProblem if the strategy is an installed package's and cannot be
     loaded."""
     # Imported on demand, so that listing names or checking settings does not import DEAP.
     match name:
@@ -77,8 +77,8 @@ def create_strategy(
 
 
 def _of_a_package(name: str) -> StrategyMaker:
-    """The strategy `name` of an installed package. UsageError when no package has it,
-    EnvironmentProblem when it cannot be loaded."""
+    """The strategy `name` of an installed package. Raises UsageError if no package has it,
+    EnvironmentProblem if it cannot be loaded."""
     found = STRATEGIES.load(name)
     if found is None:
         raise UsageError(
@@ -94,8 +94,8 @@ _ATTEMPTS: Final = 32  # children that are invalid or known before a sample is d
 class Nsga2(FoldedStrategy):
     """Keeps the `population` least dominated and least crowded trials, and breeds from them.
 
-    It is a steady-state search: a trial enters as soon as it is told, and the last of the ranking
-    leaves. `best` and `elites` go by fitness, that is, by the speedup alone.
+    It is a steady-state search: each told trial enters the population, and the last one in the
+    ranking leaves. `best` and `elites` rank by fitness, which is the speedup.
     """
 
     name: ClassVar[str] = "nsga2"
@@ -158,7 +158,8 @@ class RandomSearch(FoldedStrategy):
 
 
 class ExhaustiveSearch(FoldedStrategy):
-    """Every configuration once, in the space's order. Lists the space only as far as needed."""
+    """Every configuration once, in the space's order. Enumerates the space only as far as
+    needed."""
 
     name: ClassVar[str] = "exhaustive"
 
@@ -170,7 +171,7 @@ class LocalSearch(FoldedStrategy):
     """Tries the neighbours of the incumbent, nearest values first, and moves to the first better
     one; at an optimum it restarts at random.
 
-    While all neighbours are told or pending, random configurations fill the look-ahead. One of them
+    If all neighbours are told or pending, random configurations fill the lookahead. One of them
     becomes the incumbent if it is better, or if there is none. An incumbent whose neighbours were
     all told is a local optimum, and the search leaves it.
     """
@@ -215,7 +216,7 @@ class AskTell(Protocol):
     """A strategy of your own: `tune(strategy=Mine)` calls `Mine(space, settings)`.
 
     Its answers must depend on nothing but the space, the settings (`settings.seed`) and the trials
-    told: a resumed run makes a new object and tells it all trials again.
+    told: a resumed run makes a new object and passes all trials to it again.
 
     >>> import evotune
     >>> class Descent:
@@ -245,7 +246,7 @@ class AskTell(Protocol):
     def tell(self, trial: Trial) -> None:
         """Learns a trial; trials come in the order of their numbers. `trial.outcome.fitness` is
         None for a failed one, else the higher the better. A configuration whose outcome is
-        `undecided` was not measured, and may be asked for once more."""
+        `undecided` was not measured, and may be proposed once more."""
 
 
 StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
@@ -253,7 +254,7 @@ StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
 
 
 def maker_name(maker: StrategyMaker) -> str:
-    """`module:qualified name`, as a run's store keeps it. UsageError when `maker` cannot be
+    """`module:qualified name`, as a run's store keeps it. Raises UsageError if `maker` cannot be
     called."""
     inner: object = maker
     while isinstance(inner, functools.partial):
@@ -284,14 +285,16 @@ class OwnStrategy(FoldedStrategy):
         found = self._own.ask(number, pending)
         if found is None:
             return None
-        what = f"the strategy {self._title} asked for {shorten(str(found), 200)}"
+        what = f"the strategy {self._title} returned {shorten(str(found), 200)}"
         if not isinstance(found, Mapping) or set(found) != set(self._names):
             raise UsageError(f"{what}: expected a value for each of {', '.join(self._names)}")
         configuration = Configuration({name: found[name] for name in self._names})
         if not self._space.is_valid(configuration):
             raise UsageError(f"{what}, which is not a valid configuration of the space")
         if configuration in self._seen or configuration in pending:
-            raise UsageError(f"{what}, which it asked for before: ask for each configuration once")
+            raise UsageError(
+                f"{what}, which it has returned before: return each configuration once"
+            )
         return configuration
 
     def _learn(self, trial: Trial, individual: Individual | None) -> None:
@@ -305,5 +308,5 @@ class OwnStrategy(FoldedStrategy):
         return None
 
     def restore(self, snapshot: Json) -> None:
-        """Raises StoreError, so that the engine tells all trials again."""
+        """Raises StoreError, so that the engine replays all trials."""
         raise StoreError(f"the strategy {self._title} has no snapshot")

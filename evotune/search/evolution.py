@@ -50,16 +50,16 @@ _CHILDREN: Final = 96
 _REPAIRS: Final = 8  # invalid children that are repaired, which can cost milliseconds each
 _IMMIGRANTS: Final = 200
 _MATE_CHANCE: Final = 0.6
-_BLIND: Final = 8  # without a model: draws of which the one least like the pending ones is proposed
+_BLIND: Final = 8  # without a model: draws; the one least similar to the pending ones is proposed
 
 
 class Evolution(FoldedStrategy):
     """Breeds far more offspring than can be tried. A model of times and failures (`Guide`)
     chooses the most promising ones, which are tried.
 
-    Parents are the best trials so far, each as soon as it is told; failures never breed. The
-    first proposals are the default and uniform samples. Proposals in flight together are spread
-    out, since none of them sees the outcomes of the others.
+    Parents are the best trials told so far; failures never breed. The first proposals are the
+    default and uniform samples. Proposals that are in flight together are spread out, because none
+    of them sees the others' outcomes.
     """
 
     name: ClassVar[str] = "evolution"
@@ -154,9 +154,9 @@ _LEAST_CHANCE: Final = 1e-6
 class Feasibility:
     """The chance of success of every candidate of a pool.
 
-    It is a Gaussian process of its own on 1 for a success and 0 for a failure, with its own fitted
-    kernel: failures depend on other parameters than times do, and on few of them. So the model
-    of times never sees a failure as a slow configuration.
+    A separate Gaussian process on 1 for a success and 0 for a failure, with its own fitted kernel,
+    because failures depend on other parameters than times do, and on few of them. So the model of
+    times never treats a failure as a slow configuration.
     """
 
     def __init__(self, kernel: Kernel, rows: Rows, succeeded: Floats, pool: Rows) -> None:
@@ -176,7 +176,7 @@ class Feasibility:
 
 _FIRST_MODEL: Final = 3  # trials told before the first model
 _LEAST_FITTED: Final = 3  # successes before the model of times is fitted
-# A pool serves told / 24 further trials, or lookahead / 16 if that is more: each trial in flight
+# A pool serves told / 24 more trials, or lookahead / 16 if that is greater: each trial in flight
 # must enter a new pool before the first pick. No pool serves more than 64 trials.
 _REFRESH_SHARE: Final = 24
 _IN_FLIGHT_SHARE: Final = 16
@@ -191,7 +191,7 @@ Breed: TypeAlias = Callable[[Sequence[Elite], random.Random], list[Configuration
 
 @dataclass(slots=True)
 class _Pool:
-    """The candidates of one pool and the models' predictions for them."""
+    """The candidates of one pool, with the models' predictions for them."""
 
     start: int  # the number of trials told when the pool was due
     candidates: list[Configuration]
@@ -245,8 +245,8 @@ class Guide:
         return len(self._told)
 
     def snapshot(self) -> Json:
-        """The learnt state as JSON-able data. It has the fitted kernels, since fitting them again
-        would take longer than all the rest."""
+        """The learnt state as JSON-able data. It has the fitted kernels, because fitting them again
+        would take longer than everything else."""
         self._advance()
         with _one_thread():
             self._fit_kernels()
@@ -266,8 +266,8 @@ class Guide:
         self._is_warped = bool(snapshot["warped"])
 
     def pick(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """The most promising candidate that is neither told nor pending; None when there is no
-        model yet, or the pool is used up."""
+        """The most promising candidate that is neither told nor pending; None if there is no model
+        yet, or the pool is used up."""
         with _one_thread():
             return self._pick(pending)
 
@@ -297,7 +297,7 @@ class Guide:
         self, configurations: Sequence[Configuration], pending: Sequence[Configuration]
     ) -> Configuration | None:
         """The candidate that is farthest from its nearest pending configuration, by the default
-        kernel, which is fitted to no outcome. The first of equals; None without candidates."""
+        kernel, which is not fitted to outcomes. The first one in a tie; None without candidates."""
         if not configurations or not pending:
             return next(iter(configurations), None)
         rows, others = (
@@ -321,7 +321,8 @@ class Guide:
         return worth + np.log(pool.feasibility.chances)
 
     def _append(self, pool: _Pool, configurations: list[Configuration]) -> None:
-        """Makes `configurations` the posterior's appended trials; keeps those it has already."""
+        """Makes `configurations` the posterior's appended trials, and reuses those that it has
+        already."""
         same = 0
         while same < min(len(pool.appended), len(configurations)) and _are_same(
             pool.appended[same], configurations[same]
@@ -344,7 +345,7 @@ class Guide:
         self._fits = []
 
     def _advance(self) -> None:
-        """Advances to the latest fixed count of told trials at which a pool is due."""
+        """Advances to the latest of the fixed numbers of outcomes at which a pool is due."""
         while self._next <= len(self._told):
             self._start = self._next
             if self._start >= self._next_fit:
@@ -419,8 +420,8 @@ class Guide:
         ]
 
     def _was_told(self, configuration: Configuration, before: int) -> bool:
-        """Whether one of the first `before` trials had the configuration; trials told since must
-        not matter."""
+        """Whether one of the first `before` trials had the configuration; later trials must not
+        matter."""
         if configuration not in self._seen:
             return False
         since = range(before, len(self._told))
@@ -431,8 +432,8 @@ class Guide:
 
 def _one_thread() -> AbstractContextManager[object]:
     """Limits linear algebra to one BLAS thread. Several threads spin while they wait, which makes
-    it several times slower beside compilers on every core. And with one thread the order of sums is
-    the same on every machine."""
+    them several times slower while compilers use every core. With one thread, the order of
+    summation is also the same on every machine."""
     context: AbstractContextManager[object] = _THREADS.limit(limits=1, user_api="blas")
     return context
 
@@ -470,8 +471,8 @@ _KEPT: Final = 128  # newest configurations that are kept as objects
 class ToldTrials:
     """Trials, numbered in the order of telling.
 
-    A configuration is kept as the indices of its values, and made again when it is asked for. A
-    trial counts unless its configuration was dropped later, since it was measured again.
+    A configuration is stored as the indices of its values, and rebuilt on request. A trial counts
+    unless its configuration was dropped later, since it was measured again.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -529,12 +530,12 @@ class ToldTrials:
         return found
 
     def fitness(self, number: int) -> float | None:
-        """The trial's fitness; None when it failed or does not count."""
+        """The trial's fitness; None if it failed or does not count."""
         found = float(self._fitness[number])
         return None if self._dropped[number] or np.isnan(found) else found
 
     def failed(self, number: int) -> bool:
-        """Whether the trial failed; False when it does not count."""
+        """Whether the trial failed; False if it does not count."""
         return bool(np.isnan(self._fitness[number]) and not self._dropped[number])
 
     def successes(self, before: int) -> tuple[Numbers, Floats]:

@@ -26,10 +26,11 @@ from evotune.trial import Configuration, Json, Trial, Value
 
 
 class FoldedStrategy:
-    """The base of the strategies: the whole protocol but `ask`, and hooks for further learning.
+    """The base of the strategies: the whole protocol except `ask`, and hooks for learning more from
+    an outcome.
 
-    `version` changes whenever `tell` computes another state, so that an old snapshot is refused and
-    the engine tells the trials again.
+    `version` changes whenever `tell` would compute a different state, so that an old snapshot is
+    refused and the engine replays the trials.
     """
 
     name: ClassVar[str]
@@ -71,7 +72,7 @@ class FoldedStrategy:
     def tell(self, trial: Trial) -> None:
         configuration = trial.configuration
         if trial.outcome.undecided and configuration not in self._unmeasured:
-            self._unmeasured.add(configuration)  # it stays free to be asked once more
+            self._unmeasured.add(configuration)  # it may be proposed once more
             self._told += 1
             self._pass_over(trial)
             return
@@ -118,7 +119,7 @@ class FoldedStrategy:
             raise StoreError(f"the snapshot of the search is damaged: {error}") from error
 
     def _require_own(self, snapshot: Json) -> None:
-        """StoreError for the snapshot of another search."""
+        """Raises StoreError for the snapshot of another search."""
         found = snapshot if isinstance(snapshot, Mapping) else {}
         for name, expected in self._identity().items():
             if found.get(name) != expected:
@@ -254,7 +255,7 @@ def _mate(
 def _mutate(
     space: SearchSpace, configuration: Configuration, rng: random.Random
 ) -> dict[str, Value]:
-    """Changes one active gene always, and sometimes further ones.
+    """Always changes one active gene, and sometimes more.
 
     A gene that mating made active may still have its inactive value. If that lies outside the
     domain, a value is drawn.
@@ -329,10 +330,11 @@ _DIGEST_BYTES = 12  # a billion configurations collide with a probability below 
 
 
 class SeenConfigurations:
-    """The set of configurations told so far, at some 100 bytes each.
+    """The set of configurations told so far, at about 100 bytes each.
 
-    It has only configurations that the engine told. A candidate that a strategy considered and
-    dropped stays available: a blacklist of such candidates cost Helion good configurations (#3518).
+    It contains only configurations that the engine passed to `tell`. A candidate that a strategy
+    considered and dropped stays available: a blacklist of such candidates cost Helion good
+    configurations (#3518).
     """
 
     def __init__(self) -> None:
@@ -360,8 +362,8 @@ class SeenConfigurations:
 class UnseenConfigurations:
     """Finds configurations of a space that are neither told nor pending.
 
-    Between calls it remembers how far it has enumerated the space. A configuration that was told
-    stays told, so the answers do not depend on earlier calls.
+    Between calls it remembers how far it has enumerated the space. Told configurations are never
+    removed, so the answers do not depend on earlier calls.
     """
 
     def __init__(self, space: SearchSpace, seen: SeenConfigurations) -> None:
@@ -370,7 +372,7 @@ class UnseenConfigurations:
         self.forget()
 
     def forget(self) -> None:
-        """Begins the enumeration again, as needed when the told configurations are replaced."""
+        """Restarts the enumeration. Call it when the told configurations are replaced."""
         self._rest: Iterator[Configuration] = self._space.enumerate()
         self._passed: list[Configuration] = []  # enumerated, and not told when last looked at
 
@@ -382,7 +384,7 @@ class UnseenConfigurations:
     ) -> Configuration | None:
         """A free configuration drawn from the space; the first free one when all attempts fail.
 
-        Attempts fail only in a space that is nearly exhausted. None when it is exhausted.
+        Attempts fail only in a space that is nearly exhausted. None if it is exhausted.
         """
         for _ in range(attempts):
             configuration = self._space.sample(rng)

@@ -35,7 +35,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.int64]  # configurations x axes: places on the axes
 Indices: TypeAlias = NDArray[np.unsignedinteger]  # configurations x parameters: indices of values
 
-_FINEST: Final = 1024  # places told apart on one axis
+_FINEST: Final = 1024  # places distinguished on one axis
 
 
 class Encoder:
@@ -57,7 +57,8 @@ class Encoder:
         self._type = np.min_scalar_type(int(self._counts.max(initial=1)) - 1).newbyteorder("<")
 
     def indices(self, configuration: Mapping[str, Value]) -> list[int]:
-        """The index of each value in its parameter. ValueError for a value that it cannot have."""
+        """The index of each value in its parameter. Raises ValueError for a value that it cannot
+        have."""
         if isinstance(configuration, Configuration):  # a dict is read without Python calls
             configuration = configuration.to_json()
         values = [configuration[name] for name in self._names]
@@ -210,7 +211,7 @@ def fit_kernel(
 
 
 def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
-    """The trials to fit on, 96 at most. Half are the best ones, where the kernel has to be right;
+    """The trials to fit on, 96 at most. Half are the best ones, for which the kernel must be right;
     the others are drawn."""
     if len(values) <= _FIT_ROWS:
         return np.arange(len(values))
@@ -291,8 +292,8 @@ _T_PEAK: Final = math.gamma(4.5) / (math.gamma(4) * math.sqrt(8 * math.pi))
 class Posterior:
     """The mean and variance of every candidate, given `rows` with `values` (higher is better).
 
-    Further trials are appended in the order of their proposals. A pending trial has no value yet:
-    it lowers the variance around it and leaves the means alone, so that the next proposal lies
+    More trials are appended in the order of their proposals. A pending trial has no value yet: it
+    lowers the variance around it and leaves the means alone, so that the next proposal lies
     elsewhere. Its value can be filled in later, with the same result as if it had been known at
     once. Appending costs rows x candidates, not the cube of the rows.
     """
@@ -409,9 +410,10 @@ class Posterior:
 def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
     """ln E[max(0, f - best)] where (f - mean) / deviation is distributed as Student's t.
 
-    The distribution has eight degrees of freedom, which have a closed form, since the model is at
-    times wrong by far more than its deviations allow. A normal distribution would prefer a
-    candidate that almost surely fails to one that the model puts five deviations too slow.
+    Student's t with eight degrees of freedom, which has a closed form, because the model is
+    sometimes wrong by far more than its standard deviation. A normal distribution would prefer a
+    candidate that almost surely fails to one that the model predicts to be five deviations too
+    slow.
     """
     z = (means - best) / deviations
     near = np.maximum(z, _FAR)
@@ -425,11 +427,12 @@ def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> 
 
 
 _MOST_ROWS: Final = 448  # trials that a model is built on, as in the search
-_FITS: Final = 3  # each goes on from the kernel before
+_FITS: Final = 3  # each starts from the previous kernel
 _LEAST_TRIALS: Final = 4
 _LARGEST_GAP: Final = 1.5
-"""A fitness further than this below the best, in ln, counts as this far below: a configuration that
-is ten times slower says nothing on the choices that matter, and would set the scale."""
+"""A fitness that is more than this below the best, in ln, counts as this far below. A configuration
+that is ten times slower says nothing about the choices that matter, and would dominate the
+scale."""
 _FIGURE_SCALE: Final = 0.5  # the prior deviation of a figure's slope, in deviations of the fitness
 _THREADS: Final = ThreadpoolController()
 
@@ -467,7 +470,7 @@ class TrialModel:
         figures: Sequence[Sequence[float]] = (),
         seed: int = 0,
     ) -> None:
-        """ValueError with fewer than four configurations."""
+        """Raises ValueError with fewer than four configurations."""
         if len(configurations) < _LEAST_TRIALS:
             raise ValueError(f"a model needs {_LEAST_TRIALS} valid configurations")
         self._encoder = Encoder(parameters)
@@ -522,8 +525,8 @@ class TrialModel:
         return True
 
     def expected(self, configuration: Mapping[str, Value], figures: Sequence[float] = ()) -> float:
-        """The predicted fitness. Of a configuration that was measured it is nearer to its
-        neighbours' than the measurement is."""
+        """The predicted fitness. For a measured configuration it is nearer to its neighbours' than
+        the measurement is."""
         rows = self._rows([configuration])
         linear = self._figures.of([figures], 1)
         with _THREADS.limit(limits=1, user_api="blas"):

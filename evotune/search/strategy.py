@@ -25,24 +25,23 @@ class Strategy(Protocol):
     def name(self) -> str: ...
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
-        """Proposal `number`, or None when every configuration of the space was proposed.
+        """Proposal `number`, or None if every configuration of the space was proposed.
 
         A pure function of the settings, `number`, the trials told so far and `pending`,
         the configurations proposed but not told yet, in order.
         """
 
     def tell(self, trial: Trial) -> None:
-        """Learns an outcome. Trials come in the order of their numbers, and telling one is cheap.
-
-        A configuration that is told again was measured again, and the newer outcome counts.
+        """Learns an outcome. Trials come in the order of their numbers, and a call is cheap. If a
+        configuration comes again, it was measured again, and the newer outcome counts.
         """
 
     def snapshot(self) -> Json:
         """The learnt state as JSON-able data. Restoring it equals telling all trials again."""
 
     def restore(self, snapshot: Json) -> None:
-        """Replaces the learnt state. StoreError when the snapshot is damaged or of another search;
-        then the strategy is as if it was told nothing."""
+        """Replaces the learnt state. Raises StoreError if the snapshot is damaged or of another
+        search; then the strategy has no outcomes."""
 
     @property
     def told(self) -> int:

@@ -51,8 +51,8 @@ LARGE_DIAGRAM = 200_000  # transitions; a walk through all of them takes millise
 class BoundSpace:
     """Implements `protocol.SearchSpace` for a YAML space.
 
-    It is cheap to make. The first call that needs counts makes them, and raises SpaceError if no
-    configuration is valid.
+    Constructing it is cheap. The first call that needs counts computes them, and raises SpaceError
+    if no configuration is valid.
     """
 
     def __init__(
@@ -239,7 +239,8 @@ class BoundSpace:
 
     def check(self, expression: Expression, *, beside: Collection[str] = ()) -> None:
         """SpaceError, at the expression's position, if a name or a type in it is wrong. `beside`:
-        names of tensors and workspaces, which may stand there too and may have been meant."""
+        names of tensors and workspaces, which are also allowed there, so the error may propose
+        them."""
         self._names.check(expression, beside)
 
     def evaluate(
@@ -436,7 +437,7 @@ def _check_when_cycles(document: SpaceDocument, names: Names) -> None:
 
 
 def _check_kernels(document: SpaceDocument, names: Names) -> None:
-    """SpaceError when a launch would meet an unknown name, or a value of a wrong type."""
+    """Raises SpaceError if a launch would meet an unknown name, or a value of a wrong type."""
     for kernel in document.kernels:
         for symbol, position in zip(kernel.compiled_in, kernel.compiled_in_positions, strict=True):
             if symbol not in names.symbols and symbol not in names.let:

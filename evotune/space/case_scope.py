@@ -72,14 +72,14 @@ class CaseScope:
         return self._interner.literal(value)
 
     def symbol(self, name: str) -> Node:
-        """The symbol, or its value where that is known."""
+        """The symbol, or its value if that is known."""
         return self._symbol(name)
 
     def is_symbol(self, name: str) -> bool:
         return name in self._names.symbols
 
     def operation(self, operator: str, *operands: Node) -> Node:
-        """The operation, folded as far as it is known."""
+        """The operation, with its known parts evaluated."""
         return self._interner.operation(operator, operands)
 
     def holds(self, node: Node) -> bool | None:
@@ -151,11 +151,12 @@ class CaseEvaluator:
 
     @staticmethod
     def is_constant(expression: Expression) -> bool:
-        """No value is kept for the next case."""
+        """Returns False: the value is not reused for the next case."""
         return False
 
     def evaluate(self, expression: Expression, known: Environment) -> Value:
-        """The value in the present case. SpaceError where there is none; `known` is not used."""
+        """The value in the present case. Raises SpaceError if there is none; `known` is not
+        used."""
         node = self._nodes.get(expression.text)
         if node is None:
             node = self._nodes[expression.text] = self._scope.bind(expression)
@@ -169,7 +170,7 @@ class CaseEvaluator:
 
 
 def evaluate(node: Node, environment: Environment) -> Value:
-    """The tree's value with `CaseScope.environment`. EvaluationError when it has none."""
+    """The tree's value with `CaseScope.environment`. Raises EvaluationError if it has none."""
     try:
         return compile_scalar(node)(environment)
     except KeyError as error:  # of a `let` without a value
@@ -182,8 +183,8 @@ class Gene:
 
     - `values`: the domain, then the inactive value if it is not in the domain.
     - `when`: the parameter's condition; None for an unconditional parameter.
-    - `rule`: true exactly where the value fits `when`: a value of the domain while `when` holds,
-      the inactive value otherwise. None for an unconditional parameter.
+    - `rule`: true exactly if the value agrees with `when`: a value of the domain while `when`
+      holds, the inactive value otherwise. None for an unconditional parameter.
     """
 
     spec: ParameterSpec
@@ -198,7 +199,7 @@ class Gene:
 
 @dataclass(frozen=True, slots=True)
 class BoundConstraint:
-    """A constraint over parameters alone. It holds where all of `nodes` do, one for each distinct
+    """A constraint over parameters only. It holds if all of `nodes` hold, one for each distinct
     environment."""
 
     spec: ConstraintSpec
@@ -223,8 +224,8 @@ class Scope:
         return self._let.values()
 
     def bind(self, expression: Expression) -> Node:
-        """The interned tree over parameters; equal expressions give the same node. SpaceError for
-        an expression that has no value here, whatever the parameters are."""
+        """The interned tree over parameters; equal expressions give the same node. Raises
+        SpaceError for an expression that has no value here, whatever the parameters are."""
         for name in self._names.lets_in(expression):
             if name not in self._let:
                 self._let[name] = self._bind(self._names.let[name].node)
@@ -263,7 +264,7 @@ COMPILED_FIGURES: Mapping[str, type] = {
     "spill_store_bytes": int,
     "spill_load_bytes": int,
     "stack_bytes": int,  # of a thread
-    "serialized": int,  # 1 where ptxas makes each wgmma wait for the one before it
+    "serialized": int,  # 1 if ptxas makes each wgmma wait for the one before it
     "static_shared_bytes": int,
     "shared_bytes_total": int,  # of a block, static and dynamic
     "occupancy": float,  # resident warps / the most a multiprocessor takes, 0 to 1
@@ -314,7 +315,7 @@ class Names:
             self._let_parts[name] = (*self.lets_in(self.let[name]), name)
 
     def after_compile(self, document: SpaceDocument) -> Names:
-        """These names plus the compiled figures. SpaceError when a figure's name is taken."""
+        """These names plus the compiled figures. Raises SpaceError if a figure's name is taken."""
         for name in COMPILED_FIGURES:
             if name in self.let:
                 message = f"let '{name}': 'after_compile' has a compiled figure of that name"
@@ -374,8 +375,8 @@ class Names:
         )
 
     def check(self, expression: Expression, beside: Collection[str] = ()) -> Kinds:
-        """The types the expression can have; a SpaceError if a name or type is wrong. The error
-        also proposes the names `beside`."""
+        """The types that the expression can have. Raises SpaceError if a name or type is wrong; the
+        error also proposes the names in `beside`."""
         for name in expression.names:
             self._check_name(expression, name, beside)
         node = self.with_choices(expression.node)

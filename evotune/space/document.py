@@ -90,7 +90,7 @@ class SpaceDocument:
     text: str
 
     def kernel(self, name: str | None = None) -> KernelSpec:
-        """The kernel of that name; without a name the only one, of a space without KERNEL."""
+        """The kernel of that name. Without a name, the only kernel of a space without KERNEL."""
         for kernel in self.kernels:
             if name is None or kernel.name == name:
                 return kernel
@@ -100,7 +100,7 @@ class SpaceDocument:
 def load_space(path: Path, root: Path | None = None) -> SpaceDocument:
     """Reads a space file; every mistake in it is a SpaceError with file, line and column.
 
-    `root` overrides the folder of the kernel sources: a run gives that of its own copies.
+    `root` overrides the folder of the kernel sources: a run passes the folder of its own copies.
     """
     source = read_yaml(path)
     return _document(source, path, root)
@@ -296,7 +296,7 @@ class Converter:
         beside = self.folder / recorded.file
         file = beside if os.path.lexists(beside) else self.root / recorded.file
         position = self.source.position(("recorded", "file"))
-        # `Path.resolve` raises where links form a circle.
+        # `Path.resolve` raises if links form a circle.
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.root)):
             raise position.error(f"the recording {recorded.file} lies outside the space's root")
         return RecordedSpec(file, recorded.delay_ms, position)
@@ -371,8 +371,8 @@ class Converter:
         )
 
     def _language(self, name: str, kernel: KernelModel) -> Language:
-        """The kernel's language. SpaceError for a file with another suffix: a compiler's message
-        about it would show the file's text."""
+        """The kernel's language. Raises SpaceError for a file with another suffix: a compiler's
+        message about it would show the file's text."""
         stated = find_language(kernel.language) if kernel.language else None
         suffix = PurePosixPath(kernel.source).suffix
         if stated and suffix in stated.stated_suffixes:
@@ -452,7 +452,8 @@ class Converter:
         )
 
     def _refuse_unknown(self, value: Value, known: Sequence[int], path: DataPath) -> None:
-        """SpaceError for a number that is not in `known`. An expression's value is known later."""
+        """Raises SpaceError for a number that is not in `known`. An expression's value is known
+        later."""
         if type(value) is int and value not in known:
             span = f"{known[0]} to {known[-1]}" if isinstance(known, range) else ""
             words = span or "one of " + ", ".join(map(str, known))
@@ -505,8 +506,8 @@ class Converter:
     def _refuse_decided(
         self, kernel: KernelModel, language: Language, launch: LaunchModel, place: DataPath
     ) -> None:
-        """SpaceError for a key that the language's compiler decides. `entry` may be given if it is
-        the kernel's own."""
+        """Raises SpaceError for a key that the language's compiler decides. `entry` may be given if
+        it is the kernel's own."""
         for key, reason in language.decided.items():
             value = getattr(launch, key)
             if value is not None and (key != "entry" or value != kernel.entry):
@@ -517,7 +518,7 @@ KERNEL = "KERNEL"
 
 
 class ParameterConverter:
-    """Converts the parameters of one file. SpaceError at the place of a mistake."""
+    """Converts the parameters of one file. Raises SpaceError at the place of a mistake."""
 
     def __init__(self, source: YamlSource, model: SpaceModelFile) -> None:
         self.source = source

@@ -26,7 +26,7 @@ class SpaceSize:
 
     - `cartesian`: the number of points before constraints.
     - `valid`: the number of distinct configurations that meet the constraints.
-    - `exact`: False when `valid` is an estimate from samples.
+    - `exact`: False if `valid` is an estimate from samples.
     """
 
     cartesian: int
@@ -53,21 +53,21 @@ class SearchSpace(Protocol):
         """Names of the parameters that matter: their `when` holds, and they have several values."""
 
     def default(self) -> Configuration:
-        """The user's starting point if the space names one, else the first valid configuration.
-        For a recording: the configuration nearest to the middle of all domains."""
+        """The space's `default:` if it has one, else the first valid configuration. For a
+        recording: the configuration nearest to the middle of all domains."""
 
     def starts(self) -> Sequence[Configuration]:
         """The default, then the other configurations that the user wants tried first; each once."""
 
     def sample(self, rng: random.Random) -> Configuration:
-        """A valid configuration, uniformly where counting is exact."""
+        """A valid configuration, uniformly if counting is exact."""
 
     def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration | None:
         """`values` made canonical and valid by changing as few genes as it can, or None."""
 
     def neighbours(self, configuration: Configuration) -> Sequence[Configuration]:
         """Valid configurations that differ in one active gene, nearest values first, in a stable
-        order. Other genes differ only where the canonical form demands it."""
+        order. Other genes differ only if the canonical form requires it."""
 
     def enumerate(self) -> Iterator[Configuration]:
         """Every valid configuration once, in lexicographic order of the parameters' values."""
@@ -139,7 +139,7 @@ class ExplicitSpace:
         return self.rank(configuration) is not None
 
     def rank(self, configuration: Mapping[str, Value]) -> int | None:
-        """The configuration's rank, as in `of_ranks`; None when it is no member."""
+        """The configuration's rank, as in `of_ranks`; None if it is no member."""
         if len(configuration) != len(self._parameters):
             return None
         indices = self._indices(configuration)
@@ -152,7 +152,7 @@ class ExplicitSpace:
         return self._at(self._position[rank])
 
     def active(self, configuration: Configuration) -> tuple[str, ...]:
-        """Every parameter of which more than one value occurs; the same in all configurations."""
+        """Every parameter that has more than one value; the same in all configurations."""
         return tuple(
             parameter.name
             for parameter, steps in zip(self._parameters, self._steps, strict=True)
@@ -176,8 +176,8 @@ class ExplicitSpace:
     def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration:
         """The valid configuration that differs from `values` in the fewest genes.
 
-        Of several, the one with the smallest steps; of equal ones `rng` chooses. Never None,
-        since the space is not empty. A missing or unknown value counts as one to change.
+        If there are several, the one with the smallest steps; `rng` breaks ties. Never None,
+        because the space is not empty. A missing or unknown value counts as a change.
         """
         indices = self._indices(values)
         if _UNKNOWN not in indices:
@@ -263,7 +263,7 @@ def strides(parameters: Sequence[Parameter]) -> tuple[int, ...]:
 def _steps_by_distance(
     parameter: Parameter, used: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """For each index that occurs: (distance, other index) of all others that occur.
+    """For each index that occurs: (distance, other index) for all others that occur.
 
     Values that the parameter calls adjacent are at distance 1. The distance of all others is that
     of their indices, and at least 2.
@@ -303,7 +303,7 @@ class Parameter(ABC):
         return len(self.values)
 
     def index(self, value: Value) -> int:
-        """Position of `value` in the domain; ValueError when it is not in it."""
+        """Position of `value` in the domain. Raises ValueError if it is not in it."""
         return self.values.index(value)
 
     def __contains__(self, value: object) -> bool:

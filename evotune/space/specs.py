@@ -34,7 +34,7 @@ class ProblemSpec:
 
     - `shapes`, `variants`, `held_out`: symbol -> value; the problem gives symbols their meaning.
     - `positions`: the position of each key, shape, variant and symbol.
-    - `cases`: given by the user; they take the place of shapes, variants and held-out shapes.
+    - `cases`: given by the user; they replace shapes, variants and held-out shapes.
     """
 
     name: str
@@ -115,7 +115,8 @@ class ConstantMemorySpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """A launch of the function `entry`; with `when`, only where that holds."""
+    """A launch of the function `entry`. If `when` is given, the launch runs only in cases for which
+    it holds."""
 
     grid: tuple[Expression, ...]
     block: tuple[Expression, ...]
@@ -191,7 +192,7 @@ class KernelSpec:
             yield from argument.expressions()
 
     def unsupported(self, symbols: Mapping[str, Value]) -> str | None:
-        """Why the kernel does not support these symbols (a shape's, or `arch`), in words; None when
+        """Why the kernel does not support these symbols (a shape's, or `arch`), in words; None if
         it does."""
         for support in self.supports:
             if support.symbol in symbols and not support.holds(symbols[support.symbol]):
@@ -234,7 +235,7 @@ class TimeoutsSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSpec:
-    """A recorded space: the file beside the space file or under its root."""
+    """A recorded space: the file next to the space file or under its root."""
 
     file: Path
     delay_ms: float

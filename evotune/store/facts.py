@@ -1,4 +1,4 @@
-"""The facts of a run, as its store keeps them beside the trials: one type for each.
+"""The facts of a run that its store keeps in addition to the trials, each with its type.
 
 `read_facts` reads them all, checked; writers use `stored` to turn one into JSON.
 """
@@ -111,7 +111,7 @@ class Ablation(msgspec.Struct, frozen=True):
 
 
 class Try(msgspec.Struct, frozen=True):
-    """A result of `explain --try`: one configuration, timed in turn with the run's `own`."""
+    """A result of `explain --try`: one configuration, timed in alternation with the run's `own`."""
 
     own: Mapping[str, Value]
     configuration: Mapping[str, Value]
@@ -128,14 +128,15 @@ _NO_DEVICE, _NO_PROBLEM, _NO_BASELINES = DeviceProfile("", "", "", {}), ProblemF
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All facts of a run that reports, explanations and exports use. A fact that the store lacks
-    has its default; an older evotune stored fewer.
+    has its default, because an older evotune stored fewer facts.
 
     - `kind`: kernels or recorded.
     - `default`: the space's starting point.
     - `around_search_s`: seconds of work before and after the search.
-    - `unconfirmed`: why champions are missing that were to be confirmed.
+    - `unconfirmed`: why champions that should have been confirmed are missing.
     - `phases`: the seconds of each phase, over all sessions.
-    - `beside`: other work on the machine, by the number of trials stored when it was seen.
+    - `beside`: other work on the machine; the key is the number of trials that were stored when it
+      was seen.
     - `devices`: the calibration of each device, if the run had several.
     - `earlier_ablations`: those of other configurations, the oldest first.
     - `ablation_part`: an ablation that has not ended.
@@ -164,7 +165,7 @@ class Facts:
 
     @property
     def ablations(self) -> list[Ablation]:
-        """The ablations that have ended, the newest first; each is of another configuration."""
+        """The finished ablations, newest first, each of a different configuration."""
         found = (self.ablation, *reversed(self.earlier_ablations))
         return [each for each in found if each is not None and each.rows]
 
@@ -196,7 +197,7 @@ def read_facts(store: RunStore) -> Facts:
 def facts_of(kept: Mapping[str, Json]) -> Facts:
     """The facts of their JSON by name; None counts as missing, other names are left out.
 
-    ValueError or TypeError when one has another shape than a run stores.
+    Raises ValueError or TypeError if one has another shape than a run stores.
     """
     found: dict[str, Json] = {
         name: msgspec.convert(kept[name], wanted, str_keys=True)

@@ -190,8 +190,8 @@ def require(path: Path) -> None:
 
 @contextlib.contextmanager
 def opening(path: Path, uri: str) -> Iterator[sqlite3.Connection]:
-    """A connection to the store. When the block fails, it is closed and an error of SQLite, or of
-    the files beside the store, becomes a StoreError."""
+    """A connection to the store. If the block fails, the connection is closed, and an error of
+    SQLite, or of the files next to the store, becomes a StoreError."""
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
     except sqlite3.Error as error:
@@ -208,7 +208,7 @@ def opening(path: Path, uri: str) -> Iterator[sqlite3.Connection]:
 
 
 def check_version(path: Path, connection: sqlite3.Connection) -> int:
-    """The store's version; StoreError when this evotune cannot read it."""
+    """The store's version. Raises StoreError if this evotune cannot read it."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID or version < 1:
@@ -228,7 +228,7 @@ def _foreign(path: Path) -> StoreError:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """The StoreError for an error; its message says how to go on."""
+    """The StoreError for an error; its message says what to do."""
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes hold the plain one in their lowest byte.
     if isinstance(error, OSError) or (isinstance(code, int) and code & 0xFF in _NOT_DAMAGE):
@@ -244,7 +244,8 @@ def damaged(path: Path, error: Exception) -> StoreError:
 FIRST = 0
 """Takes the place of the checksum of a row before the first one."""
 ROW = "number, configuration, outcome, finished_s, kind, fitness, duplicate_of, binary, stage_s"
-"""The columns of an outcome that its checksum covers, beside its place in the order of storing."""
+"""The columns of an outcome that its checksum covers, in addition to its place in the order of
+storing."""
 SMALL_TABLES = {
     "meta": "SELECT name, value FROM meta ORDER BY name",
     "confirmations": "SELECT number, outcome, finished_s FROM confirmations ORDER BY number",
@@ -320,8 +321,8 @@ def make_seal(store: Path) -> None:
 
 
 def break_seal(store: Path) -> None:
-    """Removes the seal, as a writer does before it changes anything. After a power cut it must not
-    be back beside the writer's log."""
+    """Removes the seal, as a writer does before it changes anything. After a power failure the seal
+    must not reappear next to the writer's log."""
     seal = _seal_of(store)
     if seal.exists():
         seal.unlink()
@@ -342,7 +343,7 @@ def _seal_of(store: Path) -> Path:
 
 
 def has_log(store: Path) -> bool:
-    """Whether a log (WAL) with content lies beside the main file."""
+    """Whether a log (WAL) with content lies next to the main file."""
     try:
         return os.path.getsize(f"{store}-wal") > 0
     except FileNotFoundError:
@@ -357,11 +358,11 @@ def _line(store: Path) -> str:
 Sums: TypeAlias = tuple[int, int]
 _HEADER = struct.Struct(">8I")  # magic, version, bytes a page, use, two salts, checksum
 _FRAME = struct.Struct(">6I")  # page, pages of the store after a commit or 0, salts, checksum
-_MAGIC = 0x377F0682  # 1 more where the checksums are over big-endian words
+_MAGIC = 0x377F0682  # 1 more if the checksums are over big-endian words
 _CHECKED_BYTES = 24  # of the header, by its checksum
 _CHECKED_FRAME_BYTES = 8  # of a frame's header, by the frame's checksum, with the page
 _PAGE_SIZES = frozenset(1 << power for power in range(9, 17))
-_PAGE_BYTES_AT = 16  # where a main file says how large its pages are
+_PAGE_BYTES_AT = 16  # the place of the page size in a main file
 _JOURNAL_MODE_AT = slice(18, 20)  # of a main file: 2 with a log, 1 without
 _WORD = 0xFFFFFFFF
 _MOST_LOOKS = 5
@@ -393,8 +394,8 @@ class _Log:
 
 
 def check_log(store: Path, connection: sqlite3.Connection) -> None:
-    """StoreError where the log is not this store's, or where changes in it that were committed can
-    no longer be read. A store that somebody writes to passes."""
+    """Raises StoreError if the log is not this store's, or if committed changes in it can no longer
+    be read. A store that is being written passes."""
     # A writer that closes the store at this moment removes the log, then makes the seal.
     if has_log(store) and seal_fits(store) and has_log(store):
         raise StoreError(
@@ -417,7 +418,7 @@ def check_log(store: Path, connection: sqlite3.Connection) -> None:
 
 
 def _content(store: Path) -> bytes:
-    """The log as it was at one moment; empty where there is none, or a writer never rests."""
+    """The log as it was at one moment; empty if there is none, or a writer keeps changing it."""
     path = Path(f"{store}-wal")
     before: bytes | None = None
     for _ in range(_MOST_LOOKS):
@@ -471,7 +472,7 @@ def _parsed(content: bytes, page_bytes: int) -> _Log | None:
     )
     if readable:
         page_bytes = told_bytes
-    else:  # the first frame tells what the header should
+    else:  # the first frame has what the header should have
         order = "<" if struct.pack("=I", 1)[0] else ">"
         first = _FRAME.unpack_from(content, _HEADER.size)
         salts = (first[2], first[3])
@@ -493,7 +494,7 @@ def _frames(content: bytes, size: int, before: Sums, order: str) -> Iterator[_Fr
 
 
 def _summed(content: bytes | memoryview, before: Sums, order: str) -> Sums:
-    """SQLite's checksum of the content, which goes on from another one."""
+    """SQLite's checksum of the content, continued from another checksum."""
     words = struct.unpack(f"{order}{len(content) // 4}I", content)
     one, other = before
     for first, second in zip(words[::2], words[1::2], strict=True):
@@ -506,7 +507,7 @@ def _summed(content: bytes | memoryview, before: Sums, order: str) -> Sums:
 
 
 def _outcomes(connection: sqlite3.Connection) -> int | None:
-    """The number of outcomes that the store says it holds; None where it cannot be read."""
+    """The number of outcomes that the store says it holds; None if it cannot be read."""
     try:
         return tail(connection, "outcomes")[0]
     except sqlite3.Error:
@@ -514,7 +515,7 @@ def _outcomes(connection: sqlite3.Connection) -> int | None:
 
 
 def _outcomes_in(store: Path, log: _Log) -> int | None:
-    """The outcomes that the store held, as far as the undamaged frames tell."""
+    """The outcomes that the store held, according to the undamaged frames."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / store.name
         shutil.copyfile(store, copy)

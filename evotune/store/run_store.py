@@ -64,7 +64,7 @@ AROUND_SEARCH = "around_search_s"
 PHASES = "phases"
 """The name of the fact that holds the seconds of each phase, over all parts of the run."""
 UNCONFIRMED = "unconfirmed"
-"""The name of the fact that says why champions are missing; "" where none is."""
+"""The name of the fact that says why champions are missing; "" if none is."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
 _TRIAL = "SELECT number, configuration, outcome FROM outcomes"
 Row: TypeAlias = tuple[int, str, str, float]
@@ -72,8 +72,8 @@ Row: TypeAlias = tuple[int, str, str, float]
 
 
 class StoreQueries:
-    """Reads an open store. StoreError where the store holds content of another shape than evotune
-    writes."""
+    """Reads an open store. Raises StoreError if the store holds content of another shape than
+    evotune writes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -136,15 +136,15 @@ class StoreQueries:
         return dict(sorted(rows))
 
     def with_binary(self, binary: str) -> Iterator[Trial]:
-        """The trials with this machine code and these launches that were measured and are no
-        duplicates, in proposal order."""
+        """The measured trials with this machine code and these launches, without duplicates, in
+        proposal order."""
         for row in self.each_row(
             f"{_TRIAL} WHERE binary = ? AND duplicate_of IS NULL ORDER BY number", (binary,)
         ):
             yield self.trial_of(*row)
 
     def trial_of(self, number: int, configuration: str, outcome: str) -> Trial:
-        """The trial of a row's texts. StoreError when `append` cannot have written them."""
+        """The trial of a row's texts. Raises StoreError if `append` cannot have written them."""
         try:
             found = Configuration.from_key(configuration)
         except WRONG_SHAPE as error:
@@ -206,7 +206,7 @@ class StoreQueries:
         return low
 
     def best(self, before: int) -> Trial | None:
-        """The fittest trial with a number below `before`; among equals the earliest."""
+        """The fittest trial with a number below `before`; the earliest one in a tie."""
         rows = self._read(
             f"{_TRIAL} WHERE number < ? AND fitness IS NOT NULL"
             " ORDER BY fitness DESC, number LIMIT 1",
@@ -247,7 +247,7 @@ class StoreQueries:
         }
 
     def snapshot(self, at_most: int) -> tuple[int, Json] | None:
-        """The newest snapshot with no more than `at_most` tells."""
+        """The newest snapshot with at most `at_most` outcomes."""
         rows = self._read(
             "SELECT told, state FROM snapshots WHERE told <= ? ORDER BY told DESC LIMIT 1",
             (at_most,),
@@ -272,7 +272,7 @@ class StoreQueries:
         return list(self.each_row(query, values))
 
     def each_row(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
-        """The rows one by one, so that a million of them need not be in memory at once."""
+        """The rows one by one, so that a million of them need not be in memory together."""
         try:
             # `yield from` would close the cursor with the generator, after the connection.
             for row in self._connection.execute(query, values):  # noqa: UP028
@@ -380,7 +380,7 @@ class RunStore(StoreQueries):
     def create(cls, path: Path, facts: Mapping[str, Json] | None = None) -> RunStore:
         """A new store with `facts` (see `meta`). Its file appears with all facts or not at all.
 
-        StoreError if the file exists or cannot be made.
+        Raises StoreError if the file exists or cannot be made.
         """
         if path.exists():
             raise StoreError(f"{path} exists already")
@@ -390,7 +390,7 @@ class RunStore(StoreQueries):
             store = cls._open_writable(unfinished)
             with contextlib.closing(store._connection) as connection:
                 store.set_facts(facts or {})
-                # The log keeps the old name. Closing moves it too, but does not tell if it cannot.
+                # The log keeps the old name. Closing moves it too, but does not report a failure.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             os.rename(unfinished, path)
         except (OSError, sqlite3.Error) as error:
@@ -442,7 +442,8 @@ class RunStore(StoreQueries):
                 check_version(path, connection)
             break_seal(path)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            # A log without frames of an earlier use: damage in it can be told from their remains.
+            # A log without frames of an earlier use, so that damage cannot be mistaken for their
+            # remains.
             connection.execute("PRAGMA journal_size_limit = 0")
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             migrate(connection)
@@ -471,8 +472,8 @@ class RunStore(StoreQueries):
             make_seal(self.path)
 
     def _is_whole(self) -> bool:
-        """Whether the store shows no damage. It was whole when it was opened, so it is only checked
-        again where that takes little of the time."""
+        """Whether the store shows no damage. It was whole when it was opened, so it is checked
+        again only if that takes a small share of the time."""
         try:
             count, _ = tail(self._connection, "outcomes")
             enough_s = 0.0 if count <= _FEW else count * _CHECKED_EVERY_S
@@ -526,7 +527,8 @@ class RunStore(StoreQueries):
             keep_table_sum(connection, "confirmations")
 
     def save_snapshot(self, told: int, state: Json) -> None:
-        """Stores the search's state after `told` tells, and deletes all older snapshots but one."""
+        """Stores the search's state after `told` outcomes, and deletes all older snapshots but
+        one."""
         row = (told, json.dumps(state))
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
@@ -539,8 +541,8 @@ class RunStore(StoreQueries):
     # --- durability ------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Writes appended outcomes to the disk if that is due, so that they survive a power cut.
-        To be called in quiet moments."""
+        """Writes appended outcomes to the disk if that is due, so that they survive a power
+        failure. Call it in quiet moments."""
         if not (self._unsynced and self._sync_is_due()):
             return
         try:
@@ -581,8 +583,8 @@ class RunStore(StoreQueries):
             raise damaged(self.path, error) from error
 
     def _require_file(self) -> None:
-        """StoreError if the file was deleted or replaced: SQLite would write into the deleted one
-        without an error."""
+        """Raises StoreError if the file was deleted or replaced: SQLite would write into the
+        deleted one without an error."""
         try:
             there = self._file is None or os.path.samestat(os.stat(self.path), self._file)
         except OSError:
@@ -598,7 +600,7 @@ def _remove(unfinished: Path) -> None:
 
 
 def _check(path: Path, connection: sqlite3.Connection, version: int) -> None:
-    """StoreError when the store is not as it was written."""
+    """Raises StoreError if the store is not as it was written."""
     try:
         check_schema(connection, version)
         if version < newest_version() or not is_sealed(path):
@@ -634,8 +636,8 @@ def verify(connection: sqlite3.Connection, version: int) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, version: int) -> None:
-    """sqlite3.DatabaseError when the tables, indexes, views and triggers are not those of a store
-    of that version: foreign SQL would run while the store is read."""
+    """Raises sqlite3.DatabaseError unless the tables, indexes, views and triggers are those of a
+    store of that version, because foreign SQL would run while the store is read."""
     _require(schema_of(connection) == _expected_schema(version), "its tables are not a run's")
 
 

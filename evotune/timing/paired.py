@@ -1,12 +1,11 @@
 """Paired timing of a candidate against its baseline, interleaved ABBA in one process.
 
-One round is candidate, baseline, baseline, candidate, so that a drift of the machine within
-the round cancels in its ratio. Before each round the candidate runs once untimed, since the first
+One round is candidate, baseline, baseline, candidate, so that a drift of the machine within the
+round cancels in its ratio. Before each round the candidate runs once untimed, since the first
 sample after a pause meets cold caches and resting threads. So each side has one sample after itself
-and one after the other side. Rounds go on until the ratio is known well enough, or until the
-candidate is surely no contender. A champion gets further rounds while noise leaves open which
-champion is the best. Rounds during which the device slowed down are repeated, a bounded number of
-times.
+and one after the other side. Rounds continue until the ratio is known well enough, or until the
+candidate surely cannot win. A champion gets more rounds while noise leaves open which champion is
+the best. Rounds during which the device slowed down are repeated, a bounded number of times.
 
 Samplers time calls warm, cold or eagerly.
 """
@@ -45,7 +44,7 @@ class TimingSettings:
     - `min_rounds`: the fewest rounds.
     - `half_width`: after each multiple of `min_rounds`, sampling stops if half of the interval's
       width is at most this share of the median.
-    - `max_seconds`: after `min_rounds`, sampling stops when so much time has passed.
+    - `max_seconds`: after `min_rounds`, sampling stops once this much time has passed.
     - `max_rounds`: sampling stops here, unless the interval is in doubt.
     - `doubt`: the interval is in doubt while it reaches further than this to either side. Then up
       to `extra_rounds` follow.
@@ -121,8 +120,8 @@ def measure_paired(
     sample of either side. `state` reads the device's state before the first sample and right after
     the last one.
 
-    Stops early once the speedup is surely below `contender_speedup`; past the usual rounds, once
-    it is surely no more than `settings.doubt` above `leader_speedup`.
+    Stops early once the speedup is surely below `contender_speedup`. After the usual rounds, stops
+    once it is surely at most `settings.doubt` above `leader_speedup`.
 
     The measurement is repeated, at most twice, when heat or hardware slowed the device down
     meanwhile, after a `rest` (in s) if the device is still slow. The last measurement is kept,
@@ -154,8 +153,8 @@ def measure_paired(
 def slowed_down(before: DeviceState, after: DeviceState) -> bool:
     """True if heat or hardware slowed the device down, or its SM clocks changed, in between.
 
-    A software power cap alone does not count: a small GPU lives at its cap, and clocks that
-    follow it hit candidate and baseline alike."""
+    A software power cap alone does not count: a small GPU always runs at its cap, and the resulting
+    clocks affect candidate and baseline equally."""
     reasons = {*throttled_by(before), *throttled_by(after)}
     if reasons & _SLOWDOWNS:
         return True
@@ -284,7 +283,7 @@ _TIE = 1.02
 
 
 def places(session: Session, nbytes: int, most: int) -> int:
-    """Number of places in memory at which to time a call with buffers of `nbytes` in all."""
+    """The number of addresses at which to time a call whose buffers have `nbytes` in total."""
     return max(1, min(most, session.warm_bytes // max(1, nbytes)))
 
 
@@ -313,7 +312,7 @@ def warm_sampler(
     untimed = min(session.untimed_calls, in_a_row)
     if graphs == 1 or once_us >= settings.sample_us:  # the place makes no difference to a slow call
         return MeanSampler([session.sampler([*[placed[0]] * untimed, *calls], untimed=untimed)])
-    # Neighbouring graphs often behave alike, so every other one is dropped once all are made.
+    # Neighbouring graphs often behave similarly, so every other one is dropped once all are made.
     samplers = [session.sampler(calls) for _ in range(2 * graphs)][::2]
     return TurnSampler(samplers) if settings.graphs_take_turns else MeanSampler(samplers)
 
@@ -356,7 +355,8 @@ class TurnSampler:
 def rotating_sampler(
     session: Session, calls: Sequence[Callable[[], object]], settings: TimingSettings
 ) -> Sampler:
-    """A sampler of the calls in turn, each on its own buffers, which no cache holds any more."""
+    """A sampler that rotates through the calls, each on its own buffers, which are no longer in a
+    cache."""
     for call in calls:
         call()
     session.synchronize()
@@ -366,11 +366,12 @@ def rotating_sampler(
 
 
 def time_in_turn_us(samplers: Mapping[str, Sampler], rounds: int = 9) -> dict[str, float]:
-    """Shortest time per call of each, all sampled in turn: ranks baselines, claims no speedup.
+    """The shortest time per call of each, all sampled alternately. It ranks baselines and claims no
+    speedup.
 
-    It is the minimum, since other work on the machine can only add time. On a busy machine a slow
-    baseline may have the shortest time because the fast one never met a quiet moment. So sampling
-    goes on while another one beats it in most rounds, up to ten times as long.
+    Takes the minimum, because other work on the machine can only add time. On a busy machine a slow
+    baseline may have the shortest time because the fast one never ran in a quiet moment. So
+    sampling continues while another baseline beats it in most rounds, up to ten times as long.
     """
     times_us: dict[str, list[float]] = {name: [] for name in samplers}
     for turn in range(1, _LONGER * rounds + 1):
@@ -395,7 +396,7 @@ def _rounds_agree(times_us: Mapping[str, Sequence[float]]) -> bool:
 def eager_sampler(
     session: Session, call: Callable[[], object], settings: TimingSettings
 ) -> Sampler | None:
-    """Like `warm_sampler`, but for calls as Python issues them; None where that is the same."""
+    """Like `warm_sampler`, but for calls as Python issues them; None if that is the same."""
     single = session.eager_sampler([call])
     if single is None:
         return None

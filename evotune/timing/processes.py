@@ -22,7 +22,7 @@ LEAST, MOST = 3, 6
 """Number of processes. An interval needs three. With six it is 1.05 standard deviations wide to
 either side, and each further process makes little difference."""
 SETTLED = 0.01
-"""Half-width of an interval at which no further process is started."""
+"""Half-width of an interval at which no more processes are started."""
 NOISY = 0.10
 """Allowed relative difference between processes of the same code; more is flagged."""
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -56,7 +56,7 @@ def interval_of(logs: Sequence[float], within: Sequence[float], least: float = 0
 
 
 def fitness_by_process(outcome: Outcome) -> list[float]:
-    """Mean ln speedup in each process of an outcome; empty when there was one process."""
+    """Mean ln speedup in each process of an outcome; empty if there was one process."""
     rows = [[math.log(s) for s in m.processes] for m in outcome.measurements if m.counts]
     return [statistics.fmean(each) for each in zip(*rows, strict=True)]
 
@@ -177,8 +177,8 @@ _AGREE: Final = 0.02
 
 
 def devices_spread(devices: Sequence[Calibration], model: str) -> float | None:
-    """Relative difference of one model's devices on the reference configuration; None when it has
-    no speedup on one of them."""
+    """Relative difference of one model's devices on the reference configuration; None if it has no
+    speedup on one of them."""
     speedups = [device.speedup for device in devices if device.model == model]
     known = [speedup for speedup in speedups if speedup is not None]
     return max(known) / min(known) - 1 if len(known) == len(speedups) else None

@@ -26,7 +26,7 @@ _MOST_WORDS = 200  # characters of a decoder's error, which may quote the messag
 
 def plain(value: object) -> Any:
     """A hook for msgspec's encoders: turns a NumPy value that is also a Python int, float or str
-    into that, and any mapping into a dict. TypeError for anything else."""
+    into that, and any mapping into a dict. Raises TypeError for anything else."""
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -132,7 +132,7 @@ class BlockingChannel(Generic[Received, Sent]):
         self._ready: list[Received] = []
 
     def receive(self) -> Received | None:
-        """The next message; None when the parent has gone. Raises UnreadableMessage."""
+        """The next message; None if the parent has gone. Raises UnreadableMessage."""
         while not self._ready:
             data = b"" if self._reader.failed else os.read(self._read_fd, 1 << 16)
             if not data and not self._reader.failed:

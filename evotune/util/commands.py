@@ -18,7 +18,7 @@ RUNS_DIR = Path("runs")
 
 
 def command_line(*words: object) -> str:
-    """`evotune WORD …`, each word quoted where a shell would read it otherwise."""
+    """`evotune WORD …`, with each word quoted if a shell would otherwise change it."""
     return f"{_program()} {shlex.join(map(str, words))}"
 
 
@@ -44,7 +44,7 @@ def install_command(folder: str | Path) -> str:
 
 
 def _runs_dir(folder: Path) -> str:
-    """The shortest name of the folder from the working folder; "" where it is the default."""
+    """The shortest name of the folder from the working folder; "" if it is the default."""
     if folder == RUNS_DIR.absolute():
         return ""
     here = Path.cwd()
@@ -75,10 +75,10 @@ _TAKEN = frozenset(
     | {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "triton"}
     | {"typing_extensions", "functorch", "torchgen"}
 )
-"""Packages, also the ones that PyTorch needs, and namespaces of PyTorch's operators. A package has
-a namespace of its own name."""
+"""Packages, including those that PyTorch needs, and namespaces of PyTorch's operators. Each
+exported package has a namespace of its own name."""
 _IN_TORCH_OPS = frozenset({"higher_order", "import_module", "load_library", "loaded_libraries"})
-"""Members of `torch.ops` that are no namespaces of operators."""
+"""Members of `torch.ops` that are not namespaces of operators."""
 
 
 def default_name(space: str) -> str:
@@ -87,7 +87,7 @@ def default_name(space: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """The name; UsageError when a package cannot have it."""
+    """The name. Raises UsageError if a package cannot have it."""
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise UsageError(
             f"{name!r} cannot be the name of a package: letters, digits and _, beginning with a "

@@ -18,12 +18,12 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its place at the end of the block; after an exception `path`
-    is as it was before.
+    """A file next to `path` that replaces it at the end of the block. After an exception `path` is
+    unchanged.
 
     A link stays, and its target is replaced. What cannot be replaced is written to at once: a pipe,
     a device, what a process has open (/dev/stdout), a file in a folder that takes no new one. A
-    mount point is written to at the end of the block. OSError where that fails.
+    mount point is written to at the end of the block. Raises OSError if that fails.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -67,7 +67,8 @@ def growing_file(path: Path) -> Iterator[Callable[[bytes], object]]:
 
 
 def _put(aside: Path, target: Path) -> None:
-    """Replaces `target` by `aside`, or writes to it where it stays, as a mount point does."""
+    """Replaces `target` by `aside`, or writes into it if it cannot be replaced, such as a mount
+    point."""
     try:
         aside.replace(target)
     except OSError:
@@ -77,8 +78,8 @@ def _put(aside: Path, target: Path) -> None:
 
 
 def _mode(path: Path, target: Path) -> int | None:
-    """The mode of the file at `path`, None where there is none. OSError for what is no file, one
-    that may not be written, and one that a process has open."""
+    """The mode of the file at `path`, None if there is none. Raises OSError for what is no file,
+    one that may not be written, and one that a process has open."""
     if path.absolute().parts[1:2] in (("dev",), ("proc",)):
         raise OSError(errno.EINVAL, "an open file", str(path))
     try:
@@ -102,10 +103,9 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, opened for reading. OSError when it is not a regular file or cannot be read.
-
-    A file of another kind is not even opened: opening it can wait for ever, or rewind a tape.
-    Another process may put one there after the check, so the file is opened without waiting.
+    """Opens the file for reading. Raises OSError if it is not a regular file or cannot be read. A
+    file of another kind is not even opened, because opening it can block forever, or rewind a tape.
+    Another process may replace the file after the check, so it is opened without blocking.
     """
     require_regular(os.stat(path), path)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -124,7 +124,7 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
 
 
 def require_regular(found: os.stat_result, path: Path) -> None:
-    """OSError when what was found at the path is no regular file."""
+    """Raises OSError if what was found at the path is no regular file."""
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise OSError(errno.EINVAL, f"expected a file, found {kind}", str(path))
@@ -152,8 +152,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _make() -> tuple[Path, int]:
-    """The folder and its lock's descriptor, which holds the lock until it is closed or the process
-    ends."""
+    """The folder and the descriptor that holds its lock until it is closed or the process ends."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -182,7 +181,7 @@ def _remove_abandoned() -> None:
 def state_folder() -> Path | None:
     """$EVOTUNE_STATE_DIR, else evotune/ under $XDG_STATE_HOME or ~/.local/state.
 
-    None for a relative path, since it would lead to files that came with the working folder.
+    None for a relative path, because it would lead to files that came with the working folder.
     """
     folder = os.environ.get("EVOTUNE_STATE_DIR")
     if not folder:

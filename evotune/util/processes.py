@@ -4,8 +4,8 @@
 in a folder of downloads would run in place of the library. The user's own site-packages stay on the
 path (no `-s`): `pip install --user` puts torch there, and evotune too.
 
-Where evotune itself lies in the working folder (a checkout that is not installed), its processes
-must find it there, as this one did.
+If evotune itself lies in the working folder (a checkout that is not installed), its processes must
+find it there, as this one did.
 
 Ctrl-C and SIGTERM: the first asks a run to end tidily, the second ends it at once. `interruptible`
 is for work that must clean up after itself when it is stopped. A signal that the process ignores

@@ -1,4 +1,4 @@
-"""Words for people: counted nouns, and texts of users made harmless for a terminal or a page."""
+"""Text for people: counted nouns, and users' texts made harmless for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _escaped(char: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """`printable`, with a leading `'` where a spreadsheet would read a formula."""
+    """`printable`, with a leading `'` if a spreadsheet would read a formula."""
     line = printable(text)
     return f"'{line}" if line.lstrip().startswith(_FORMULA_STARTS) else line
 
@@ -68,8 +68,9 @@ def markdown_code(text: str) -> str:
 
 # Words for error messages: what was found, and what may have been meant.
 def closest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known word, empty when none is close. Of words in
-    capitals, as parameters are, another one in capitals comes first: a size may be as close."""
+    """`; did you mean 'x'?` for the closest known word, empty if none is close. For a word in
+    capitals, such as a parameter, other words in capitals come first, because a size may be as
+    close."""
     candidates = sorted(set(known))
     for group in ([each for each in candidates if each.isupper() == word.isupper()], candidates):
         folded = {candidate.lower(): candidate for candidate in group}

@@ -1,11 +1,11 @@
 """Errors against the float64 reference, for each element as a share of its tolerance.
 
-A problem gives the tolerance of each element of its outputs: how far a right kernel may be off
+A problem gives the tolerance of each element of its outputs, the largest error of a right kernel
 (`Problem.tolerances`). So one output may mix rows and columns of any scale, and none hides the
-errors of others. An output is compared with one tensor, *expected*, that holds
--reference / tolerance and 1 / tolerance: an error then takes one multiply-add. Of an output that
-may be infinite there is a third part: the infinities of the reference, and 0 elsewhere. Of an
-output of integers it is the reference alone, if that is int64: float64 does not hold them all.
+errors of others. An output is compared with one tensor, *expected*, that holds -reference /
+tolerance and 1 / tolerance: an error then takes one multiply-add. For an output that may be
+infinite there is a third part: the infinities of the reference, and 0 elsewhere. For an int64
+output *expected* is the reference alone, because float64 cannot represent all values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from evotune.verify.buffers import Inspection
 
 _RMS_LIMIT = 0.6
 _LEAST_COUNT = 8
-"""The RMS error counts at least so many elements. Where an output has fewer, the missing ones count
-as exact: one or two elements may all be off by almost their tolerances, by chance."""
+"""The RMS error is over at least this many elements. If an output has fewer, the missing ones count
+as exact, because one or two elements may all be off by almost their tolerances by chance."""
 _SLACK = 1.01
 _OF_INTEGERS = 0.5
 """The tolerance of integers: no difference is allowed."""
@@ -56,7 +56,7 @@ LIMITS = Limits(1.0, _RMS_LIMIT)
 
 
 _SHORT = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Of outputs in these types float32 is exact enough."""
+"""For outputs of these types float32 is exact enough."""
 
 
 def expected(
@@ -80,14 +80,14 @@ def expected(
 
 
 def tolerance_in(expected: torch.Tensor) -> torch.Tensor:
-    """The tolerances, in float64, of which an *expected* tensor was made."""
+    """The tolerances, in float64, from which an *expected* tensor was made."""
     if expected.dtype == torch.int64:
         return torch.full_like(expected[0], _OF_INTEGERS, dtype=torch.float64)
     return expected[1].double().reciprocal()  # a copy: the set stays as it is
 
 
 def shares_of(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Errors as shares of the tolerances. Where the reference is infinite: 0 for the same infinity,
+    """Errors as shares of the tolerances. If the reference is infinite: 0 for the same infinity,
     else infinite."""
     if expected.dtype == torch.int64:
         return (output.long() - expected[0]).double() / _OF_INTEGERS
@@ -196,7 +196,7 @@ class Evidence:
     - `inspection`: of the launches' writes; None if not wanted.
     - `outputs`: copies of the outputs.
     - `terms`: of the outputs' errors; see `error_terms`.
-    - `flags`: further facts, with one bool for each set.
+    - `flags`: more facts, with one bool for each set.
     """
 
     inspection: Inspection | None
@@ -213,8 +213,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The evidence of set `number`, read. `damaged`: there were forbidden writes; `damage` and
-    `not_zeroed` describe them (see `Inspection`)."""
+    """The evidence of set `number` after reading it. `damaged`: there were forbidden writes;
+    `damage` and `not_zeroed` describe them (see `Inspection`)."""
 
     evidence: Evidence
     number: int

@@ -28,8 +28,8 @@ _POISON_OF_INTEGERS = 0xA5
 """A right kernel seldom writes these bits. It often writes -1 or 255, which are all ones."""
 _ALIGNMENT = 256
 LEAST_ALIGNMENT = 16
-"""Of the inputs that exported packages serve. PyTorch allocates outputs and workspaces there, at
-multiples of 64 bytes or more."""
+"""The alignment of the inputs that exported packages serve. There PyTorch allocates outputs and
+workspaces, at multiples of 64 bytes or more."""
 _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
 lie at distances of 2^m and share the same sets of a cache."""
@@ -133,7 +133,7 @@ class Inspection:
         self.flags = (changed.any(dim=1), outside.any(dim=1))
 
     def damage(self, number: int = 0) -> str:
-        """The kernel's forbidden writes in that set, in words; "" when there are none, or only to a
+        """The kernel's forbidden writes in that set, in words; "" if there are none, or only to a
         zero_once workspace."""
         found = self._buffers._damage(self._wrong(number))
         return found or self._buffers._far_damage(self._outside[number])
@@ -160,7 +160,7 @@ class BufferSets:
         is_least_aligned: bool = False,
     ) -> None:
         """Each payload begins at a multiple of 256 bytes; with `is_least_aligned` each input begins
-        at one of 16 and of no more."""
+        at an odd multiple of 16 bytes."""
         far = [spec for spec in specs if spec.is_far]
         if far and len(inputs) > 1:
             raise LaunchFailure("a tensor whose parts lie gigabytes apart needs a set of its own")
@@ -200,7 +200,7 @@ class BufferSets:
         words = rows.view(torch.int16)
         bounds = list(zip(ends, (*starts, layout.nbytes), strict=False))
         self._bands = [words[:, (end + 1) // 2 : start // 2] for end, start in bounds]
-        """The guard band behind each payload that is written."""
+        """The guard band after each written payload."""
         self._odd = [rows[:, end : end + 1] for end in ends if end % 2]
         """First bytes of guard bands that begin in the middle of a word."""
 
@@ -277,8 +277,8 @@ class BufferSets:
             self._views[name].copy_(value)
 
     def elements(self, name: str, place: int, count: int = 1) -> torch.Tensor:
-        """A view of elements in a row of a tensor, from a flat index on: a row for each set. Where
-        the tensor has gaps, several rows of it are several rows for each set."""
+        """A view of consecutive elements of a tensor, beginning at a flat index: one row for each
+        set. If the tensor has gaps, each of its rows gives one row for each set."""
         spec = self._layout.specs[name]
         if spec.strides:
             return run_of(self._views[name], place, count)
@@ -389,7 +389,7 @@ class BufferSets:
         return next((f"changed its input {n}" for n in self._hit(self._layout.inputs, wrong)), "")
 
     def _far_damage(self, outside: torch.Tensor) -> str:
-        """The forbidden writes beside far tensors, whose flags come last."""
+        """The forbidden writes outside far tensors, whose flags come last."""
         for number, tensor in enumerate(self._far):
             at = outside.numel() - 2 * (len(self._far) - number)
             beside, changed = outside[at : at + 2].tolist()
@@ -409,10 +409,10 @@ class BufferSets:
                 yield name
 
 
-# Tensors whose parts lie gigabytes apart, so that offsets of 32 bits do not reach them.
+# Tensors whose parts lie gigabytes apart, so that 32-bit offsets do not reach them.
 #
 # The memory between the parts is neither filled nor compared: on a CPU it is never touched, so it
-# takes address space only. Each part has guard bands of its own.
+# takes address space only. Each part has its own guard bands.
 _BAND_BYTES = 4096
 
 
@@ -421,7 +421,7 @@ class NoRoom(Exception):
 
 
 class FarTensor:
-    """One far tensor in memory of its own: `view` is the tensor, after a first dimension of 1."""
+    """One far tensor in its own memory. `view` is the tensor with a leading dimension of 1."""
 
     def __init__(self, spec: TensorSpec, device: str, guard_word: int) -> None:
         """NoRoom if it cannot be allocated."""
@@ -478,9 +478,8 @@ def _parts(spec: TensorSpec, itemsize: int) -> Iterator[tuple[int, int]]:
 
 # Guard bands that hold other values for one launch.
 #
-# A kernel that reads beyond a buffer may be right beside the NaN that stands there: a maximum
-# passes over it. So equal launches must leave equal outputs whatever stands there, a large number
-# too.
+# A kernel that reads beyond a buffer may be right although NaN stands there, because a maximum
+# ignores it. So equal launches must leave equal outputs whatever stands there, even a large number.
 _OTHER_WORDS = (0x7B7B, 0xFBFB - (1 << 16))
 """A large number and a low one in every type of floats, as a byte repeats; of integers too, but
 that unsigned ones have no low one."""

@@ -25,7 +25,8 @@ from evotune.verify.pool import InputPool
 
 _LONGEST = 4  # times the limit, by the wall clock
 _LARGE, _BEYOND_FLOAT = 1 << 20, 1 << 24
-"""Elements. A float32 counts no further than the second number, so one test's input is larger."""
+"""Numbers of elements. A float32 counts only up to the second number, so one test's input is
+larger."""
 
 
 def in_order(elements: Sequence[tuple[int, int]]) -> list[int]:
@@ -71,9 +72,9 @@ def run_random_tests(
     to its limit. Cases whose tensors find no memory are left out.
 
     `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work, or
-    after `longest_s`, no further test starts, and the check says how many were made. The first
-    failure ends them and goes into the verdict in detail. `begins` is called before each test with
-    its place, from 1 on.
+    after `longest_s`, no more tests start, and the check says how many were made. The first failure
+    ends them and goes into the verdict in detail. `begins` is called before each test with its
+    place, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
@@ -130,9 +131,9 @@ def launch_served(
     to its limit.
 
     Inputs are aligned as little as those that a package serves. The evidence of `together` launches
-    is read at once. After `limit_s` of work, or after `longest_s`, no further launch starts, and
-    the check says how many were made. The first failure ends them and goes into the verdict.
-    `begins` is called with the number of the next launch, from 1 on.
+    is read at once. After `limit_s` of work, or after `longest_s`, no more launches start, and the
+    check says how many were made. The first failure ends them and goes into the verdict. `begins`
+    is called with the number of the next launch, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
@@ -184,9 +185,9 @@ def launch_aligned(
     *,
     begins: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Launches each case once, with every input at a multiple of 16 bytes and of no more: a kernel
-    whose vectors need more would crash, or be wrong, on a view that a package serves. Other checks
-    have inputs at multiples of 256 bytes.
+    """Launches each case once, with every input at an odd multiple of 16 bytes. A kernel whose
+    vectors need more alignment would crash, or be wrong, on a view that a package serves. In other
+    checks inputs begin at multiples of 256 bytes.
 
     Adds one check for all: the nearest to its limit. The first failure ends the launches and goes
     into the verdict. `begins` is called with the number of the next launch, from 1 on.
@@ -210,8 +211,8 @@ def launch_aligned(
 # Disturbed launches of a champion: all must leave the same bits.
 #
 # A race may never show by itself: warps and blocks that start together stay close, and hardware is
-# fast. Other work beside a kernel changes the times at which its parts run; other data left in
-# shared memory changes the values that they find there. A right result depends on neither.
+# fast. Other work during a kernel changes the times at which its parts run; other data in shared
+# memory changes the values that they find there. A right result depends on neither.
 CASE = "disturbed"
 """The name of the case in checks of disturbed launches."""
 _LAUNCHES = 50  # of each case

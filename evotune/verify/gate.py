@@ -39,7 +39,8 @@ from evotune.verify.watch import Answer, Watch, Watched
 _TOGETHER_BYTES = 64 << 20  # of inputs and outputs; a larger set is examined alone
 _LEAST_ALTERED, _MOST_ALTERED = 4, 12  # launches in a row, each on other inputs
 _AT_START = (512, 2048)
-"""A champion's first launches, so many at least and at most, are all checked first of all."""
+"""The least and the greatest number of a champion's first launches, which are all checked before
+anything else."""
 _LATER, _SECOND = " after its launch had returned", " in its second launch"
 _TIMED = " while it was timed"
 
@@ -169,8 +170,8 @@ class Gate:
         launches: Sequence[Callable[[], object]],
         again: Sequence[Callable[[], object]],
     ) -> tuple[Tensors, Inspection]:
-        """Launch on poisoned outputs, keep their copies and the forbidden writes, and poison them
-        again. Where launches are in order, the second launch follows for comparison."""
+        """Launches on poisoned outputs, keeps their copies and the forbidden writes, and poisons
+        them again. If launches are in order, the second launch follows for comparison."""
         if len(launches) == 1:  # there may be no memory for another copy of its inputs and scratch
             self._launch(launches[0])
             outputs = buffers.snapshot()
@@ -270,9 +271,9 @@ class Gate:
     def start(
         self, subject: Subject, seed: int, verdict: Verdict, *, limit_s: float, draw: int = 0
     ) -> None:
-        """Check each of a random number of first launches in a fresh process: an input changes
-        before each one, and outputs are not cleared. So a kernel fails that counts its launches and
-        rests in some of them; no other check looks at all launches so closely."""
+        """Checks each of a random number of first launches in a fresh process: an input changes
+        before each one, and outputs are not cleared. A kernel that counts its launches and skips
+        some of them fails here. No other check compares the outputs of every launch."""
         if not verdict.passed:
             return
         case, rng = subject.case, self._draws(subject.case, "start", draw)
@@ -360,9 +361,9 @@ class Gate:
         inspection: Inspection,
         inputs: Sequence[InputSet],
     ) -> Evidence:
-        """Take the evidence of launches. Where launches may leave threads at work, the outputs were
-        poisoned again after the launches had returned. Later writes to them are then a failure, if
-        they show by the time the errors have been computed."""
+        """Takes the evidence of launches. If launches may leave threads running, the outputs were
+        poisoned again after the launches had returned. Then later writes to them are a failure, if
+        they appear before the errors have been computed."""
         if len(inputs) == 1:
             expected = _each(inputs[0].expected)  # a copy of a large case costs too much memory
         else:
@@ -438,9 +439,9 @@ def _each(expected: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 class AlteredRow:
-    """A row with one launch on each of `sets` in turn; it can be run repeatedly. The last set is
-    also the inputs before the row, and the others are variants of it. Outputs are not cleared
-    between launches."""
+    """A row with one launch on each of `sets`; it can be run repeatedly. Before the row the inputs
+    hold the last set; the other sets are variants of it. Outputs are not cleared between
+    launches."""
 
     def __init__(
         self,
@@ -482,9 +483,9 @@ class AlteredRow:
 
 
 def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
-    """A call that copies; both tensors must outlive it. On a GPU a kernel copies, since a graph's
-    copy node takes longer for a few bytes. On a CPU torch would take so long that launches are no
-    longer close to each other; only for several rows it takes less time than a call for each."""
+    """A call that copies; both tensors must outlive it. On a GPU a kernel copies, because a graph's
+    copy node takes longer for a few bytes. On a CPU torch would take so long that launches no
+    longer follow closely; only for several rows it takes less time than a call for each."""
     value = value.view(target.shape)
     if value.element_size() == 1:  # torch multiplies no floats of 8 bits
         value, target = value.view(torch.int8), target.view(torch.int8)
@@ -525,8 +526,8 @@ def audit(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
 
 
 def reuse(case: Case, watch: Watch, verdict: Verdict) -> None:
-    """Check whether launches take longer while their inputs change. Needed only for times that
-    matter. On a machine that is too noisy to tell, the verdict is undecided."""
+    """Checks whether launches take longer while their inputs change. Needed only for times that
+    matter. If the machine is too noisy to tell, the verdict is undecided."""
     words, sure = watch.reuse() if verdict.passed else Answer()
     if words and sure:
         check = Check(case.label, "changing", "failed", detail=f"a launch {words}")

@@ -58,8 +58,8 @@ def checked_domain(
     by_length: Collection[str] = (),
 ) -> Domain:
     """The domain of the cases that passed, each with its binary. Two binaries share no region,
-    since no case between them was checked. `lengths`: what the cases of the binaries `by_length`
-    show together."""
+    because no case between them was checked. `lengths`: the lengths that the cases of the binaries
+    `by_length` executed together."""
     places: dict[tuple[str, str], list[Place]] = {}
     layouts: set[str] = set()
     for binary, case in checked:

@@ -196,8 +196,8 @@ class InputPool:
     def _wanted_after(
         self, case: Case, inputs: Tensors, alterations: Sequence[Alteration], seed: int
     ) -> Tensors:
-        """The expected outputs. Of a changed set only the parts are computed that the alterations
-        touch: limits of long sequences take most of a champion's preparation."""
+        """The expected outputs. For a changed set only the parts that the alterations affect are
+        computed, because limits of long sequences take most of a champion's preparation."""
         touched = [(each.name, each.place, len(each.values)) for each in alterations]
         parts = None
         if touched and isinstance(self._problem, HasParts):
@@ -216,7 +216,7 @@ class InputPool:
         return wanted
 
     def _wanted(self, case: Case, inputs: Tensors, normal: InputSet | None = None) -> Tensors:
-        """The expected outputs. `normal`: the set of which these inputs are a changed one."""
+        """The expected outputs. `normal`: the set from which these inputs were changed."""
         problem = self._problem
         reference = problem.reference(case, inputs)
         if not isinstance(problem, UserProblem):
@@ -306,7 +306,8 @@ class InputPool:
         )
 
     def _known_inputs(self, case: Case, kind: str, seed: int) -> Mapping[str, torch.Tensor]:
-        """The inputs of a set without its reference, which takes longer, if it is not here."""
+        """The inputs of a set. If the set is not stored, makes them without the reference, which
+        takes longer."""
         made = self._sets.get((case.label, kind, seed))
         return self._inputs(case, kind, seed) if made is None else made.inputs
 
@@ -340,8 +341,8 @@ def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
 
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:
-    """The values with 0 for NaN, which stands where no kernel may read; torch compares no floats of
-    8 bits, so these in float32."""
+    """The values with 0 for NaN, which stands where no kernel may read. 8-bit floats become
+    float32, because torch cannot compare them."""
     short = values.element_size() == 1 and values.is_floating_point()
     return (values.float() if short else values).nan_to_num(0.0)
 

@@ -39,8 +39,8 @@ _LATE_CALLS = 6  # half of the writes come at most this many calls before the la
 _PENDING_BYTES = 256 << 20
 _MOST_TURNS = 1 << 20
 _LONG_CALLS, _LONG_US, _LONG_RUNS = 300, 30_000, 4
-"""How many calls a long row has, unless they take longer than so many microseconds; and how often
-it is run."""
+"""How many calls a long row has, how many microseconds they may take at most, and how often it is
+run."""
 _LEAST_REPLACED = 1 << 16  # elements; calls on fewer are too short to be timed one by one
 _REPLACED_S, _LONG_REPLACED_S = 0.005, 0.03
 _CHANGING = 8  # elements of each input that change while calls are timed
@@ -89,8 +89,8 @@ class Watch:
         self._session = session
         self._sets = [pool.get(case, "normal", seed), *pool.changed(case, seed)]
         self._other = pool.get(case, "normal", seed + 1)
-        # On a GPU elements are renewed while calls work: one that counts integers and then places
-        # them, as a sort does, may write beyond its output.
+        # On a GPU elements are renewed while calls run. A kernel that counts integers and then
+        # places them, as a sort does, may write beyond its output.
         self._renewed = pool.plain_inputs(case, ranged=not session.in_order)
         self._steady = pool.steady_inputs(case)
         self._reachable = [
@@ -170,8 +170,8 @@ class Watch:
         self._watched(self._draw(), self._in_a_row)
 
     def run_long(self) -> None:
-        """Makes some watched runs of more calls than a sample has. A kernel that works in so many
-        calls after a pause, then no more, may never rest in a sample."""
+        """Makes some watched runs with more calls than a sample has. A kernel that works only in a
+        certain number of calls after a pause might otherwise never be caught skipping work."""
         call_us = self._shortest_us()
         most = min(_LONG_CALLS, int(_LONG_US / call_us)) // len(self._launches)
         if most <= self._in_a_row:
@@ -280,7 +280,7 @@ class Watch:
 
     @property
     def is_full(self) -> bool:
-        """True if kept evidence should be read before more is kept."""
+        """True if stored evidence should be read before more is stored."""
         return self._pending_bytes > _PENDING_BYTES
 
     def take(self) -> list[Watched]:
@@ -307,7 +307,7 @@ class Watch:
 
     def reuse(self) -> Answer:
         """Whether calls take longer while their inputs change. After `run_long` the calls are those
-        of a long row. A sure answer counts more than one that is not."""
+        of a long row. A sure answer takes precedence over an unsure one."""
         unsure = Answer()
         checks = (self._slower_while_timed, self._slower_when_renewed, self._slower_when_replaced)
         for check in checks:
@@ -359,12 +359,13 @@ class Watch:
         return timed(targets), timed([torch.empty_like(target) for target in targets]), restore
 
     def _slower_when_replaced(self) -> Answer:
-        """Asks this of single calls before which all elements of the inputs are written: new ones
-        or, for comparison, the same. So it finds calls that keep the results of parts. On a GPU
-        single calls have no time of their own.
+        """Checks single calls before which all elements of the inputs are written: new values or,
+        for comparison, the same ones. So it finds calls that cache partial results. Not on a GPU,
+        where single calls cannot be timed.
 
-        A processor learns the branches of calls on the same inputs, so that right calls too take
-        longer on new ones. What is slower is therefore asked again after it forgot them."""
+        A processor learns the branches of calls on the same inputs, so right calls also take longer
+        on new ones. Calls that seem slower are therefore timed again after the processor has
+        forgotten them."""
         elements = sum(self._sets[0].inputs[name].numel() for name in self._renewed)
         if self._session.in_order or elements < _LEAST_REPLACED:
             return Answer()
@@ -403,8 +404,8 @@ _RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
 
 class WatchedSampler:
     """A candidate's timed sampler with one watched run in each round, before a random timed run.
-    `watched` gets evidence that must be read before more is kept. With `asking` the first rounds
-    and half of the later ones also ask whether calls keep results."""
+    `watched` receives evidence, which must be read before more is stored. With `asking`, the first
+    rounds and half of the later ones also check whether calls cache results."""
 
     def __init__(
         self,
@@ -453,12 +454,12 @@ _REST_S = 0.002
 _PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 """The waits before the bouts of rounds: a burst of other work must not last through all of them."""
 _SURE = 3
-"""A candidate is refused after so many bouts in which new inputs were slower."""
+"""A candidate is refused after this many bouts in which new inputs were slower."""
 _LONGEST_S = 60.0
-"""No further bout begins after this time."""
+"""No bout begins after this time."""
 _ASKED_ROWS, _ASKED_RATIO = 13, 1.5
-"""So many rows one after the other, all slower than most timed ones by this factor, are no
-chance."""
+"""This many consecutive rows that are all slower than most timed ones by this factor are no
+coincidence."""
 _LEAST_EQUAL = 3
 _BESIDE = 24
 """Timed rows before and after: the processor's clock and other programs change with time."""
@@ -468,8 +469,8 @@ _WALL = 10  # a burst of calls takes at most so many times its limit by the wall
 
 
 class Answer(NamedTuple):
-    """Whether calls keep results: not if `words`, which follow "a launch", are "". If they are not
-    `sure`, the machine is too noisy to tell."""
+    """Whether calls cache results. They do not if `words`, which continue "a launch", are "". If it
+    is not `sure`, the machine is too noisy to tell."""
 
     words: str = ""
     sure: bool = True
@@ -601,7 +602,8 @@ def _bout(
     familiar: Callable[[], float],
     rest: Callable[[float], None],
 ) -> tuple[_Found, float, float]:
-    """What the rounds of one moment show, and the shortest time of either side."""
+    """Measures rounds at one moment; returns what they show and the shortest time of either
+    side."""
     fresh_us: list[float] = []
     familiar_us: list[float] = []
     rounds = [(fresh, fresh_us), (familiar, familiar_us)]

@@ -1,8 +1,8 @@
 """A champion's checks beyond the gate: launches at sizes that a package could serve, disturbed
 launches, and NVIDIA's compute-sanitizer tools.
 
-The tools and the compilers of builds that disturb themselves are processes of their own. They need
-seconds, so they start first and work beside the other checks.
+The tools, and the compilers of disturbed builds, are separate processes. They need seconds, so they
+start first and run in parallel with the other checks.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ _LEAST_S = 2.0  # of a stage, however late it is
 
 class Stages:
     """`tell` gets each step in words. `seconds`: by stage. `cut_short`: a stage had no time for all
-    that belongs to it, since the clock has passed `until_s`."""
+    of its checks, because the clock has passed `until_s`."""
 
     def __init__(self, tell: Callable[[str], None], until_s: float = math.inf) -> None:
         self._tell = tell

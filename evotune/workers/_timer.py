@@ -105,7 +105,7 @@ class CaseTimer:
         self._seed = seed
 
     def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
-        """Puts the candidate on fresh buffers, at more places where sampling is thorough."""
+        """Puts the candidate on fresh buffers, at more addresses if sampling is thorough."""
         inputs = self._pool.get(subject.case, "normal", self._seed)
         nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
         count = places(self._session, nbytes, settings.places)
@@ -176,7 +176,7 @@ class CaseTimer:
         self, measurement: Measurement, candidate: Placed
     ) -> tuple[Measurement, Placed | None]:
         """The measurement with the times of calls outside a graph added, and the candidate as timed
-        so; the measurement alone where such calls are no different."""
+        so; the measurement alone if such calls are the same."""
         subject, settings = candidate.subject, TimingSettings()
         mine = eager_sampler(self._session, candidate.launches[0], settings)
         if mine is None:
@@ -196,7 +196,7 @@ class CaseTimer:
         self, subject: Subject, warm: Measurement
     ) -> tuple[Measurement, Placed] | None:
         """Times both sides on inputs that no cache can hold. Returns the measurement and the
-        candidate as timed so; None for cases that are too small, or where the caches are not known.
+        candidate as timed so; None for cases that are too small, or if the cache sizes are unknown.
 
         The candidate's outputs rotate with its inputs; a baseline allocates its own output, which
         may be the same block each time.
@@ -267,8 +267,8 @@ _MOST_REASON = 300
 
 
 class FailedBaseline(Exception):
-    """A baseline raised an error of its own. This process must time nothing more: the error may
-    have come in the middle of a capture, or have broken the device's context."""
+    """A baseline raised its own error. This process must not time anything else: the error may have
+    come in the middle of a capture, or have broken the device's context."""
 
     def __init__(self, timing: BaselineTiming) -> None:
         super().__init__(timing.reason)
@@ -293,8 +293,8 @@ class BaselineTimer:
 
     def of_case(self, case: Case, libraries: Sequence[str]) -> list[BaselineTiming]:
         """Every baseline, and those of the optional libraries named. A library that cannot be
-        called has a reason in place of a time, and so has a baseline that failed before; one that
-        fails now raises FailedBaseline."""
+        called has a reason instead of a time, and so has a baseline that failed before; a baseline
+        that fails now raises FailedBaseline."""
         inputs = self._pool.get(case, "normal", 0)
         reasons = {each.name: each.reason for each in self._failed if each.case == case.label}
         passed: dict[str, bool] = {}
@@ -327,9 +327,9 @@ class BaselineTimer:
         return [*found, *refused]
 
     def _blame(self, case: Case, name: str, error: Exception) -> None:
-        """Passes over a baseline that ran out of memory, as one that stores all attention scores
-        does at long lengths. Raises the error where a user's problem is to blame, and where the
-        device is lost, else FailedBaseline."""
+        """Skips a baseline that ran out of memory, such as one that stores all attention scores at
+        long lengths. Raises the error if a user's problem caused it, or if the device is lost;
+        otherwise FailedBaseline."""
         fault = self._session.fault(error) if isinstance(error, RuntimeError) else None
         if fault is not None and fault.kind is OutcomeKind.DEVICE_OOM:
             return

@@ -86,13 +86,14 @@ class TrialRunner:
         libraries: Sequence[str] = (),
         failed: Sequence[BaselineTiming] = (),
     ) -> list[BaselineTiming]:
-        """Every baseline on every case, and those of the optional libraries named, but for those
-        that `failed` in earlier processes. FailedBaseline for one that fails in this one."""
+        """Every baseline on every case, and those of the named optional libraries, except those
+        that `failed` in earlier processes. Raises FailedBaseline for one that fails in this
+        process."""
         timing = BaselineTimer(self._session, self._problem, self._pool, failed)
         return [each for case in cases for each in timing.of_case(case, libraries)]
 
     def copy_gbps(self) -> float:
-        """Bandwidth of a large copy on this device, measured now; 0 where it is not measured."""
+        """Bandwidth of a large copy on this device, measured now; 0 if it is not measured."""
         return self._session.copy_gbps()
 
     def beside(self, job: TrialRequest) -> contextlib.AbstractContextManager[Beside | None]:
@@ -439,8 +440,8 @@ def is_suspicious(measurement: Measurement) -> bool:
 
 
 def peak_gflops(profile: DeviceProfile, tensors: Sequence[TensorSpec]) -> float:
-    """The most that the device reaches on these tensors; 0 where it is unknown. A product has the
-    rate of its wider side, so two inputs must have 8 bits, or the only one."""
+    """The device's peak for these tensors; 0 if it is unknown. A product has the rate of its wider
+    side, so two inputs must have 8 bits, or the only one."""
     inputs = [spec for spec in tensors if not spec.is_output]
     narrow = sum(ELEMENT_BYTES[spec.dtype] == 1 for spec in inputs)
     return profile.peak_gflops * (_OF_8_BITS if narrow >= min(2, len(inputs)) else 1.0)
@@ -518,7 +519,7 @@ def outcome_of(
 
 
 def _mean_log(speedups: Sequence[float]) -> float:
-    """0, a speedup of 1, where nothing was timed."""
+    """0, a speedup of 1, if nothing was timed."""
     if not speedups:
         return 0.0
     return sum(math.log(max(s, 1e-12)) for s in speedups) / len(speedups)

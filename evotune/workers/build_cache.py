@@ -33,9 +33,9 @@ _LEFT_BEHIND_S = 86400.0
 
 
 def writable_cache_dir(*, executable: bool = False) -> Path:
-    """`default_cache_dir`, created if missing; EnvironmentProblem when it is not writable, or not
-    `executable`: a process must be able to load code from there. UsageError when compilers could
-    not be told its name."""
+    """`default_cache_dir`, created if missing. Raises EnvironmentProblem if it is not writable, or
+    not `executable`: a process must be able to load code from there. Raises UsageError if compilers
+    cannot take its name."""
     path = default_cache_dir()
     if path.parts[0] == "~":
         raise EnvironmentProblem(
@@ -78,7 +78,7 @@ class BuildCache:
         self._folder = folder.absolute()
 
     def get(self, key: str) -> Binary | None:
-        """The cached binary; None when there is none or its files were changed since."""
+        """The cached binary; None if there is none or its files were changed since."""
         try:
             entry = json.loads(self._job_path(key).read_bytes())
             sha256, resources, seconds = entry["sha256"], entry["resources"], entry["seconds"]

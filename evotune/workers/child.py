@@ -25,7 +25,7 @@ from evotune.util.processes import describe_status, module_command
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
 
 _FULL_LOG_BYTES = 256 << 20
-"""A log begins anew after so much output of candidates: `entry` limits each file to 1 GiB."""
+"""A new log begins after this much output of candidates: `entry` limits each file to 1 GiB."""
 
 
 class Child(Generic[ToWorker, FromWorker]):
@@ -75,7 +75,7 @@ class Child(Generic[ToWorker, FromWorker]):
         return self._log
 
     def move_log(self, log: Path) -> None:
-        """The child was told to go on in another log."""
+        """The child was ordered to continue in another log."""
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
 
@@ -103,7 +103,7 @@ class Child(Generic[ToWorker, FromWorker]):
             self._unsent.clear()
 
     def receive(self) -> list[FromWorker] | None:
-        """The messages that have arrived; None when the child is gone or has sent an `unreadable`
+        """The messages that have arrived; None if the child is gone or has sent an `unreadable`
         message."""
         try:
             data = os.read(self._fd, 1 << 18)
@@ -167,8 +167,8 @@ class Child(Generic[ToWorker, FromWorker]):
         return f"{self._wire.worker} {describe_status(status)}"
 
     def log_tail(self, limit: int = 4096) -> str:
-        """The end of this child's part of the log, which earlier children may share; "" where
-        somebody removed the log."""
+        """The end of this child's part of the log, which earlier children may share; "" if the log
+        was removed."""
         try:
             with self._log.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -179,7 +179,7 @@ class Child(Generic[ToWorker, FromWorker]):
 
 
 def kill_all(children: Iterable[Child[Any, Any]]) -> None:
-    """As `kill`, side by side: a process that has a GPU open takes its time to die."""
+    """Like `kill`, for all in parallel, because a process that has a GPU open takes long to die."""
     children = list(children)
     for child in children:
         child._signal_group()

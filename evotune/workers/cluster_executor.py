@@ -2,7 +2,7 @@
 
 A worker that dies, joins late or returns changes only how long a run takes: its trials are
 submitted again, to any worker, and one outcome of each trial is kept. As everywhere, a candidate
-can end the device process that runs it; it cannot end the cluster's worker.
+can end the device process that runs it, but not the cluster's worker.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ClusterExecutor:
 
     @property
     def step(self) -> str:
-        """Not known: a task tells nothing before its end."""
+        """Unknown, because a task reports nothing before its end."""
         return ""
 
     def submit(self, proposal: Proposal) -> None:
@@ -103,7 +103,7 @@ class ClusterExecutor:
         self._contender = fitness
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
-        """EnvironmentProblem when the scheduler is gone, or no worker can work for the run."""
+        """Raises EnvironmentProblem if the scheduler is gone, or no worker can work for the run."""
         deadline = time.monotonic() + timeout_s
         while not self._done and (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -222,11 +222,11 @@ class ClusterExecutor:
         return [address for address in workers_of(self._client) if address not in self._refused]
 
     def _check_workers(self) -> None:
-        """Sends trials elsewhere when all workers that may take them have gone, and trials that
+        """Sends trials elsewhere if all workers that may take them have gone, and sends trials that
         could not be sent before.
 
         Once a worker has refused, each trial names the workers that may take it, as a champion
-        does, and Dask would wait for these for ever. EnvironmentProblem when there has been no
+        does, and Dask would wait for these for ever. Raises EnvironmentProblem if there has been no
         worker for some trial for a while.
         """
         now = time.monotonic()
@@ -266,8 +266,8 @@ def ask_each(
 ) -> dict[str, FromClusterWorker]:
     """Sends `message` to `workers`, or to all that are there now; the answers by address.
 
-    A worker that dies meanwhile is left out. EnvironmentProblem when a worker cannot run the task,
-    or when none answers.
+    A worker that dies meanwhile is left out. Raises EnvironmentProblem if a worker cannot run the
+    task, or when none answers.
     """
     addresses = workers_of(client) if workers is None else workers
     futures = {

@@ -119,7 +119,7 @@ class CompilePool:
     def handle(self, child: Worker) -> list[tuple[CompileJob, Binary | CompileFailure]]:
         """The results of a readable child. A job that ended two children fails.
 
-        EnvironmentProblem when the machine is at fault, so that no other job could succeed.
+        Raises EnvironmentProblem if the machine is at fault, so that no other job could succeed.
         """
         job, _, _ = self._busy[child]
         messages = self._messages(child)
@@ -162,8 +162,8 @@ class CompilePool:
         return []
 
     def _count_exception(self, status: int, child: Worker) -> None:
-        """EnvironmentProblem when compile processes raise `_TOO_MANY_EXCEPTIONS` times in a row:
-        then they are broken, not the jobs."""
+        """Raises EnvironmentProblem if compile processes raise `_TOO_MANY_EXCEPTIONS` times in a
+        row: then they are broken, not the jobs."""
         self._exceptions += status > 0 or bool(child.unreadable)
         if self._exceptions >= _TOO_MANY_EXCEPTIONS:
             last = child.end_in_words(status) if child.unreadable else _last_line(child)

@@ -31,7 +31,7 @@ _MEMORY_BYTES = 8 << 30  # a runaway template or constexpr must not use up the m
 
 
 def compiler_for(language: str) -> Compiler:
-    """The language's compiler; ValueError for a language that no backend has."""
+    """The language's compiler. Raises ValueError for a language that no backend has."""
     return registry.speaking(language).compiler(language)
 
 
@@ -86,8 +86,8 @@ def main() -> None:
 
 
 def _warm(language: str) -> None:
-    """Loads the compiler, and lowers this process's priority: it will run beside devices, and the
-    processes that feed the devices go first."""
+    """Loads the compiler, and lowers this process's priority: it will run while devices work, and
+    the processes that feed the devices have precedence."""
     os.nice(_BESIDE_DEVICES)
     with contextlib.suppress(EnvironmentProblem):  # the first job will say so
         compiler_for(language).version()

@@ -68,8 +68,8 @@ class ProblemSource:
     root: Path
 
     def told(self) -> ProblemToLoad:
-        """The message for a worker. Of a problem from a file it has the hash of the bytes that the
-        user agreed to: the worker runs no others."""
+        """The message for a worker. For a problem from a file it has the hash of the bytes that the
+        user agreed to; the worker runs no others."""
         sha256 = ""
         if is_file_reference(self.name):
             path, content = problem_source(self.name, self.root)
@@ -85,8 +85,8 @@ class DeviceSlot:
     - Where the backend has spare workers, the next worker has imported its libraries and waits
       until it replaces the present one. While a champion's process makes its inputs, the next one
       opens the device. While champions are checked, so do those that will time them.
-    - Elsewhere a champion's next worker imports its libraries beside the present one, which gets no
-      request meanwhile: the import would disturb what it measures.
+    - Otherwise a champion's next worker imports its libraries while the present one waits without a
+      request, because the import would disturb its measurements.
     - A trial's time limit counts from when the worker has its inputs and references ready; the time
       in which the worker cannot run does not count: see `evotune.backends.base.time_limits`.
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
@@ -133,7 +133,8 @@ class DeviceSlot:
         self._keeps_spares = spares and self._backend.spare_worker
         free = len(os.sched_getaffinity(0)) - 1
         self._loaded_beside = 0 if self._backend.spare_worker or not spares else min(2, free)
-        """So many spare workers import their libraries beside a champion's worker."""
+        """The number of spare workers that import their libraries while a champion's worker
+        runs."""
         self._was_spare = False
         self._warm: Hello | None = None
         """The message to spare workers while nothing is timed."""
@@ -155,7 +156,7 @@ class DeviceSlot:
         self._served = 0  # requests that the present worker got
         self.busy = False
         self.step = ""
-        """The present step of the request under way, in words; "" where it is not known."""
+        """The present step of the request under way, in words; "" if it is unknown."""
 
     @property
     def child(self) -> Worker | None:
@@ -247,7 +248,7 @@ class DeviceSlot:
             self._hand_over()
 
     def handle(self) -> Answer | Outcome | None:
-        """The worker's answer, or an Outcome that says how it was lost; None when there is neither
+        """The worker's answer, or an Outcome that says how it was lost; None if there is neither
         yet."""
         assert self._child is not None
         messages = self._child.receive()
@@ -280,8 +281,8 @@ class DeviceSlot:
         return (BaselinesTimed, BaselineFailed, Mistaken)
 
     def _refuse(self, message: Mistaken) -> None:
-        """Sends the request to a fresh worker where an earlier candidate may have caused the
-        mistake, else raises ProblemMistake."""
+        """Sends the request to a fresh worker if an earlier candidate may have caused the mistake,
+        else raises ProblemMistake."""
         if self._served > 1 and not self._opening:
             self._run_again()
             return
@@ -294,7 +295,7 @@ class DeviceSlot:
         self._start_clock(self._limits.trial_s(self._request))
 
     def _answered(self, answer: Answer) -> Answer | None:
-        """The answer; None where the trial runs again."""
+        """The answer; None if the trial runs again."""
         self.busy = False
         self.step = ""
         self._exceptions = 0
@@ -521,7 +522,7 @@ class SpareWorkers:
             loading -= 1
 
     def take(self) -> Spare | None:
-        """The one that opens its device or has done so, else the one that waited longest; None when
+        """The one that opens its device or has done so, else the one that waited longest; None if
         there is none."""
         self._waiting.sort(key=lambda spare: not spare.token)
         return self._waiting.pop(0) if self._waiting else None
@@ -537,22 +538,22 @@ class SpareWorkers:
         return all(spare.is_open for spare in self._waiting if spare.token)
 
     def open_loaded(self, hello: Hello) -> None:
-        """Has each open its device that has its libraries."""
+        """Makes each worker that has its libraries open its device."""
         self._look()
         for spare in self._waiting:
             if spare.is_loaded and not spare.token:
                 spare.token = _tell(spare.worker, hello)
 
     def open_one(self, hello: Hello) -> None:
-        """Has one open its device, unless one does already, or none has its libraries: it would
-        open the device at any time, and disturb what is measured then."""
+        """Makes one worker open its device, unless one does already or none has its libraries:
+        without them it would open the device at an unknown time, and disturb a measurement."""
         self._look()
         loaded = [spare for spare in self._waiting if spare.is_loaded]
         if loaded and not any(spare.token for spare in loaded):
             loaded[0].token = _tell(loaded[0].worker, hello)
 
     def _look(self) -> None:
-        """Reads what they have told."""
+        """Reads the messages of workers whose device is not open yet."""
         for spare in [spare for spare in self._waiting if not spare.is_open]:
             messages = spare.worker.receive()
             if messages is None or any(isinstance(each, Mistaken) for each in messages):
@@ -664,7 +665,7 @@ def last_words(log: str) -> str:
 
 
 def crash_kind(status: int, log: str) -> OutcomeKind | None:
-    """The candidate's outcome that a worker's death shows; None when it shows none."""
+    """The candidate's outcome that a worker's death shows; None if it shows none."""
     if status == -signal.SIGABRT and any(word in log[-300:] for word in _OVERWRITTEN):
         return OutcomeKind.ILLEGAL_ACCESS
     return _CRASHES.get(-status)

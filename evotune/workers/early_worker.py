@@ -36,8 +36,8 @@ class EarlyWorker:
         self._environment: Mapping[str, str] = {}
 
     def start(self, backend: Backend) -> None:
-        """Starts it where the environment that the device's worker needs can be guessed, and tells
-        the backend which devices it found. If it fails the backend looks for them itself."""
+        """Starts it if the environment that the device's worker needs can be guessed, and passes
+        the devices that it found to the backend. If it fails, the backend looks for them itself."""
         environment = backend.likely_environment()
         if environment is None or self._worker is not None:
             return
@@ -60,7 +60,7 @@ class EarlyWorker:
         return ()
 
     def take(self, environment: Mapping[str, str]) -> Worker | None:
-        """The worker, if it has this environment; None when there is none."""
+        """The worker, if it has this environment; None if there is none."""
         worker = self._worker
         if worker is None or environment != self._environment:
             return None

@@ -17,7 +17,7 @@ from evotune.trial import Check, Configuration, Outcome
 TIMED, EDGE, HELD_OUT, RANDOM = "timed", "edge", "held_out", "random"
 SERVED = "served"
 CHECKS, TIMING = "checks", "timing"
-"""The parts of a champion's confirmation, where each has a process of its own."""
+"""The parts of a champion's confirmation, if each has a separate process."""
 SERVED_S = 8.0
 """A champion's work at served sizes ends after so long."""
 WHEN_THERE_IS_TIME = (RANDOM, SERVED)
@@ -35,7 +35,8 @@ class CaseJob:
     - edge: is only checked.
     - held-out: is checked and timed when a champion is confirmed, and never steers the search.
     - random: is checked when a champion is confirmed, on inputs of one kind.
-    - served: is launched once when a champion is confirmed, since a package could serve its sizes.
+    - served: is launched once when a champion is confirmed, because a package could serve its
+      sizes.
     """
 
     case: Case
@@ -53,8 +54,8 @@ class Proposal:
     - `confirm`: it is a champion's confirmation, with every check.
     - `part`, with `confirm`: CHECKS for all but the timing, TIMING for the timed and held-out cases
       of a candidate that passed the checks; "" for both in one process.
-    - `audit`, with `confirm`: the user asked for the confirmation. Its outcome holds every check
-      made, and its timing is as brief as in the search.
+    - `audit`, with `confirm`: the user requested the confirmation. Its outcome has every check, and
+      its timing is as brief as in the search.
     - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
       timed launches are checked. The number of that process, from 2 on; 0 for other proposals.
     - `skipped`: checks that should be made and cannot be.
@@ -62,8 +63,8 @@ class Proposal:
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
     - `lengths`: what the cases of role `served` show together.
-    - `only_served`: a champion is to serve further sizes. All cases have that role: they are
-      launched once, and nothing is timed. The outcome has the domain of those that passed.
+    - `only_served`: a champion is to serve more sizes. All cases have that role: they are launched
+      once, and nothing is timed. The outcome has the domain of those that passed.
     - `served_s`: so long may the work on the cases of that role take.
     - `device`: the only one of the executor's devices that may take it; it is measured there even
       if an outcome of the same code is known.
@@ -99,7 +100,7 @@ class Proposal:
 class BaselineTiming(msgspec.Struct, frozen=True):
     """One baseline on one case: its time alone in µs, and whether it passed the gate itself.
 
-    `reason` says why a library that was asked for has no time; "" for a baseline that was timed.
+    `reason` says why a requested library has no time; "" for a baseline that was timed.
     """
 
     case: str
@@ -123,7 +124,7 @@ class Executor(Protocol):
 
     @property
     def step(self) -> str:
-        """The present step of a champion's proposal, in words; "" where it is not known."""
+        """The present step of a champion's proposal, in words; "" if it is unknown."""
 
     def submit(self, proposal: Proposal) -> None: ...
 
@@ -131,7 +132,7 @@ class Executor(Protocol):
         """Finished (number, outcome) pairs, each proposal exactly once."""
 
     def set_contender(self, fitness: float) -> None:
-        """Candidates surely below this fitness need no further samples."""
+        """Candidates surely below this fitness need no more samples."""
 
     def drop(self) -> None:
         """Forgets every proposal that has not finished; their outcomes never come."""

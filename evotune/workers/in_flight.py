@@ -161,8 +161,8 @@ class InFlight:
         return [job for key, job in jobs.items() if key not in self.binaries]
 
     def lost_binaries(self) -> bool:
-        """Forgets the binaries that were removed from the cache, and tells whether there are some:
-        `evotune cache --clear` may be used while a run goes on."""
+        """Forgets the binaries that were removed from the cache, and returns whether there are
+        some. A user may call `evotune cache --clear` during a run."""
         gone = [key for key, binary in self.binaries.items() if not os.path.exists(binary.path)]
         for key in gone:
             del self.binaries[key]
@@ -233,8 +233,8 @@ class InFlight:
         )
 
     def beyond_limit(self, reason: str) -> Outcome:
-        """The outcome of a binary that breaks a limit. It has no fingerprint, since the same code
-        may be allowed where other parameters set another limit."""
+        """The outcome of a binary that breaks a limit. It has no fingerprint, because the same code
+        may be allowed if other parameters set another limit."""
         return Outcome(
             OutcomeKind.RESOURCE_LIMIT,
             reason=reason,

@@ -5,8 +5,8 @@ compilers and devices never run at once: everything queued is compiled, then eve
 compiled is measured, so that no compiler disturbs a measurement. While a champion is measured no
 compiler runs anywhere.
 
-Checks of several champions may run side by side, each in a process of its own, beside compilers but
-never beside a measurement.
+Checks of several champions may run in parallel, each in a separate process, together with compilers
+but never during a measurement.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LocalExecutor:
     - `name_devices`: an outcome names the device that measured it.
     - `twins`: earlier outcomes by machine code, so that no code is measured twice in a run.
     - `rules`: a binary that breaks them is not launched.
-    - `checkers`: further workers of the first device, for proposals of the part CHECKS.
+    - `checkers`: additional workers of the first device, for proposals of the part CHECKS.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LocalExecutor:
         return next((slot.step for slot in self._slots if slot.step), "")
 
     def open_devices(self) -> None:
-        """Begins to start all workers, and the compilers that may run beside them. Each takes
+        """Begins to start all workers, and the compilers that may run at the same time. Each takes
         seconds to be ready."""
         for device in self._devices:
             device.open()
@@ -124,13 +124,14 @@ class LocalExecutor:
             self._pool.warm(registry.named(self.devices[0].backend).languages[0].name)
 
     def expect_champions(self) -> None:
-        """Starts the processes that will check champions side by side, while the search goes on."""
+        """Starts the processes that will check champions in parallel, while the search
+        continues."""
         for checker in self._slots[len(self._devices) :]:
             checker.stand_by()
 
     def compile_ahead(self, jobs: Iterable[CompileJob]) -> None:
-        """Compiles what later proposals will need, when compilers have nothing else to do. Does
-        nothing where that would disturb measurements."""
+        """Compiles what later proposals will need when compilers have nothing else to do. Does
+        nothing if that would disturb measurements."""
         if not self._exclusive:
             for job in jobs:
                 self._pool.submit_later(job)
@@ -406,8 +407,8 @@ def _identity(profile: DeviceProfile) -> dict[str, str]:
 
 
 def compile_processes(device_workers: int, cores: int = 0) -> int:
-    """The number of compile processes on `cores` CPU cores (0: the cores of this process), beside
-    `device_workers` workers that measure at the same time.
+    """The number of compile processes on `cores` CPU cores (0: the cores of this process), if
+    `device_workers` workers measure at the same time.
 
     A core for each worker and one for the coordinator stay free, so that no device waits for its
     worker, but never more than an eighth of the cores.

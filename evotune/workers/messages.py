@@ -73,7 +73,7 @@ class Preloaded(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class WriteTo(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """What the worker prints goes to the end of this file from now on. It has no answer."""
+    """From now on the worker's output is appended to this file. The message has no answer."""
 
     log: str
 
@@ -135,7 +135,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     """One trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths`,
     `only_served` and `served_s` are those of a Proposal.
 
-    - `contender`: a candidate whose fitness is surely below it needs no further samples.
+    - `contender`: a candidate whose fitness is surely below it needs no more samples.
     - `fixed_sampling`: it gets them all the same.
     - `baselines`: the baseline's name by case label.
     """
@@ -182,8 +182,8 @@ class Prepared(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class Step(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The present step of a champion's trial, in words. Trials of the search tell nothing, since a
-    message would disturb them."""
+    """The present step of a champion's trial, in words. Trials of the search report no steps,
+    because a message would disturb them."""
 
     text: str
 
@@ -282,8 +282,8 @@ class TryProblem(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True):
-    """The first `mistake` in the problem's file; "" when there is none. The names of its
-    `baselines`, where they are known. `warnings`, a line each."""
+    """The first `mistake` in the problem's file; "" if there is none. The names of its `baselines`,
+    if they are known. `warnings`, a line each."""
 
     mistake: str
     baselines: tuple[str, ...] = ()

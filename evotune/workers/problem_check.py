@@ -1,4 +1,4 @@
-"""Tries a user's problem once in a process of its own, which imports PyTorch and may crash."""
+"""Tries a user's problem once in a separate process, which imports PyTorch and may crash."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_problem(
     problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
 ) -> Tried:
     """Calls every method that the user wrote, on one tiny case on the CPU, and some on an ordinary
-    case. ProblemMistake for the first mistake. `timed`: candidates are measured on the CPU; then
-    the names of the baselines of the smallest case are returned, but none where it is large. The
+    case. Raises ProblemMistake for the first mistake. `timed`: candidates are measured on the CPU;
+    then returns the names of the baselines of the smallest case, but none if it is large. The
     problem's output goes to stderr."""
     case, ordinary = tiny_case(problem, cases), ordinary_case(problem, cases)
     # A baseline may be there for some sizes alone, and a run times it on its own cases.

@@ -97,12 +97,12 @@ def sanitizer_check(tool: str, status: str, detail: str) -> Check:
 
 
 def not_sanitized(detail: str) -> list[Check]:
-    """The checks that are recorded where the tools cannot run."""
+    """The checks to record if the tools cannot run."""
     return [sanitizer_check(tool, "skipped", detail) for tool in TOOLS]
 
 
 def no_evidence(profile: DeviceProfile, reason: str) -> Evidence:
-    """The evidence of a device of which nothing can be learnt, for this reason."""
+    """The evidence of a device that offers none, for this reason."""
     parts = ("ceilings", "launches", "occupancy", "static", "counters")
     missing = dict.fromkeys(parts, reason)
     model = Ceilings(kind="model")
@@ -115,7 +115,7 @@ class Backend(ABC):
     name: ClassVar[str]
     languages: ClassVar[tuple[Language, ...]]
     requests: ClassVar[tuple[str, ...]]
-    """The values of `--device` for its devices, as messages list them beside its models."""
+    """The values of `--device` for its devices. Messages list them together with its models."""
     peak_is: ClassVar[str] = "fma_flops"
     """The ceiling (a field of `Ceilings`) that `peak_gflops` of its profiles is."""
     flagship: ClassVar[str] = ""
@@ -124,7 +124,7 @@ class Backend(ABC):
     """Options of a run whose user names neither a space nor a limit, in place of the flagship's:
     it should show a confirmed champion in a few minutes."""
     exponential_flops: ClassVar[float] = 0.0
-    """The FLOP that an exponential takes of the unit of FMAs; 0 where another unit computes it."""
+    """The FLOP that an exponential takes of the unit of FMAs; 0 if another unit computes it."""
     explain_minutes: ClassVar[float] = math.inf
     """How long `evotune explain` measures at most, if the user does not say."""
     preference: ClassVar[int] = 0
@@ -137,7 +137,8 @@ class Backend(ABC):
     several: ClassVar[bool] = False
     """Whether a run can measure on several devices."""
     spare_worker: ClassVar[bool] = False
-    """Whether opening a device takes so long that a spare worker waits beside the one at work."""
+    """Whether opening a device takes so long that a spare worker is kept ready while another
+    works."""
     times_user_problems: ClassVar[bool] = False
     """Whether `evotune check` may time a problem's baselines: it needs the device where it runs."""
     least_half_width: ClassVar[float] = 0.0
@@ -146,11 +147,11 @@ class Backend(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     """Optional packages whose versions change times."""
     binary_suffix: ClassVar[str] = ""
-    """The suffix of its machine code in an exported package; "" where kernels of this backend
-    cannot be exported."""
+    """The suffix of its machine code in an exported package; "" if kernels of this backend cannot
+    be exported."""
     exported_call_us: ClassVar[float] = 0.0
-    """The time by which a call of an exported kernel takes longer than a timed launch, where the
-    baseline's call has no such cost. A package serves no case that gains less."""
+    """How much longer a call of an exported kernel takes than a timed launch, if the baseline's
+    call has no such cost. A package serves no case that gains less."""
 
     # Devices
 
@@ -159,11 +160,11 @@ class Backend(ABC):
         return request in (*self.requests, *self.models())
 
     def models(self) -> tuple[str, ...]:
-        """Names of devices for which evotune can compile where no such device is."""
+        """Names of devices for which evotune can compile on a machine without them."""
         return ()
 
     def model(self, name: str) -> DeviceProfile:
-        """The profile of the device `name`, one of `models`; KeyError for another name."""
+        """The profile of the device `name`, one of `models`. Raises KeyError for any other name."""
         raise KeyError(name)
 
     def completions(self) -> tuple[str, ...]:
@@ -177,8 +178,8 @@ class Backend(ABC):
     @abstractmethod
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
         """The device that `request` (or `auto`) means. With `compile_only` a model's name is enough
-        and no such device need be here. EnvironmentProblem (exit 3) when the device is not here or
-        cannot be used."""
+        and no such device need be here. Raises EnvironmentProblem (exit 3) if the device is not
+        here or cannot be used."""
 
     def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
         """The first `count` devices that `request` allows; all of them when it is None."""
@@ -194,17 +195,17 @@ class Backend(ABC):
         return request
 
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
-        """Holds the device for one run. RunLocked when another run measures on it and would disturb
-        this one."""
+        """Locks the device for one run. Raises RunLocked if another run measures on it and would
+        disturb this one."""
         return contextlib.nullcontext()
 
     def take_device(self, stack: ExitStack) -> str:
-        """The request for the first device that no other run measures on. It is held as long as
-        `stack`, so that each worker of a cluster on this machine has a device of its own."""
+        """The request for the first device that no other run measures on. The lock is held until
+        `stack` closes, so each worker of a cluster on this machine has its own device."""
         return self.requests[0]
 
     def offered(self) -> DeviceProfile:
-        """The device that a worker of a cluster offers; EnvironmentProblem when it cannot be
+        """The device that a worker of a cluster offers. Raises EnvironmentProblem if it cannot be
         used."""
         return self.profile(self.requests[0])
 
@@ -219,7 +220,7 @@ class Backend(ABC):
         """The compiler of one of its languages."""
 
     def limits(self) -> Limits | None:
-        """The device's limits on launches; None where every launch can be tried."""
+        """The device's limits on launches; None if every launch can be tried."""
         return None
 
     # Measuring
@@ -233,12 +234,14 @@ class Backend(ABC):
         """Opens the device, in a worker process."""
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        """Calls its kernels in the user's own process. EvotuneError where they cannot be called."""
+        """Calls its kernels in the user's own process. Raises EvotuneError if they cannot be
+        called."""
         raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
 
     def exported_files(self, package: str) -> Mapping[str, bytes]:
-        """Files that an exported package of this name gets beside its kernels, by their names in
-        it: the launcher `_BACKEND_launcher.py`, and native code where it can be built here."""
+        """Files that an exported package of this name gets in addition to its kernels, by their
+        names in it: the launcher `_BACKEND_launcher.py`, and native code if it can be built
+        here."""
         return {}
 
     def exported_slower_because(self) -> str:
@@ -246,17 +249,17 @@ class Backend(ABC):
         return ""
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
-        """Environment variables that the device's worker gets beside those of this process."""
+        """Environment variables that the device's worker gets in addition to this process's."""
         return {}
 
     def likely_environment(self) -> Mapping[str, str] | None:
-        """Those of a worker that starts before its device is known; None where they cannot be
-        guessed, or where its start would disturb the search for the device."""
+        """Those of a worker that starts before its device is known; None if they cannot be guessed,
+        or where its start would disturb the search for the device."""
         return None
 
     def devices_here(self) -> tuple[DeviceProfile, ...]:
         """This machine's devices, in a worker that has the likely environment and the backend's
-        libraries; none where these cannot use them."""
+        libraries; none if these cannot use them."""
         return ()
 
     def learn(self, devices: Sequence[DeviceProfile]) -> None:
@@ -266,8 +269,8 @@ class Backend(ABC):
     def sanitizing(
         self, cases: Sequence[SanitizedCase]
     ) -> AbstractContextManager[Callable[[], list[Check]]]:
-        """Runs tools that look for memory errors and races in a champion's machine code, beside the
-        caller, for as long as the block lasts. The function that it gives waits for their
+        """Runs tools that look for memory errors and races in a champion's machine code, in
+        parallel with the caller, until the block ends. The function that it yields waits for their
         checks."""
         return contextlib.nullcontext(lambda: not_sanitized("the kernel is not a CUDA kernel"))
 
@@ -276,21 +279,22 @@ class Backend(ABC):
         return 0.0
 
     def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-        """The outcome of a champion for which a tool gave `check`; None where it may pass.
-        `mbarriers` tells whether its code uses mbarriers; None where that was not recorded."""
+        """The outcome of a champion for which a tool reported `check`; None if it may pass.
+        `mbarriers`: whether its code uses mbarriers, or None if that was not recorded."""
         return None
 
     def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
-        """Builds a champion's code again in `folder`, in ways that disturb it from within. Returns
-        by the way, in words, the file to load or the reason why there is none."""
+        """Builds disturbed versions of a champion's code in `folder`, for example with delays in
+        it. Returns, by the description of each version, the file to load or the reason why there is
+        none."""
         return {}
 
     # Explaining
 
     def gather_evidence(self, request: EvidenceRequest) -> Evidence:
-        """The facts about a case's launches. Where one cannot be had, the reason stands in
-        `Evidence.unavailable`; nothing is raised. Takes seconds; on a live device it launches the
-        case under profilers."""
+        """The facts about a case's launches. If one is not available, `Evidence.unavailable` has
+        the reason; no error is raised. Takes seconds; on a live device it launches the case under
+        profilers."""
         return no_evidence(request.profile, f"the backend {self.name} gathers none")
 
     def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
@@ -350,7 +354,7 @@ class Finding:
 
 
 def version(package: str) -> str:
-    """The version of an installed package; "" when it is not installed."""
+    """The version of an installed package, or "" if it is not installed."""
     import importlib.metadata  # here: most workers that compile start faster without
 
     try:

@@ -14,8 +14,8 @@ _GUEST_FIELDS = 8  # the fields from here on (guest time) are part of earlier on
 
 
 def busy_shares(look_s: float) -> Mapping[int, float]:
-    """The share of `look_s` during which each logical CPU was at work, between 0 and 1. This
-    process does nothing meanwhile. Empty where the system does not tell."""
+    """The share of `look_s` during which each logical CPU was busy, between 0 and 1. This process
+    sleeps meanwhile. Empty if the system does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         before, started_s = _busy_ticks(), time.monotonic()
         time.sleep(look_s)
@@ -43,7 +43,7 @@ def _busy_ticks() -> dict[int, int]:
 # The physical cores of this machine: logical CPUs that share one take each other's time.
 def core_of(cpu: int) -> str:
     """The name of the physical core: the list of the logical CPUs that share it. The CPU's own
-    number where the system does not tell."""
+    number if the system does not report it."""
     try:
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         return path.read_text().strip()
@@ -52,7 +52,7 @@ def core_of(cpu: int) -> str:
 
 
 def shares(cpus: Iterable[int], count: int) -> list[list[int]]:
-    """Deals the logical CPUs out: `count` shares of whole physical cores, or of single CPUs where
+    """Divides the logical CPUs into `count` shares of whole physical cores, or of single CPUs if
     there are fewer cores than shares."""
     by_core: dict[str, list[int]] = {}
     for cpu in sorted(cpus):

@@ -1,7 +1,7 @@
 """Evidence: facts about a kernel's launches on a device, on which an explanation rests.
 
-Each fact is measured or read from the machine code, or is named as a model. Where something is
-missing, `Evidence.unavailable` has the reason.
+Each fact is measured, read from the machine code, or marked as a model. If something is missing,
+`Evidence.unavailable` has the reason.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     - `plan`: the launches of the case, completed with these figures.
     - `tensors`: the buffers that they work on.
     - `indices`: the bytes of the inputs that are lengths or places in others.
-    - `compile`: the job that made the binary. Where no disassembler is found, it is compiled again,
-      to PTX.
-    - `without`: the parts of the evidence that are not wanted: `counters`, `static`. The default
-      takes seconds where counters are permitted.
+    - `compile`: the job that made the binary. If no disassembler is found, it is compiled again to
+      PTX.
+    - `without`: the parts of the evidence to leave out: `counters`, `static`. With all parts,
+      gathering takes seconds if counters are permitted.
     """
 
     profile: DeviceProfile
@@ -73,7 +73,7 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rates that a device reaches; None where it has no such part or nobody knows.
+    """The highest rates that a device reaches; None if it has no such part or nobody knows.
 
     - `kind`: `measured` by small kernels on this device, or a `model` of published figures.
     - `tensor_flops`: FLOP/s of the tensor cores, dense, in the problem's dtype.
@@ -84,7 +84,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     - `l2_bytes_per_s`, `dram_bytes_per_s`: bytes read plus bytes written. On a CPU all threads read
       half of their L2, and copy through memory.
     - `launch_us`: an empty kernel in a graph; on a CPU an empty parallel region.
-    - `notes`: doubts about single figures, in words, which `evotune explain` tells.
+    - `notes`: doubts about single figures, in words. `evotune explain` prints them.
     """
 
     kind: Literal["measured", "model"]
@@ -103,7 +103,7 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks of a launch that are resident together.
 
     - `bound_by`: the resource that keeps more blocks out: `registers`, `shared memory`, `threads`,
-      `blocks` (slots of the multiprocessor). Of several the first one in this order.
+      `blocks` (slots of the multiprocessor). If there are several, the first one in this order.
     - `limits`: the blocks that each of these resources would allow.
     - `warps`, `max_warps`: of one multiprocessor.
     - `waves`: blocks of the launch / blocks that the whole device holds.
@@ -131,7 +131,7 @@ class StaticView(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel function's machine code.
 
     - `instructions`: class -> count, of `GPU_CLASSES` or `CPU_CLASSES`.
-    - `loop_instructions`: the same inside the innermost loops; {} where they are not known.
+    - `loop_instructions`: the same inside the innermost loops; {} if they are not known.
     - `vector_bits`: on a CPU, float instructions in the innermost loops by the width of their
       vectors in bits, as text.
     - `source`: the program or the text that was read: `nvdisasm 12.8`, `objdump 2.40`, `ptx`.
@@ -209,7 +209,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Evidence:
-        """ValueError when a value has another type than its field."""
+        """Raises ValueError if a value has another type than its field."""
         return msgspec.convert(data, cls)
 
 
@@ -223,7 +223,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     - `operations`: FLOP.
     - `bytes_moved`: bytes that must cross memory at least once.
-    - `exponentials`: exponentials that must be computed; 0 where there are none or nobody says.
+    - `exponentials`: exponentials that must be computed; 0 if there are none or the problem does
+      not say.
     """
 
     operations: int
@@ -258,7 +259,7 @@ class GatheredEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_gathered(kept: Json) -> tuple[GatheredEvidence, ...]:
-    """The stored list; ValueError when it has another shape."""
+    """The stored list. Raises ValueError if it has another shape."""
     return tuple(msgspec.convert(kept or [], Sequence[GatheredEvidence]))
 
 
@@ -274,7 +275,7 @@ _READER = msgspec.json.Decoder(Ceilings)
 
 
 def kept(facts: Sequence[Value]) -> Ceilings | None:
-    """The ceilings that were kept under these facts; None where there are none."""
+    """The ceilings that were kept under these facts; None if there are none."""
     path = _path(facts)
     try:
         return _READER.decode(path.read_bytes()) if path else None
@@ -283,7 +284,7 @@ def kept(facts: Sequence[Value]) -> Ceilings | None:
 
 
 def keep(facts: Sequence[Value], ceilings: Ceilings) -> None:
-    """Keeps them for later processes; does nothing where the folder cannot be written."""
+    """Stores them for later processes; does nothing if the folder is not writable."""
     path = _path(facts)
     if path is None:
         return
@@ -306,8 +307,8 @@ class Instruction:
     """One instruction of a function.
 
     - `kind`: its class.
-    - `target`: the number of the instruction that it may branch to; None for no branch, and for a
-      branch out of the function or to nobody knows where.
+    - `target`: the number of the instruction that it may branch to; None if it is no branch, or if
+      the branch leaves the function or has an unknown target.
     - `falls_through`: whether the next instruction may follow.
     """
 

@@ -31,7 +31,7 @@ MOST_STRIDE_BYTES = 1 << 40
 class TensorMap(msgspec.Struct, frozen=True, array_like=True):
     """Boxes of a tensor whose last dimension is contiguous. `extents`, `box` and `strides` count
     elements, the outermost dimension first; `swizzle_bytes` and `l2_promotion_bytes` are 0 for
-    none. `strides` are those of all dimensions; empty where the tensor is contiguous.
+    none. `strides` are those of all dimensions; empty if the tensor is contiguous.
 
     The part of a box that lies outside the tensor is read as zeros and not written.
     """
@@ -250,14 +250,14 @@ class Binary(msgspec.Struct, frozen=True, tag=True):
 
 
 def entry_resources(resources: NamedFigures) -> Mapping[str, Mapping[str, Figure]]:
-    """A binary's figures of each entry function by name; empty where the compiler gave none."""
+    """A binary's figures of each entry function by name; empty if the compiler gave none."""
     found = resources.get("entries")
     named = found.items() if isinstance(found, Mapping) else ()
     return {name: own for name, own in named if isinstance(own, Mapping)}
 
 
 def resources_of(entry: str, resources: NamedFigures) -> NamedFigures:
-    """The figures of one entry function; the binary's where it has none of its own."""
+    """The figures of one entry function, or the binary's if the function has none."""
     return entry_resources(resources).get(entry, resources)
 
 
@@ -277,8 +277,8 @@ class DeviceProfile:
     - `backend`: cpu, cuda or recorded.
     - `arch`: the architecture that binaries are compiled for.
     - `attributes`: the names that a space may use as `device.NAME`, with their values.
-    - `peak_gflops`: of dense products in half precision, with sums in float32. Of a CPU that has no
-      such products it is float32's.
+    - `peak_gflops`: the peak of dense products in half precision with sums in float32, or the peak
+      of float32 for a CPU without such products.
     - `id`, `driver`: the UUID and driver version of a live GPU; other devices have none.
     """
 
@@ -297,5 +297,5 @@ class DeviceProfile:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> DeviceProfile:
-        """ValueError when a value has another type than its field."""
+        """Raises ValueError if a value has another type than its field."""
         return msgspec.convert(data, cls)

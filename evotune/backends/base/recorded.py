@@ -43,7 +43,7 @@ _FAILURE_KINDS = {
 }
 _Ranks: TypeAlias = list[tuple[str, dict[Value, int]]]
 _Entry: TypeAlias = tuple[Json, ...]
-"""The value of each parameter, the time and the error; UNSET where the entry has none."""
+"""The value of each parameter, the time and the error; UNSET if the entry has none."""
 _Found = TypeVar("_Found")
 # The longest end of a cut file before which the decoder can report an error: `-Infinit`.
 _LONGEST_CUT_TOKEN = 8
@@ -51,7 +51,8 @@ _ABSURD = re.compile(r"[0-9]{1000,}|(?:[\[{][ \t\r\n]*){500}")
 
 
 class _ByConfiguration(Mapping[Configuration, _Found]):
-    """A mapping from configurations, kept by rank: objects would take ten times the memory."""
+    """A mapping from configurations, stored by rank, because objects would take ten times the
+    memory."""
 
     def __init__(self, space: ExplicitSpace, by_rank: dict[int, _Found]) -> None:
         self._space = space
@@ -78,7 +79,7 @@ class RecordedSpace:
     """The recorded configurations and their outcomes.
 
     A failure is a member of the space like any other: a search that proposes it spends a trial.
-    `complete` is False when the recording was still being written, or was cut.
+    `complete` is False if the recording was still being written, or was cut.
     """
 
     name: str
@@ -89,7 +90,7 @@ class RecordedSpace:
     complete: bool = True
 
     def outcome(self, configuration: Configuration) -> Outcome:
-        """The recorded outcome; UsageError when the configuration was not recorded."""
+        """The recorded outcome. Raises UsageError if the configuration was not recorded."""
         time_ms = self.times_ms.get(configuration)
         if time_ms is not None:
             return Outcome(
@@ -134,8 +135,8 @@ def read_named_recording(spec: RecordedSpec) -> RecordedSpace:
 
 
 def recorded_space(text: str, name: str) -> RecordedSpace:
-    """The space in a recording's text; `name` is its name if the text has none. SpaceError with
-    line and column."""
+    """The space in a recording's text; `name` is its name if the text has none. Raises SpaceError
+    with line and column."""
     try:
         return _recorded_space(text, name)
     except MisplacedError as error:
@@ -373,7 +374,7 @@ def _time_or_failure(time: Json, error: Json) -> float | str | None:
     """An entry's time in ms, or its failure in words; None for an entry that has neither."""
     if error is msgspec.UNSET and type(time) is float and 0 < time < _FAILURE_TIME_MS:
         return time  # most entries are of this kind
-    if error is not None and error is not msgspec.UNSET:  # where Kernel Tuner 1.5 keeps failures
+    if error is not None and error is not msgspec.UNSET:  # where Kernel Tuner 1.5 stores failures
         return f"{error}"
     if time is msgspec.UNSET:
         return None
@@ -475,7 +476,7 @@ def _t4_scale(metadata: Json) -> float | None:
 
 
 def _ms_per(unit: Json, subject: str, *place: str | int) -> float:
-    """Milliseconds in the unit. MisplacedError where it is no unit of time."""
+    """Milliseconds in the unit. Raises MisplacedError if it is no unit of time."""
     scale = _MS_PER_UNIT.get(unit.strip().lower()) if isinstance(unit, str) else None
     if scale is None:
         found = shorten(repr(unit))
@@ -500,7 +501,7 @@ def _t4_records(results: list[Json], scale: float | None) -> _Records:
 
 def _t4_time_ms(i: int, result: Mapping[str, Json], scale: float | None) -> Json:
     """The first objective's measurement in ms, of `time` when the result names no objective; None
-    when there is no such measurement."""
+    if there is no such measurement."""
     name = _t4_objective(i, result)
     measurements = result.get("measurements") or []
     if not isinstance(measurements, list):
@@ -578,8 +579,8 @@ class MisplacedError(SpaceError):
 
 
 def place_of(text: str, path: Sequence[str | int]) -> int:
-    """The offset of the key or item that `path` leads to. Where the text does not have it, the
-    offset of the last step that it has."""
+    """The offset of the key or item at `path`. If the text does not have it, the offset of the last
+    step that it has."""
     offset = value = _after_blanks(text, 0)
     for step in path:
         found = None

@@ -24,13 +24,13 @@ class Compiler(Protocol):
     """Turns a job into machine code in a CPU process; never touches a device."""
 
     def version(self) -> str:
-        """The compiler and its flags, which are part of the build cache's key. EnvironmentProblem
-        if the compiler is missing."""
+        """The compiler and its flags, which are part of the build cache's key. Raises
+        EnvironmentProblem if the compiler is missing."""
 
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
     ) -> NamedFigures | CompileFailure:
-        """Writes machine code to `output`; returns its resources (registers, spills, ...)."""
+        """Writes machine code to `output` and returns its resources (registers, spills, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class WatchableSampler(Sampler, Protocol):
         """Makes all calls as `time_us` does, with interventions that a call can notice only by the
         memory they write. They are sorted by their calls, which do not overlap; a call takes about
         `call_us`. Returns for each intervention the time in µs that a call must take at least so
-        that one of its calls surely began after the writes: 0 where that is sure in any event."""
+        that one of its calls surely began after the writes: 0 if that is sure in any event."""
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """As `time_us`, while `renewals` are made in turn, over and over, about as many as there
-        are calls. Their values are those of the turn `turn` and the turns after it."""
+        """Like `time_us`, while `renewals` are made cyclically, about as many as there are calls.
+        They have the values of turn `turn` and of the turns after it."""
 
 
 class Session(Protocol):
@@ -110,7 +110,7 @@ class Session(Protocol):
     champion_sample_us: float
     """The length of a sample of one graph for a champion, whose samples are means over graphs."""
     warm_bytes: int
-    """Copies of a call's buffers stay in the cache together up to this many bytes in all; 0 where
+    """Copies of a call's buffers stay in the cache together up to this many bytes in all; 0 if
     times depend neither on the copy nor on the sampler."""
     allocates: bool
     """Whether a baseline's timed call allocates its output; then a candidate's call does so too."""
@@ -121,8 +121,8 @@ class Session(Protocol):
     as a candidate than as the baseline, and 3% with one untimed call
     (`benchmarks/lab/confirmations.py --of itself`)."""
     step_bytes: int
-    """In a watched run so many bytes in a row may be written before a call without the call being
-    able to tell by the time; 0: any number, since they are written while calls are made."""
+    """The number of consecutive bytes that may be written before a watched call without measurably
+    changing its time. 0 means any number, because they are written while calls run."""
     in_order: bool
     """Whether a launch begins only after all work of earlier launches has ended."""
 
@@ -147,27 +147,27 @@ class Session(Protocol):
     def sampler(
         self, calls: Sequence[Callable[[], object]], *, untimed: int = 0
     ) -> WatchableSampler:
-        """A sampler of these calls, each of which ran before. The first `untimed` of them are not
+        """A sampler of these calls, all of which have run before. The first `untimed` calls are not
         timed."""
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler | None:
         """A sampler that issues the calls one by one and then waits for all; it measures wall time.
-        None where `sampler` measures just that."""
+        None if `sampler` measures just that."""
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         """A baseline's sampler that no candidate's threads disturb. Before each sample it waits
         until they rest; `left_running` reports a thread that does not come to rest."""
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
-        """Ways to disturb launches, by their description; empty where there are none."""
+        """Ways to disturb launches, by their description; empty if there are none."""
 
     def copy_gbps(self) -> float:
         """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
 
     def take_stock(self) -> str:
-        """To be called before a candidate is loaded. The first call notes the process's state,
-        which `left_running` compares with later. Returns a change since then in words; "" when
-        there is none."""
+        """Call it before a candidate is loaded. The first call records the process's state, with
+        which `left_running` compares later states. Returns a description of a change since then, or
+        "" if there is none."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
         """Describes work that a candidate left running after its launch returned, or a change that
@@ -176,10 +176,10 @@ class Session(Protocol):
         times."""
 
     def fault(self, error: RuntimeError) -> Fault | None:
-        """The fault that `error` shows; None when the error is not the device's."""
+        """The fault that `error` shows; None if the error is not the device's."""
 
     def state(self) -> DeviceState:
-        """Clocks, power, temperature and throttling, as far as the device reports them."""
+        """Clocks, power, temperature and throttling, if the device reports them."""
 
 
 class LaunchFailure(RuntimeError):
@@ -197,7 +197,7 @@ _TYPES: Mapping[str, type[Any]] = {
 
 
 def c_value(argument: Argument) -> Any:
-    """The argument as a C value; LaunchFailure where ctypes would silently drop upper bits."""
+    """The argument as a C value. Raises LaunchFailure if ctypes would silently drop upper bits."""
     if argument.type == "null":
         return ctypes.c_void_p()
     converted = _TYPES[argument.type](argument.value)

@@ -8,11 +8,10 @@ everything that the machine code is made of, except the compiler and its headers
 A file without a suffix of code is refused: given a text file or a private key, a compiler would
 quote its content in an error.
 
-A directive in a comment, in a string or under `#if 0` is none. Where compilers might disagree on
-that (`code_of`), every directive counts: too many are found rather than too few. Under any
-other condition a file is copied if it exists. A quoted file that does not exist is left to the
-compiler. Of an assembler's directives the scan knows only the plain spelling: `cpp_compiler.py`
-finds the others.
+A directive in a comment, in a string or under `#if 0` does not count. If compilers might disagree
+on that (`code_of`), every directive counts, so that none is missed. Under any other condition a
+file is copied if it exists. A quoted file that does not exist is left to the compiler. The scan
+recognizes only the plain spelling of assembler directives: `cpp_compiler.py` finds the others.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from evotune.languages import all_languages
 from evotune.util.files import read_regular
 
 _MAX_BYTES = 4 << 20
-_INCLUDED = {".c", ".h", ".hh", ".hpp", ".hxx", ".cuh"}  # beside the files of each language
+_INCLUDED = {".c", ".h", ".hh", ".hpp", ".hxx", ".cuh"}  # in addition to the files of each language
 _INCLUDED |= {".def", ".inc", ".inl", ".ipp", ".tcc", ".tpp", ".txx"}
 
 # Phase 2 of translation joins spliced lines. GCC allows blanks between backslash and line end,
@@ -69,8 +68,8 @@ def _is_code(suffix: str) -> bool:
 
 
 def told_folder(folder: Path) -> str:
-    """The folder as compilers and workers are told it. UsageError for a name that they would not
-    understand: `#line` takes no line break, and messages between processes are UTF-8."""
+    """The folder's path as compilers and workers get it. Raises UsageError for a name that they
+    cannot take: `#line` allows no line break, and messages between processes are UTF-8."""
     text = str(folder.absolute())
     why = "has a line break" if "\n" in text else ""
     if any("\ud800" <= each <= "\udfff" for each in text):  # bytes that `os.fsdecode` keeps so
@@ -86,8 +85,8 @@ def read_sources(
     """Relative path -> content of `source` and every file under `root` that it includes, directly
     or not.
 
-    `written` gives the contents of files that need not exist under `root` yet. SpaceError when a
-    file is missing, too large, outside `root`, without a suffix of code, or must not be included.
+    `written` gives the contents of files that need not exist under `root` yet. Raises SpaceError if
+    a file is missing, too large, outside `root`, without a suffix of code, or must not be included.
     """
     if source.endswith(".py"):  # its imports must be installed packages
         return {source: _read(root, source, written)}
@@ -185,8 +184,8 @@ def _targets(name: str, text: bytes, *, certain: bool) -> Iterator[str]:
 
 
 def _begins_line(text: bytes, position: int, *, certain: bool) -> bool:
-    """Whether only blanks come before `position` on its line. Where it is not certain what is a
-    comment, the end of one may come before it as well."""
+    """Whether only blanks come before `position` on its line. If it is uncertain what is a comment,
+    the end of a comment may also come before it."""
     while position and text[position - 1] in b" \t\f\v\0":
         position -= 1
     ends = (b"\n",) if certain else (b"\n", b"\r", b"*/", b"\xef\xbb\xbf")
@@ -212,7 +211,7 @@ def _decoded(name: str, target: bytes) -> str:
 
 
 def _locate(root: Path, includer: str, target: str, written: Mapping[str, bytes]) -> str | None:
-    """Root-relative path of a quoted include; None when there is no such file."""
+    """Root-relative path of a quoted include; None if there is no such file."""
     outside = SpaceError(f"{includer}: include {target} lies outside the space's root")
     if target.startswith("/"):
         raise outside
@@ -289,8 +288,7 @@ class _Undecided(Exception):
 
 
 def code_of(content: bytes, splice: re.Pattern[bytes]) -> Code | None:
-    """The code of a source in which matches of `splice` join lines; None where that cannot be told
-    with certainty."""
+    """The code of a source in which matches of `splice` join lines; None if that is uncertain."""
     try:
         return _live(_bare(content.removeprefix(_BOM).replace(b"\r\n", b"\n"), splice))
     except _Undecided:
@@ -307,7 +305,7 @@ def _bare(content: bytes, splice: re.Pattern[bytes]) -> bytes:
         removed += match.end() - match.start()
     text = splice.sub(b"", content)
     parts: list[bytes] = []
-    line = 0  # where the present line begins in `parts`
+    line = 0  # the place in `parts` where the current line begins
     before = ""
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup or ""
@@ -370,15 +368,15 @@ def _require_certain(kind: str, before: str, match: re.Match[bytes]) -> None:
 
 
 def _joined_within(joins: list[int], match: re.Match[bytes]) -> bool:
-    """Whether lines were joined in a raw string, where they are not."""
+    """Whether lines were joined in a raw string, in which they must not be."""
     place = bisect.bisect_right(joins, match.start())
     return place < len(joins) and joins[place] < match.end()
 
 
 @dataclass
 class _Group:
-    """An `#if` with its branches: whether the present one may be read, and whether one that is
-    read for certain came already."""
+    """An `#if` with its branches: whether the current branch may be compiled, and whether a branch
+    that is certainly compiled came before."""
 
     live: bool
     decided: bool
@@ -476,7 +474,7 @@ def reason_of(name: str) -> str:
 
 
 POINTER, TENSOR_MAP = "pointer", "tensor_map"
-"""Entries of a signature, beside the types of scalars: int32, int64, float32, float64."""
+"""Entries of a signature other than the types of scalars (int32, int64, float32, float64)."""
 
 _ARGUMENTS = "arguments"  # the file name of the text in a compiler's messages
 _PLACE = f'\n#line 1 "{_ARGUMENTS}"\n'
@@ -570,8 +568,8 @@ def errs_in_check(log: str) -> bool:
 
 
 def mismatch(log: str) -> str:
-    """One line on the first argument that does not fit; "" when there is an error of another kind
-    as well."""
+    """One line on the first argument that does not match; "" if there is also an error of another
+    kind."""
     errors = [line for line in log.splitlines() if _ERROR.search(line)]
     if not all(_MARK in error for error in errors):
         return ""

@@ -19,7 +19,7 @@ from typing import TypeVar
 Text = TypeVar("Text", str, bytes)
 
 _MOST = 10
-"""With its waits a process may take so many times its limit."""
+"""How many times its limit a process may take, waits included."""
 _LEAST_S = 0.01
 _LOOK_S = 0.5
 _LONGEST_LOOK_S = 1.0
@@ -29,8 +29,8 @@ _NS = 1e-9
 class WatchedTime:
     """The seconds since it was made, for somebody who asks again at least every `_LOOK_S`.
 
-    Of the time between two looks at most `_LONGEST_LOOK_S` counts. In a longer gap this process
-    did not get to look, and then the processes that it watches may not have run either.
+    At most `_LONGEST_LOOK_S` counts of the time between two looks. In a longer gap this process did
+    not run, so the processes that it watches may not have run either.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class WatchedTime:
 
 
 class HeldUp:
-    """How long a process and its children waited for a core since this object was made. Children
-    that have ended count with what was seen of them at the last look. Of threads at work together
-    the one that waited most counts. 0 where the system does not tell."""
+    """How long a process and its children waited for a core since this object was made. A child
+    that has ended counts with its time at the last look. Of several threads, the one that waited
+    longest counts. 0 if the system does not report it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -77,7 +77,8 @@ class Patience:
         return self._room_s <= 0.0
 
     def status(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Waits for the process. Its exit status; None if it took too long and was killed."""
+        """Waits for the process. Returns its exit status, or None if it took too long and was
+        killed."""
         held, counted_s = HeldUp(process.pid), 0.0
         while True:
             status = self._watched(process)
@@ -93,7 +94,7 @@ class Patience:
             self._left_s += more_s
 
     def _watched(self, process: subprocess.Popen[bytes]) -> int | None:
-        """The process's exit status; None when no time is left."""
+        """The process's exit status; None if no time is left."""
         limit_s, watched = self._left_s, WatchedTime()
         while True:
             try:
@@ -125,7 +126,7 @@ def allowance_s(held: HeldUp, limit_s: float) -> tuple[float, bool]:
 
 
 def _waits(pid: int) -> Iterator[tuple[tuple[int, int], float]]:
-    """(process, thread) and the seconds that it has waited for a core, of a process and of its
+    """(process, thread) -> the seconds that the thread has waited for a core, for a process and its
     children."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -144,7 +145,7 @@ def _waits(pid: int) -> Iterator[tuple[tuple[int, int], float]]:
 # Runs a tool of the machine, a disassembler or a profiler: it may be missing, hang or fail.
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program under its usual name; `failure` is raised, in one line, where it gives nothing."""
+    """A program under its usual name. If it gives no output, `failure` is raised, with one line."""
 
     name: str
     limit_s: float
@@ -178,7 +179,7 @@ class Tool:
             raise self.failure(f"{self.name} did not end within {self.limit_s:g} s") from error
 
     def output(self, command: Sequence[str]) -> str:
-        """Its standard output; a failure where its status is not 0."""
+        """Its standard output. Raises the failure if its status is not 0."""
         done = self.run(command)
         if done.returncode:
             words = done.stderr.strip().splitlines()

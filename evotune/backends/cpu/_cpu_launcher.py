@@ -27,7 +27,7 @@ _C_TYPES: Mapping[str, Any] = {
 
 
 class Launcher:
-    """Calls kernels in PyTorch's threads, on no more of them than the kernels were measured with.
+    """Calls kernels in PyTorch's threads, with at most as many threads as in the measurements.
 
     `device` is the device's description in `dispatch.json`.
     """
@@ -40,15 +40,16 @@ class Launcher:
         """There is no native launcher for the CPU: kernels take much longer than a call."""
 
     def refusal(self, index: int) -> str:
-        """Why the processor is not the one that was measured; "" when it is."""
+        """Why this processor differs from the measured one; "" if it does not."""
         return _processor_refusal(str(self._device["name"]), str(self._device.get("arch", "")))
 
     def current_index(self) -> int:
         return 0
 
     def momentary_refusal(self, any_more: bool = False) -> str:
-        """Why a call made now would not run as measured; "" when it would. More threads than
-        measured are no reason with `any_more`: the kernel takes no more, but PyTorch would."""
+        """Why a call made now would not run as measured; "" if it would. With `any_more`, more
+        threads than measured are accepted: the kernel does not use the additional ones, although
+        PyTorch would."""
         wanted, found = int(self._device["threads"]), torch.get_num_threads()
         if found == wanted or (any_more and found > wanted):
             return ""
@@ -58,7 +59,7 @@ class Launcher:
         )
 
     def load(self, path: Path, content: bytes, index: int) -> Any:
-        """The kernel's library. OSError where it does not load."""
+        """The kernel's library. Raises OSError if it does not load."""
         _openmp()  # kernels that are loaded from now on find PyTorch's runtime first
         return ctypes.CDLL(str(path))
 
@@ -77,7 +78,7 @@ class Launcher:
             else _C_TYPES[argument["type"]](argument["value"])
             for argument in plan["arguments"]
         ]
-        kept = threading.local()  # a call in another thread needs workspaces of its own
+        kept = threading.local()  # a call in another thread needs its own workspaces
         threads = int(self._device["threads"])
 
         def scratch(name: str, size: int, init: str) -> torch.Tensor:
@@ -160,8 +161,8 @@ class _Symbol(ctypes.Structure):
 
 @functools.cache
 def _openmp() -> Any:
-    """PyTorch's OpenMP runtime, visible to kernels, so that both share one pool of threads; None
-    where PyTorch has none."""
+    """PyTorch's OpenMP runtime, visible to kernels, so that both share one pool of threads; None if
+    PyTorch has none."""
     own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     symbol = _Symbol()
     try:

@@ -2,7 +2,8 @@
 
 It runs as `python -m evotune.backends.cpu.counted_run KIND JOB CONTROL ACKNOWLEDGE`; KIND is
 `kernel` (JOB has a SanitizedCase) or `baseline` (a BaselineRequest). Through the pipe CONTROL it
-tells perf when to count. It prints the number of counted calls and their time as one line of JSON.
+starts and stops perf's counting. It prints the number of counted calls and their time as one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _ALIGNMENT = 64
 
 
 def kernel_call(case: SanitizedCase) -> Callable[[], object]:
-    """A function that calls the case's kernel on buffers of its own. Inputs are normal values.
-    Exits where the case lacks lengths or places: others are other work, or lie out of bounds."""
+    """A function that calls the case's kernel on its own buffers. Inputs are normal values. Exits
+    if the case lacks lengths or indices, because others would mean other work, or lie out of
+    bounds."""
     function = getattr(ctypes.CDLL(case.binary), case.plan.entry)
     buffers: dict[str, np.ndarray] = {}
     for spec in case.tensors:
@@ -76,7 +78,7 @@ def _aligned(size: int) -> np.ndarray:
 
 
 def baseline_call(request: BaselineRequest) -> Callable[[], object]:
-    """A function that calls the baseline on normal inputs. Exits where it does not run."""
+    """A function that calls the baseline on normal inputs. Exits if the baseline does not run."""
     from evotune.problems.loading import create_problem
     from evotune.user_code import trust
 

@@ -39,8 +39,8 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-# Linking is a step of its own without the compiler's options: linking with -ffast-math adds
-# start-up code that makes the whole process flush denormals, the baseline too.
+# Linking is a separate step without the compiler's options, because linking with -ffast-math adds
+# start-up code that makes the whole process flush denormals, the baseline included.
 LINK_FLAGS = (
     "-shared",
     "-s",
@@ -94,8 +94,8 @@ class CpuCompiler:
     def _build(
         self, job: CompileJob, output: Path, check: str, patience: Patience
     ) -> tuple[int | None, str]:
-        """Compiles and links the source followed by `check`. Returns the exit status (None when
-        time ran out) and the log."""
+        """Compiles and links the source followed by `check`. Returns the exit status (None if time
+        ran out) and the log."""
         built = output.with_suffix(".o")
         command = [self._path, *FLAGS, *job.options, *LISTING]
         if "clang" in _first_line(self._path):
@@ -104,7 +104,7 @@ class CpuCompiler:
             command.append(f"{_PREFIX_MAP}{job.root}{os.sep}=")
         command += job.macros
         source = str(Path(job.root) / job.source)
-        # The empty first file keeps g++ from using a precompiled header beside the source.
+        # The empty first file keeps g++ from using a precompiled header next to the source.
         command += ["-include", os.devnull, "-include", source]
         command += ["-c", "-o", str(built), "-x", "c++", "-"]
         link = [self._path, *LINK_FLAGS, "-o", str(output), str(built)]
@@ -130,7 +130,7 @@ def _absent_function(job: CompileJob, library: Path) -> str:
 
 
 def _text(source: Path) -> str:
-    """The source's text; empty when the file cannot be read, since the compiler will say why."""
+    """The source's text; empty if the file cannot be read, since the compiler will say why."""
     try:
         return read_regular(source).decode(errors="replace")
     except OSError:
@@ -140,7 +140,7 @@ def _text(source: Path) -> str:
 def _run(
     command: Sequence[str], text: str, log: IO[bytes], folder: Path, patience: Patience
 ) -> int | None:
-    """Runs a compiler that reads `text`. Its exit status; None when it took too long."""
+    """Runs a compiler that reads `text`. Returns its exit status, or None if it took too long."""
     with tempfile.TemporaryFile(dir=folder) as stdin:
         stdin.write(text.encode())
         stdin.seek(0)
@@ -156,7 +156,7 @@ def _run(
 
 
 def find_compiler() -> str:
-    """The path of the C++ compiler. EnvironmentProblem with the fix when there is none."""
+    """The path of the C++ compiler. Raises EnvironmentProblem with the fix when there is none."""
     wanted = os.environ.get("CXX", "")
     for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
         path = shutil.which(name)
@@ -211,7 +211,7 @@ _ERROR_MARKS = ("error:", "undefined reference")
 
 
 def read_log(path: Path) -> str:
-    """The text of a log. Of a long one only the beginning, where the cause is, and the end."""
+    """The text of a log. A long log is cut to its beginning, which has the cause, and its end."""
     with path.open("rb") as file:
         head = file.read(_LOG_BYTES)
         rest = path.stat().st_size - len(head)
@@ -256,9 +256,8 @@ SEARCH_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
 
 
 def foreign_file(compiler: str, job: CompileJob, folder: Path) -> str:
-    """One line that names a file that went into the machine code and is neither a source nor a
-    header of the compiler; "" when there is none. EnvironmentProblem when the lists are not in
-    `folder`."""
+    """One line that names a file that the compiler read and that is neither a source nor one of its
+    headers; "" if there is none. Raises EnvironmentProblem if the lists are not in `folder`."""
     try:
         included = _listed(folder / _COMPILER_LIST)
         assembled = _listed(folder / _ASSEMBLER_LIST)

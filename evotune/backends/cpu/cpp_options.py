@@ -1,4 +1,4 @@
-"""Options that a space may give to a C++ compiler, beside `cpu.FLAGS`.
+"""Options that a space may give to a C++ compiler in addition to `cpu.FLAGS`.
 
 None of them names a file, loads a plugin or writes anything but the machine code. A compiler that
 does not know an option reports it as its own error.

@@ -1,5 +1,4 @@
-"""Measures a processor's ceilings by the loops of `ceilings.cpp`: a program for a process of its
-own.
+"""Measures a processor's ceilings with the loops of `ceilings.cpp`. Runs as a separate process.
 
 It runs as `python -m evotune.backends.cpu.cpu_ceiling_run` and prints the figures of `Ceilings` as
 one line of JSON. It uses as many threads as kernels do.

@@ -54,7 +54,7 @@ _BINARY = "the baseline's machine code is not read"
 
 
 class _NotMeasured(Exception):
-    """Why the ceilings could not be measured, in one line."""
+    """The ceilings could not be measured; the message is one line with the reason."""
 
 
 def gather(request: EvidenceRequest) -> Evidence:
@@ -87,8 +87,8 @@ def _launch(kernel: str, profile: DeviceProfile) -> LaunchEvidence:
 def _gathered(
     profile: DeviceProfile, launch: LaunchEvidence, job: bytes, kind: str, missing: dict[str, str]
 ) -> Evidence:
-    """The evidence with ceilings and, where there is a `job`, counters; `missing` gets the reasons
-    of those that cannot be had."""
+    """The evidence with ceilings and, if there is a `job`, counters; `missing` gets the reason for
+    each part that is not available."""
     here = cpu_profile.profile(launch.threads)
     ceilings = modelled(profile)
     if (profile.name, profile.arch) != (here.name, here.arch):
@@ -115,8 +115,8 @@ def modelled(profile: DeviceProfile) -> Ceilings:
 
 
 def measured(profile: DeviceProfile) -> Ceilings:
-    """The ceilings of this machine, kept from an earlier measurement or measured now, in about two
-    seconds. _NotMeasured where that fails."""
+    """The ceilings of this machine, from an earlier measurement or measured now, in about two
+    seconds. Raises _NotMeasured if that fails."""
     try:
         compiler = CpuCompiler().version()
     except EnvironmentProblem as error:
@@ -172,7 +172,7 @@ _FLOPS = {
 
 
 class NotCounted(Exception):
-    """Why there are no counters, in one line."""
+    """There are no counters; the message is one line with the reason."""
 
 
 _TOOL = Tool(_PROGRAM, counted_run.LIMIT_S, NotCounted)
@@ -190,9 +190,9 @@ def perf_version(path: str) -> str:
 
 
 def counters(kind: str, job: bytes, ceilings: Ceilings, threads: int = 0) -> Counters:
-    """The counters of one call of a kernel or a baseline, in so many `threads` (0: as many as
-    `cpu_profile.threads`); see `counted_run` for the first two arguments. NotCounted where there
-    are none."""
+    """The counters of one call of a kernel or a baseline with this number of `threads` (0:
+    `cpu_profile.threads`); see `counted_run` for the first two arguments. Raises NotCounted if
+    there are none."""
     path = find_perf()
     if not path:
         raise NotCounted(NOT_INSTALLED)
@@ -330,7 +330,7 @@ _DISASSEMBLER_TOOL = Tool(_DISASSEMBLER, _LIMIT_S, NoDisassembly)
 @dataclass(frozen=True, slots=True)
 class _Line:
     """An instruction as objdump prints it: its address, its name and its operands. `points_to` is
-    the address that it computes or jumps to; None where there is none."""
+    the address that it computes or jumps to, or None."""
 
     address: int
     name: str
@@ -339,7 +339,7 @@ class _Line:
 
 
 def static_view(binary: str) -> StaticView:
-    """The view of the whole library. NoDisassembly where objdump cannot read it."""
+    """The view of the whole library. Raises NoDisassembly if objdump cannot read it."""
     path = shutil.which(_DISASSEMBLER)
     if path is None:
         raise NoDisassembly(f"{_DISASSEMBLER} was not found; fix: install binutils")
@@ -349,7 +349,7 @@ def static_view(binary: str) -> StaticView:
 
 
 def read_view(text: str, source: str) -> StaticView:
-    """The view of a disassembly. NoDisassembly where it holds no x86-64 code."""
+    """The view of a disassembly. Raises NoDisassembly if it has no x86-64 code."""
     if "x86-64" not in text:
         raise NoDisassembly(f"evotune reads {_DISASSEMBLER}'s output only for x86-64")
     lines, symbols = _parse(text)

@@ -45,7 +45,7 @@ def profile(count: int = 0) -> DeviceProfile:
 
 
 def _flops_per_cycle(flags: frozenset[str], simd_bytes: int) -> int:
-    """The most that one core can do, in the narrowest type that a problem may have."""
+    """The peak of one core, in the narrowest type that a problem may have."""
     if {"amx_bf16", "amx_fp16"} & flags:
         return 2048  # one 16x16x32 tile product every 16 cycles
     unit_bytes = 2 * simd_bytes
@@ -59,7 +59,7 @@ def _flops_per_cycle(flags: frozenset[str], simd_bytes: int) -> int:
 
 
 def cpuinfo(field: str) -> str:
-    """The first processor's value in /proc/cpuinfo; "" when there is none."""
+    """The first processor's value in /proc/cpuinfo; "" if there is none."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -112,14 +112,14 @@ def threads() -> int:
 
 
 def wished_threads() -> int:
-    """OMP_NUM_THREADS; 0 where that is not set to a number."""
+    """OMP_NUM_THREADS; 0 if that is not set to a number."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return int(limit) if limit.isdigit() else 0
 
 
 def cpus_of_cores(count: int) -> set[int]:
-    """The logical CPUs of `count` of the physical cores that this process may run on: of those
-    that other work uses least. All of them when it has no more cores than `count`."""
+    """The logical CPUs of the `count` physical cores that other work uses least, among those that
+    this process may run on. All of them if it has no more cores than `count`."""
     logical = os.sched_getaffinity(0)
     cores = list(dict.fromkeys(core_of(cpu) for cpu in sorted(logical)))
     if count >= len(cores):
@@ -148,9 +148,9 @@ def free_cores() -> int:
 
 
 def left_over(cores: int, busy: float, limit: float = math.inf) -> int:
-    """Of `cores` physical cores, those left by other work that keeps `busy` cores at work. A core
-    that others use for less than half of the time is free. `limit`: the cores' worth of time that
-    this process may use."""
+    """How many of `cores` physical cores are free while other work keeps `busy` cores busy. A core
+    that others use for less than half of the time is free. `limit`: the CPU time that this process
+    may use, in cores."""
     taken = math.ceil(busy - 0.5)
     return max(1, math.floor(min(cores - taken, limit)))
 
@@ -164,7 +164,7 @@ def quota() -> float:
 
 
 def _limits(groups: Iterable[str]) -> Iterator[float]:
-    """Of each group that this process is in, and of the groups around it."""
+    """The limits of each group that contains this process, and of its parent groups."""
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if not controllers:

@@ -51,7 +51,7 @@ _WHOLE_LOOKS = 1 / 16  # of the samples: such a look takes a millisecond
 _SEEN = 2  # looks that must find a busy thread: a single one may be due to a busy machine
 
 STEP_BYTES = 256
-"""So much is written before a call, or less, where there are enough calls for all writes."""
+"""The number of bytes to write before a call, or less, if there are enough calls for all writes."""
 
 
 class CpuSession:
@@ -76,7 +76,7 @@ class CpuSession:
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
         native_runtime.share()
-        # A candidate that asks for more threads than the baseline has gets no more cores.
+        # A candidate that requests more threads than the baseline has gets no additional cores.
         os.sched_setaffinity(0, cpu_profile.cpus_of_cores(count))
         self._float_environment_left = False
         settle_allocator()
@@ -85,8 +85,8 @@ class CpuSession:
         self._beside = BesideBaseline(count)
 
     def take_stock(self) -> str:
-        """Records the process's state at the first call, when PyTorch has set up all that it uses.
-        Later calls tell changes since then."""
+        """Records the process's state at the first call, when PyTorch has set up everything that it
+        uses. Later calls report changes since then."""
         self._beside.words()
         if self._opened is None:
             self._opened = ProcessState.read()
@@ -144,8 +144,8 @@ class CpuSession:
         """Nothing to do: the C library's allocator gives memory back by itself."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """Looks for threads that a candidate left at work, timers, and other changes in this
-        process: they would slow the baseline, or finish the candidate's work late."""
+        """Looks for threads that a candidate left running, for timers, and for other changes in
+        this process. They would slow down the baseline, or finish the candidate's work late."""
         seen = 0
         changed = self._changed()  # before `kept_busy`, which ends the threads of PyTorch's pool
         for _ in range(_LOOKS):
@@ -195,7 +195,7 @@ class CpuSession:
         return CpuSampler(calls, self._before_sample, untimed)
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
-        """There are none: the system's scheduler disturbs enough."""
+        """There are none, because the system's scheduler disturbs launches enough."""
         return {}
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
@@ -208,7 +208,8 @@ class CpuSession:
         return 0.0
 
     def fault(self, error: RuntimeError) -> Fault | None:
-        """Recognizes lack of memory by PyTorch's words, as it has no error class for the CPU."""
+        """Recognizes lack of memory by PyTorch's message, because PyTorch has no error class for it
+        on a CPU."""
         reason = str(error).splitlines()[0] if str(error) else ""
         return Fault(OutcomeKind.DEVICE_OOM, reason) if "can't allocate memory" in reason else None
 
@@ -222,16 +223,16 @@ _LONGEST_RENEWING_NS = 30_000_000
 _A_LOOK = 16  # calls between two looks at the clock
 
 _Copy: TypeAlias = tuple[int, int, int]
-"""Where to, where from, how many bytes."""
+"""Destination, source, number of bytes."""
 
 
 class CpuSampler:
     """A call returns when it is done, so the clock around the calls gives the device's time. The
     clock starts after the first `untimed` calls.
 
-    Something is written before each call: to inputs and outputs where the run is watched or renews
-    inputs, and else to memory that no call reads. So the time since the call before does not tell a
-    call whether its inputs changed.
+    Something is written before each call: to inputs and outputs if the run is watched or renews
+    inputs, otherwise to memory that no call reads. So a call cannot tell from the time since the
+    previous call whether its inputs changed.
     """
 
     def __init__(
@@ -260,8 +261,9 @@ class CpuSampler:
         return (time.perf_counter_ns() - started) / 1000 / len(timed)
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
-        """Makes the writes between calls. With enough calls there is one write between two: the
-        pause stays as short as between any two calls, and no call can tell that inputs changed."""
+        """Makes the writes between calls. If there are enough calls, one write lies between two of
+        them: the pause is as short as between any two calls, so no call can tell that inputs
+        changed."""
         calls, writes = list(self._calls), _Writes(len(self._calls))
         made = 0
         for each in interventions:
@@ -314,9 +316,9 @@ class CpuSampler:
 class _Writes:
     """The write before each of `count` calls; at first all go to memory that no call reads.
 
-    A call could tell a write by the time that it takes. So each one is a block of STEP_BYTES, with
-    the bytes beside the changed ones as they are; where it goes stands in arrays, since a Python
-    object of its own may not be in a cache; and the block is in one when the row begins.
+    A call could recognize a write by its duration. So each write is a block of STEP_BYTES: the
+    changed bytes with their unchanged neighbours. Arrays hold the destinations, because a separate
+    Python object may not be in a cache. The block is in a cache when the row begins.
     """
 
     def __init__(self, count: int) -> None:
@@ -356,7 +358,7 @@ class _Writes:
         return made
 
     def begin(self) -> Callable[[], object]:
-        """A function that makes the next write at each call. Undoes what `copies` did."""
+        """Returns a function that makes the next write at each call. Undoes what `copies` did."""
         for place, before in reversed(self._before):
             ctypes.memmove(place, before, len(before))
         self._before.clear()
@@ -373,7 +375,7 @@ def _make(calls: Sequence[Callable[[], object]], write: Callable[[], object]) ->
 
 
 def _after(copies: Sequence[_Copy], call: Callable[[], object]) -> Callable[[], object]:
-    """The call after these further copies."""
+    """The call, preceded by these copies."""
 
     def made() -> object:
         for copy in copies:
@@ -384,8 +386,8 @@ def _after(copies: Sequence[_Copy], call: Callable[[], object]) -> Callable[[], 
 
 
 class CpuCaller:
-    """Calls kernels in PyTorch's threads. For the time of a call PyTorch has no more threads than
-    the profile that the kernel was compiled for."""
+    """Calls kernels in PyTorch's threads. During a call PyTorch has at most as many threads as the
+    profile for which the kernel was compiled."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile

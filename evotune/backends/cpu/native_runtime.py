@@ -37,7 +37,7 @@ def _library() -> Any:
 
 
 def function(name: str, result: Any = ctypes.c_int) -> Callable[..., Any] | None:
-    """A function of the C library; None where it has no such function."""
+    """A function of the C library; None if it has no such function."""
     found = getattr(_library(), name, None)
     if found is not None:
         found.restype = result
@@ -54,7 +54,8 @@ class _Symbol(ctypes.Structure):
 
 
 def file_of(found: Any) -> str:
-    """The path of the library that defines a ctypes function; "" where the system cannot tell."""
+    """The path of the library that defines a ctypes function; "" if the system does not report
+    it."""
     symbol = _Symbol()
     dladdr = function("dladdr")
     if dladdr is None or not dladdr(ctypes.cast(found, ctypes.c_void_p), ctypes.byref(symbol)):
@@ -87,8 +88,8 @@ def alternate_stack() -> bytes:
 
 
 def scheduling(thread: int) -> bytes | None:
-    """Policy, niceness, priority, slice and utilization limits of a thread; None where the system
-    does not tell."""
+    """Policy, niceness, priority, slice and utilization limits of a thread; None if the system does
+    not report it."""
     number = _SCHED_GETATTR.get(platform.machine())
     syscall = function("syscall", ctypes.c_long)
     if number is None or syscall is None:
@@ -144,7 +145,7 @@ _PATTERN = 0xA7
 
 
 def settle_allocator() -> None:
-    """Raises the limits of glibc's allocator to the point where they no longer rise.
+    """Raises the thresholds of glibc's allocator until they no longer change.
 
     Two limits decide when the allocator maps a large block on its own, and when it returns memory
     from the end of its heap. They rise with each mapped block that is freed, up to 32 MiB. Once
@@ -158,8 +159,8 @@ def settle_allocator() -> None:
 
 
 def allocator_behaviour() -> dict[str, int]:
-    """How malloc treats blocks of several sizes, since its settings cannot be read. Empty where it
-    is not glibc's malloc, or where memory ran out.
+    """How malloc treats blocks of several sizes, since its settings cannot be read. Empty if it is
+    not glibc's malloc, or if memory ran out.
 
     The number of arenas that threads may have does not show.
     """
@@ -240,11 +241,10 @@ def _allocator() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., 
 
 # PyTorch's OpenMP runtime, which the C++ candidates of a worker use too.
 #
-# A user's program has one pool of threads for PyTorch and for the kernels beside it, if both use
-# one runtime. The worker has one pool, too. PyTorch brings a copy of libgomp; kernels ask for
-# `libgomp.so.1`. Where the names differ, or PyTorch uses LLVM's or Intel's runtime (both have
-# libgomp's functions), the kernels would get a second pool, and each pool would spin on the other's
-# cores.
+# A user's program has one pool of threads for PyTorch and for the kernels, if both use one runtime.
+# The worker has one pool, too. PyTorch brings a copy of libgomp; kernels load `libgomp.so.1`. If
+# the names differ, or PyTorch uses LLVM's or Intel's runtime (both have libgomp's functions), the
+# kernels would get a second pool, and each pool would spin on the other's cores.
 _Answer = TypeVar("_Answer")
 
 _SOFT = 1  # omp_pause_soft: threads end, settings stay
@@ -252,7 +252,7 @@ _SOFT = 1  # omp_pause_soft: threads end, settings stay
 
 def share() -> str:
     """Loads PyTorch's runtime so that kernels loaded from now on find it first. Returns its path,
-    "" where PyTorch has none."""
+    or "" if PyTorch has none."""
     path = _path()
     if path:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
@@ -274,8 +274,8 @@ def threads() -> frozenset[int]:
 
 
 def in_each_thread(ask: Callable[[], _Answer]) -> dict[int, _Answer]:
-    """The answers of the pool's threads to `ask`, by the system's number of the thread. The calling
-    thread is not asked."""
+    """What `ask` returns in each thread of the pool, by the system's thread number. It is not
+    called in the calling thread."""
     library = _openmp_library()
     found: dict[int, _Answer] = {}
 

@@ -48,7 +48,8 @@ _REALTIME = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """One thread's cores, policy and niceness, and all that the system tells of its scheduling."""
+    """One thread's cores, policy and niceness, and everything else that the system reports about
+    its scheduling."""
 
     cores: frozenset[int]
     policy: int
@@ -57,7 +58,7 @@ class ThreadState:
 
     @classmethod
     def read(cls, thread: int) -> ThreadState:
-        """Reads the state of a thread; OSError when the thread has ended."""
+        """Reads the state of a thread. Raises OSError if the thread has ended."""
         return cls(
             frozenset(os.sched_getaffinity(thread)),
             os.sched_getscheduler(thread),
@@ -196,7 +197,8 @@ def _threads() -> Iterator[tuple[int, ThreadState]]:
 
 
 def _openmp_settings() -> dict[str, int]:
-    """Settings of PyTorch's OpenMP runtime, which a candidate shares where the name is the same."""
+    """Settings of PyTorch's OpenMP runtime, which a candidate shares if it loads a library of the
+    same name."""
     found = {}
     for name in ("omp_get_max_threads", "omp_get_dynamic", "omp_get_max_active_levels",
                  "omp_get_thread_limit", "omp_get_proc_bind"):  # fmt: skip
@@ -447,12 +449,11 @@ _PROBES = [1.0, 2.0**-60, 5e-324]
 def kept_busy() -> str:
     """Names the other threads of this process that are busy now; "" when all rest.
 
-    PyTorch's pool spins for milliseconds after its work, so this function ends it. A pool of the
-    candidate's own may spin for some 200 µs before it sleeps. So the function first waits until no
-    thread runs, and a thread that computes for a millisecond meanwhile is busy. After that no
-    thread has work left, and one that still computes a little now and then is busy too. Only time
-    on a core counts, so that the load of other processes makes no difference: a thread that gets no
-    core for seconds takes none either.
+    PyTorch's pool spins for milliseconds after its work, so this function ends it. A candidate's
+    own pool may spin for some 200 µs before it sleeps. So the function first waits until no thread
+    runs; a thread that computes for a millisecond meanwhile is busy. After that no thread has work
+    left, so a thread that still computes a little now and then is busy too. Only time on a core
+    counts, so the load of other processes makes no difference.
     """
     native_runtime.rest()
     began, started_s = cpu_seconds(), time.perf_counter()
@@ -487,10 +488,10 @@ def _in_words(threads: int, cores: float) -> str:
 
 
 def cpu_seconds() -> dict[int, float]:
-    """How long each other thread was on a core so far, in seconds, exact to the microsecond.
+    """How long every other thread has been on a core so far, in seconds, exact to a microsecond.
 
-    The process's own clock counts the time of running threads only at the system's next tick, up
-    to 4 ms later: then the candidate's own work would look like a thread left behind.
+    The process's own clock counts the time of running threads only at the system's next tick, up to
+    4 ms later, so the candidate's own work would look like a thread that it left.
     """
     own, found = threading.get_native_id(), {}
     for task in _tasks():
@@ -529,8 +530,8 @@ def _tasks() -> list[Path]:
 
 
 def has_children() -> bool:
-    """Whether this process has child processes, dead or alive; False where the system cannot
-    tell."""
+    """Whether this process has child processes, dead or alive; False if the system does not report
+    it."""
     for task in _tasks():
         with contextlib.suppress(OSError):
             if (task / "children").read_text().strip():
@@ -541,10 +542,10 @@ def has_children() -> bool:
 class BesideBaseline:
     """Watches the other threads while a baseline is timed.
 
-    The baseline itself keeps `threads` - 1 of them busy, and a candidate's OpenMP threads may be
-    the same ones. So this class counts how many threads had a core: one more than `threads` - 1 is
-    a helper that a candidate left. Where the baseline leaves cores idle, a helper may go unseen,
-    but it takes no core from the baseline.
+    The baseline itself keeps `threads` - 1 of them busy, and these may also be a candidate's OpenMP
+    threads. So this class counts how many threads had a core: if they are more than `threads` - 1,
+    a candidate left a helper. If the baseline leaves cores idle, a helper may go unnoticed, but
+    then it takes no core from the baseline.
     """
 
     def __init__(self, threads: int) -> None:

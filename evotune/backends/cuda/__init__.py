@@ -70,8 +70,8 @@ class CudaBackend(Backend):
     several = True
     spare_worker = True
     least_half_width = 0.025
-    """Programs differed by at most this much in four figures of `benchmarks/lab/carries_over.py`
-    on an H200: 0.5% and 0.7% on a quiet machine, 1.7% and 2.0% beside two busy processes."""
+    """Programs differed by at most this much in four figures of `benchmarks/lab/carries_over.py` on
+    an H200: 0.5% and 0.7% on a quiet machine, 1.7% and 2.0% with two busy processes."""
     binary_suffix = ".cubin"
     packages = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "triton")
 

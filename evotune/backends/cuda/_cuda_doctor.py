@@ -73,7 +73,7 @@ def _gpu_packages(*, needed: bool) -> Iterator[Finding]:
 
 
 def _cuda_compiler(*, needed: bool) -> Iterator[Finding]:
-    """The findings on NVRTC and its headers; none where CuPy is missing, since its own finding says
+    """The findings on NVRTC and its headers; none if CuPy is missing, because its own finding says
     so."""
     if not any(version(name) for name in _CUPY):
         return
@@ -127,8 +127,8 @@ def _sanitizer() -> Iterator[Finding]:
 
 
 def _counters(state: GpuState) -> Iterator[Finding]:
-    """Whether `explain` can count events of a kernel. One is counted in a test kernel, since
-    nothing else tells whether this user may."""
+    """Whether `explain` can count events of a kernel. Counts one in a test kernel, because nothing
+    else shows whether this user may."""
     if not (path := _nsight.find_ncu()):
         what, _, fix = _nsight.NOT_INSTALLED.partition("; fix: ")
         yield Finding("counters", Status.ABSENT, what, fix)
@@ -146,7 +146,7 @@ def _counters(state: GpuState) -> Iterator[Finding]:
 
 
 def _count_in_a_test_kernel(profile: DeviceProfile) -> None:
-    """NoCounters where ncu cannot count."""
+    """Raises NoCounters if ncu cannot count."""
     launch = Launch((1,), (32,), entry=_TEST_ENTRY)
     plan = LaunchPlan(_TEST_ENTRY, (Argument("tensor", "out"),), (), (launch,))
     tensors = (TensorSpec("out", (32,), "float32", is_output=True),)

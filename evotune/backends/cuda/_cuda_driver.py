@@ -39,7 +39,7 @@ _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's driver, such as 580.95.05; "" where it cannot be found out."""
+    """The version of NVIDIA's driver, such as 580.95.05; "" if it is unknown."""
     try:
         words = Path(_VERSION_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -73,7 +73,7 @@ def failure(call: str, status: int, library: Any) -> DriverError:
 
 @functools.cache
 def driver() -> Any:
-    """The driver's library, initialised. OSError where there is none."""
+    """The driver's library, initialised. Raises OSError if there is none."""
     library = ctypes.CDLL(LIBRARY)
     launch = library.cuLaunchKernel
     launch.argtypes = [
@@ -94,7 +94,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function of the driver; DriverError when it fails."""
+    """Calls a function of the driver. Raises DriverError if it fails."""
     if status := getattr(driver(), name)(*arguments):
         raise failure(name, status, driver())
 

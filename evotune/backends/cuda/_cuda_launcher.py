@@ -1,7 +1,8 @@
 """Launches the CUDA kernels of an exported package, which carries a copy of this module.
 
-It imports torch and the standard library only. Two ways lead to the driver: native code
-(`_native_launcher.py`), where the package has it and it loads, and the ctypes calls here.
+It imports torch and the standard library only. It reaches the driver through native code
+(`_native_launcher.py`) if the package has it and it loads, and otherwise through the ctypes calls
+here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Launcher:
         self.words = "ctypes: Python calls the driver"
 
     def open_native(self, namespace: str, key: str) -> Native | None:
-        """The native launcher, which implements the operators; None where it does not load."""
+        """The native launcher, which implements the operators; None if it does not load."""
         path = library_of(self._files)
         if path is None:
             self.words += ", since the package has no native launcher for this system"
@@ -72,7 +73,7 @@ class Launcher:
         return native
 
     def refusal(self, index: int) -> str:
-        """Why the GPU is not the one that was measured; "" when it is."""
+        """Why this GPU differs from the measured one; "" if it does not."""
         found = torch.cuda.get_device_properties(index)
         mine = f"the kernels are for {self._device['name']}"
         if found.name != self._device["name"]:
@@ -87,11 +88,11 @@ class Launcher:
         return torch.cuda.current_device()
 
     def driver_version(self) -> str:
-        """The driver's version here; "" where it cannot be found out."""
+        """The driver's version here; "" if it is unknown."""
         return driver_version()
 
     def load(self, path: Path, content: bytes, index: int) -> Code:
-        """The machine code, on one device. OSError where it does not load."""
+        """The machine code, on one device. Raises OSError if it does not load."""
         return Code(content, index)
 
     def bind(
@@ -239,8 +240,8 @@ class Bound:
         return found
 
     def _counter(self, workspace: Mapping[str, Any], stream: int) -> int:
-        """The address of a workspace that the kernels leave zero. Each stream has its own; so has
-        each stream of a capture, since a graph may run beside everything else."""
+        """The address of a workspace that the kernels leave zero. Each stream has its own, and so
+        has each stream of a capture, because a graph may run concurrently with everything else."""
         key = (workspace["bytes"], workspace["name"], stream, capture_of(stream))
         found = self._counters.get(key)
         if found is None:

@@ -20,7 +20,7 @@ _BUSY_GPU_PERCENT = 5
 
 
 def busy_gpu(device: DeviceProfile) -> Iterator[str]:
-    """Says how busy the GPU is, when it is; nothing where NVML is missing or refuses to answer."""
+    """Says how busy the GPU is, if it is busy; nothing if NVML is missing or refuses to answer."""
     try:
         import pynvml
     except ImportError:
@@ -43,7 +43,7 @@ def busy_gpu(device: DeviceProfile) -> Iterator[str]:
 def find_gpu(request: str) -> DeviceProfile:
     """The live GPU that `auto`, `cuda`, `cuda:N` or a model's name asks for.
 
-    EnvironmentProblem (exit 3) when it is not there, or when software cannot use it.
+    Raises EnvironmentProblem (exit 3) if it is not there, or when software cannot use it.
     """
     gpus = gpus_present()
     if not gpus:
@@ -116,12 +116,12 @@ def _no_gpu(request: str) -> EnvironmentProblem:
     where = "is visible (CUDA_VISIBLE_DEVICES hides all of them)" if are_hidden() else "was found"
     if request == "auto":
         return NoSuchGpu(
-            f"CUDA kernels need a GPU and no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists "
-            "one, or choose a space of C++ kernels"
+            f"CUDA kernels need a GPU and no NVIDIA GPU {where}; fix: run on a machine on which "
+            "`nvidia-smi` lists one, or choose a space of C++ kernels"
         )
     return EnvironmentProblem(
-        f"--device {request}: no NVIDIA GPU {where}; fix: run where `nvidia-smi` lists one, "
-        "or tune a space of C++ kernels with --device cpu"
+        f"--device {request}: no NVIDIA GPU {where}; fix: run on a machine on which "
+        "`nvidia-smi` lists one, or tune a space of C++ kernels with --device cpu"
     )
 
 
@@ -151,8 +151,8 @@ def same_gpu(recorded: DeviceProfile) -> str:
 def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
     """The profile of the GPU that `request` means.
 
-    With `compile_only` a model's name is enough and no such GPU need be here. EnvironmentProblem
-    (exit 3) when the GPU is not here.
+    With `compile_only` a model's name is enough and no such GPU need be here. Raises
+    EnvironmentProblem (exit 3) if the GPU is not here.
     """
     if compile_only and request in _profiles.names():
         return _profiles.named(request)

@@ -21,8 +21,8 @@ _LIMIT_S = 120
 
 
 def files() -> Mapping[str, bytes]:
-    """By name. Without the native library where it cannot be built (`slower_because` says why):
-    packages then call the driver through ctypes."""
+    """The files by name. The native library is missing if it cannot be built (`slower_because` says
+    why); then packages call the driver through ctypes."""
     folder = Path(__file__).parent
     found = {name: (folder / name).read_bytes() for name in _MODULES}
     found |= {f"{_FOLDER}/{name}": content for name, content in _sources()}

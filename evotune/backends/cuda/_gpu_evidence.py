@@ -92,8 +92,8 @@ def gather_baseline(request: BaselineRequest) -> Evidence:
 
 
 def _here(profile: DeviceProfile) -> DeviceProfile:
-    """The profile of this machine's GPU that is the recorded one, or else of its model. _NotHere
-    where there is none that can be used."""
+    """The profile of the recorded GPU if it is in this machine, else of one of the same model.
+    Raises _NotHere if none can be used."""
     if not gpus_present():
         raise _NotHere(f"no {profile.name} is on this machine")
     try:
@@ -113,7 +113,7 @@ def _environment(profile: DeviceProfile) -> dict[str, str]:
 
 
 def _device_ceilings(profile: DeviceProfile, dtype: str, missing: dict[str, str]) -> Ceilings:
-    """The measured ceilings; where they cannot be measured, the model's, and the reason in
+    """The measured ceilings. If they cannot be measured, the model's, with the reason in
     `missing`."""
     try:
         here = _here(profile)
@@ -170,8 +170,8 @@ def _profiled(
 def _with_occupancy(
     launch: LaunchEvidence, registers: int, device: Mapping[str, Value], missing: dict[str, str]
 ) -> LaunchEvidence:
-    """The launch with its occupancy; without it, and the reason in `missing`, where it is not
-    known."""
+    """The launch with its occupancy. If that is unknown, without it, and `missing` gets the
+    reason."""
     if not registers:
         missing["occupancy"] = "the registers of the kernel are not known"
         return launch
@@ -209,7 +209,7 @@ def _with_occupancy(
 _REVISION = 2
 """To be increased when the kernels or the way of measuring change."""
 _TENSOR_DTYPES = {"float16": 75, "bfloat16": 80}
-"""The dtypes of which tensor cores multiply, and the first architecture that does."""
+"""The dtypes that tensor cores multiply, each with the first architecture that does."""
 _SHARED_BYTES = 128  # a multiprocessor and clock
 _ISSUES = 4
 _EXPONENTIALS = 16
@@ -220,7 +220,7 @@ _GEFORCE_SHARE = 0.5  # of the tensor core rate, with float32 sums
 @dataclass(frozen=True, slots=True)
 class _Rates:
     """Per multiprocessor and clock: FLOPs of the tensor cores (dense FP16) and float32 FMAs.
-    `l2_bytes` is of the whole GPU; 0 where NVIDIA does not publish it."""
+    `l2_bytes` is of the whole GPU; 0 if NVIDIA does not publish it."""
 
     tensor_flops: int
     fmas: int
@@ -243,9 +243,9 @@ _SLOWER = {"NVIDIA H20": _Rates(956, 128)}
 
 
 def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str]) -> Ceilings:
-    """The ceilings of a GPU that is here, kept from an earlier measurement or measured now. It
-    takes about two seconds, some 200 ms of them on the GPU. Ceilings that were measured beside
-    other work are not kept. NotMeasured where measuring fails."""
+    """The ceilings of a GPU of this machine, from an earlier measurement or measured now. Measuring
+    takes about two seconds, about 200 ms of them on the GPU. Ceilings that were measured during
+    other work are not stored. Raises NotMeasured if measuring fails."""
     bfloat = dtype == "bfloat16"
     attributes = profile.attributes
     facts = (
@@ -355,8 +355,8 @@ _SYMBOLS = 2
 
 
 def with_registers(resources: NamedFigures, binary: Path) -> NamedFigures:
-    """The compiler's figures of the binary. Where they lack a function's registers, the binary's
-    own count stands for them."""
+    """The compiler's figures of the binary. If they lack a function's registers, the binary's own
+    count is used."""
     entries = dict(entry_resources(resources))
     for name, count in read_registers(binary).items():
         entries[name] = {"registers": count, **entries.get(name, {})}
@@ -364,7 +364,7 @@ def with_registers(resources: NamedFigures, binary: Path) -> NamedFigures:
 
 
 def read_registers(binary: Path) -> dict[str, int]:
-    """The registers of a thread of each function; {} where the file is no such cubin."""
+    """The registers of a thread of each function; {} if the file is no such cubin."""
     try:
         return dict(_registers(binary.read_bytes()))
     except (OSError, struct.error, IndexError, ValueError):

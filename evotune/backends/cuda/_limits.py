@@ -24,8 +24,8 @@ _SHARED_BYTES_UNIT = 128
 class Occupancy:
     """The blocks resident on one multiprocessor, the share of its warps that they fill (0 to 1),
     and the resource that keeps more blocks out: `registers`, `shared memory`, `threads` or `blocks`
-    (the multiprocessor's slots for them). Of several the first one in this order. `fitting` has the
-    blocks that each of them would allow; {} where not even one block fits."""
+    (the multiprocessor's slots for them). If there are several, the first one in this order.
+    `fitting` has the blocks that each of them would allow; {} if not even one block fits."""
 
     blocks: int
     share: float

@@ -23,7 +23,7 @@ _FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f", "float64": "<d"}
 
 
 def library_of(files: Mapping[str, Path]) -> Path | None:
-    """The package's native library for this system; None where it has none."""
+    """The package's native library for this system; None if it has none."""
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     return files.get(f"_native_{platform}.so")
 
@@ -32,7 +32,7 @@ class Native:
     """The open library. It implements the operators of one namespace for one dispatch key."""
 
     def __init__(self, path: Path, namespace: str, key: str) -> None:
-        """OSError, one line, where it does not load or lacks something of PyTorch or CUDA."""
+        """Raises OSError, one line, if it does not load or lacks something of PyTorch or CUDA."""
         self._library = _own_library(path)
         self._library.evotune_native_open.restype = ctypes.c_char_p
         self._library.evotune_native_add.restype = ctypes.c_int64
@@ -44,10 +44,10 @@ class Native:
             raise OSError(failure.decode(errors="replace"))
 
     def function(self, asked: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa): the output; False where no
-        kernel serves the call; None where Python must find out. `asked` has the members of Asked in
-        python_calls.cpp, without the functions of DLPack. None where PyTorch or Python lacks
-        something that it needs."""
+        """attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa): the output; False if no
+        kernel serves the call; None if Python must decide. `asked` has the members of Asked in
+        python_calls.cpp, without the functions of DLPack. None if PyTorch or Python lacks something
+        that it needs."""
         capsule = getattr(asked[0], "__dlpack_c_exchange_api__", None)
         if capsule is None:
             return None
@@ -65,8 +65,8 @@ class Native:
         return made
 
     def add_miss(self) -> int:
-        """Tells native code that no kernel serves the case that this thread was asked about.
-        Returns the decision's number."""
+        """Records in native code that no kernel serves the case of this thread's call. Returns the
+        decision's number."""
         return self._add([_MISS])
 
     def add_python(self, launch: Any, out: Any) -> int:
@@ -114,8 +114,7 @@ class Native:
         )
 
     def calls(self, number: int) -> int:
-        """The calls of a decision since the last time that it was asked; 0 of one that was
-        dropped."""
+        """The calls of a decision since the last request; 0 for a decision that was dropped."""
         return int(self._library.evotune_native_calls(number))
 
     def forget(self) -> None:
@@ -132,8 +131,8 @@ class Native:
 
 
 def _own_library(path: Path) -> Any:
-    """The library, with state of its own: a package may be imported under several names, and the
-    loader gives one library for one file."""
+    """The library, with separate state, because a package may be imported under several names, and
+    the loader returns the same library for the same file."""
     library = ctypes.CDLL(str(path))
     if not library.evotune_native_is_open():
         return library

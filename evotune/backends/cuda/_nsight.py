@@ -21,7 +21,7 @@ from evotune.backends.base.time_limits import Tool
 from evotune.util.processes import module_command
 
 LIMIT_S = 120.0
-"""A profiler that runs longer is stopped, and there are no counters."""
+"""A profiler that runs longer is stopped, and then there are no counters."""
 
 _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
@@ -72,7 +72,7 @@ _UNITS = {
 
 
 class NoCounters(Exception):
-    """Why there are no counters, in one line."""
+    """There are no counters; the message is one line with the reason."""
 
 
 _TOOL = Tool(_PROGRAM, LIMIT_S, NoCounters)
@@ -92,7 +92,7 @@ class ProfiledLaunch:
 
 
 def find_ncu() -> str:
-    """ncu's path, on PATH, in a CUDA toolkit or in a package of its own; "" where it is not."""
+    """ncu's path: on PATH, in a CUDA toolkit or in its own package; "" if it is not found."""
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = os.pathsep.join(f"{root}/bin" for root in roots if root)
     found = (shutil.which(_PROGRAM), shutil.which(_PROGRAM, path=folders))
@@ -101,7 +101,7 @@ def find_ncu() -> str:
 
 
 def _is_another(path: str) -> bool:
-    """Whether it is a program that only has the name, as npm-check-updates has."""
+    """Whether it is another program of the same name, such as npm-check-updates."""
     try:
         return not ncu_version(path)
     except NoCounters:
@@ -110,7 +110,7 @@ def _is_another(path: str) -> bool:
 
 @functools.cache
 def ncu_version(path: str) -> str:
-    """`ncu 2025.3`; "" where it does not tell, NoCounters where it fails."""
+    """`ncu 2025.3`; "" if it does not report a version. Raises NoCounters if it fails."""
     found = _VERSION.search(_TOOL.output([path, "--version"]))
     return f"{_PROGRAM} {found[1]}" if found else ""
 
@@ -119,8 +119,8 @@ def profile(
     module: str, job: str, environment: Mapping[str, str], *, only: str = ""
 ) -> list[ProfiledLaunch]:
     """The launches that the program `module` makes between the start and the stop of its profiler.
-    It is run with the path of its job, in this environment. With `only`, that metric alone is read,
-    which is quick. NoCounters where ncu cannot read them."""
+    It is run with the path of its job, in this environment. With `only`, just that metric is read,
+    which is quick. Raises NoCounters if ncu cannot read them."""
     path = find_ncu()
     if not path:
         raise NoCounters(NOT_INSTALLED)
@@ -166,7 +166,7 @@ def reason(output: str, status: int) -> str:
 
 
 def read_launches(output: str, source: str) -> list[ProfiledLaunch]:
-    """The launches in ncu's output, in their order; none where it holds no table."""
+    """The launches in ncu's output, in their order; none if it has no table."""
     rows = _table(output.splitlines())
     if len(rows) < 2:
         return []
@@ -187,7 +187,7 @@ def _table(lines: Iterable[str]) -> list[dict[str, str]]:
 
 
 def _values(row: Mapping[str, str], units: Mapping[str, str]) -> dict[str, float]:
-    """Metric -> value, in seconds, bytes and percent. A metric that a GPU lacks is left out."""
+    """Metric -> value, in seconds, bytes and percent. A metric that the GPU lacks is left out."""
     values: dict[str, float] = {}
     for name, text in row.items():
         try:
@@ -215,7 +215,7 @@ def _launch(row: Mapping[str, str], values: Mapping[str, float], source: str) ->
 
 
 def _product(extents: str | None) -> int:
-    """The product of the sizes in `(16, 8, 1)`; 0 where there are none."""
+    """The product of the sizes in `(16, 8, 1)`; 0 if there are none."""
     numbers = re.findall(r"\d+", extents or "")
     return math.prod(map(int, numbers)) if numbers else 0
 
@@ -270,8 +270,8 @@ def _share(values: Mapping[str, float], metrics: Iterable[str], busy: float) -> 
 
 
 def _conflicts(values: Mapping[str, float]) -> float | None:
-    """Wavefronts beyond the ideal: by instruction where they are known so; ncu's counter of bank
-    conflicts also has waits for other traffic."""
+    """Wavefronts beyond the ideal, by instruction if they are known so, because ncu's counter of
+    bank conflicts also includes waits for other traffic."""
     if _ACTUAL in values and _IDEAL in values:
         return max(0.0, values[_ACTUAL] - values[_IDEAL])
     return values.get(_CONFLICTS)

@@ -1,9 +1,9 @@
 """Builds a champion's CUDA sources again so that races show: with delays, and with late copies.
 
 It runs as `python -m evotune.backends.cuda._perturbed_build JOB FOLDER`, where the file JOB has a
-CompileJob: a compiler cannot be stopped from within, but its process can. For each way it writes
-PTX into the folder, which the driver assembles when it loads it, or a file with the reason why
-there is none.
+CompileJob. It is a separate process because a compiler can be stopped only by killing its process.
+For each way it writes PTX into the folder, which the driver assembles when it loads it, or a file
+with the reason why there is none.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ _NO_REASON = "the build was given up"
 
 
 def build(job: CompileJob, folder: Path, limit_s: float) -> dict[str, Path | str]:
-    """Builds in a process of its own. Returns by way the file to load or why there is none."""
+    """Builds in a separate process. Returns, for each way, the file to load or why there is
+    none."""
     (folder / _JOB).write_bytes(encode(job))
     try:
         subprocess.run(
@@ -177,7 +178,7 @@ _NAME = b"kernel.ptx"
 
 def cubin_of(ptx: str, arch: str) -> bytes | None:
     """The machine code of the PTX for an architecture such as `sm_90a`; None without nvJitLink, or
-    if it refuses the PTX: then the driver's answer is the one that counts.
+    if it refuses the PTX; then the driver's verdict counts.
 
     Source: nvJitLink, NVIDIA CUDA documentation, "Basic usage".
     """

@@ -45,8 +45,8 @@ def gpus_present() -> list[str]:
 
 
 def only_gpu() -> str:
-    """The id of this machine's GPU, as the kernel driver lists it; "" where it lists none or
-    several, or where CUDA_VISIBLE_DEVICES may name a part of it."""
+    """The id of this machine's GPU, as the kernel driver lists it; "" if it lists none or several,
+    or if CUDA_VISIBLE_DEVICES may name a part of it."""
     folders = sorted((SYSTEM_ROOT / "proc/driver/nvidia/gpus").glob("*"))
     found = _fact(folders[0] / "information", "GPU UUID") if len(folders) == 1 else ""
     return found if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("0", found) else ""
@@ -54,7 +54,7 @@ def only_gpu() -> str:
 
 def are_hidden() -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA stops at the first entry that names none.
-    Slurm says `NoDevFiles` where a job has no GPU."""
+    Slurm sets `NoDevFiles` if a job has no GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and _NAMES_A_GPU.match(visible) is None
 
@@ -88,7 +88,7 @@ def _nvidia_smi() -> list[str]:
 
 
 def cuda_problem() -> str:
-    """Why torch or CuPy cannot use the GPU, and the fix, in one line; "" when they can."""
+    """Why torch or CuPy cannot use the GPU, and the fix, in one line; "" if they can."""
     import torch
 
     if torch.version.cuda is None:
@@ -139,7 +139,7 @@ class GpuLock:
         self._fd = -1
 
     def __enter__(self) -> GpuLock:
-        """RunLocked when another process measures on this GPU."""
+        """Raises RunLocked if another process measures on this GPU."""
         self._fd, writable = self._open()
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

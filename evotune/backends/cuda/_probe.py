@@ -1,7 +1,8 @@
-"""Asks the GPU libraries in a process of its own: a hanging driver hangs only that process.
+"""Queries the GPU libraries in a separate process, so that a hanging driver hangs only that
+process.
 
 `python -m evotune.backends.cuda._probe` prints one JSON value a line: the GPUs that are present,
-then, if there are any, why they cannot be used (empty when they can), then their profiles. So the
+then, if there are any, why they cannot be used (empty if they can), then their profiles. So the
 process that asks gets neither torch nor CuPy nor a CUDA context.
 """
 
@@ -33,7 +34,7 @@ class GpuState:
     """The state of this machine's GPUs.
 
     - gpus: the names of the GPUs found.
-    - problem: in one line, why they cannot be used; "" when they can, or when there is none.
+    - problem: why they cannot be used, in one line; "" if they can, or if there is none.
     - profiles: those of the GPUs that CUDA lists, in its order.
     """
 
@@ -47,7 +48,7 @@ _PRESENT = "present"
 
 
 def ask_present_gpus() -> GpuState:
-    """Probes where a GPU is known to be here."""
+    """Probes only if a GPU is known to be present."""
     return probe(command=module_command(_SELF, _PRESENT))
 
 
@@ -161,7 +162,7 @@ def profiles() -> list[DeviceProfile]:
 
 @contextlib.contextmanager
 def _management() -> Iterator[Any]:
-    """The driver's management library (NVML); None where it is missing or does not answer."""
+    """The driver's management library (NVML); None if it is missing or does not answer."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -209,11 +210,11 @@ def _text(name: bytes | str) -> str:
 
 
 def _id(runtime: Any, index: int, nvml: Any) -> str:
-    """The GPU's name for CUDA_VISIBLE_DEVICES: GPU-… or MIG-…, or its number there when NVML does
-    not tell.
+    """The GPU's name for CUDA_VISIBLE_DEVICES: GPU-… or MIG-…, or its number there if NVML does not
+    report one.
 
-    NVML is asked by the PCI address, since it counts GPUs in another order. CuPy's `uuid` may be
-    cut short.
+    NVML is queried by PCI address, because it numbers GPUs in a different order. CuPy's `uuid` may
+    be cut short.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = visible[index].strip() if index < len(visible) and visible[index] else str(index)

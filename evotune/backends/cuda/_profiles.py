@@ -18,7 +18,7 @@ _KIB = 1 << 10
 @dataclass(frozen=True, slots=True)
 class _Model:
     """The figures of one product. `tensor_gflops` are dense FP16 with float32 sums. `variant` is a
-    part of the driver's name that tells two products of one name apart."""
+    part of the driver's name that distinguishes two products of the same name."""
 
     product: str
     arch: int
@@ -79,7 +79,7 @@ def product(name: str) -> str:
 
 
 def named(name: str) -> DeviceProfile:
-    """The profile of a GPU that need not be here; KeyError for a name not in `names`."""
+    """The profile of a GPU that need not be here. Raises KeyError for a name not in `names`."""
     model = _MODELS[name]
     shared_kib, multiprocessor_kib, blocks, threads = _LIMITS[model.arch]
     attributes: dict[str, Value] = {

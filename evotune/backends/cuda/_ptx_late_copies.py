@@ -1,8 +1,8 @@
 """Rewrites a kernel's PTX so that its asynchronous copies land as late as they may.
 
-cp.async may write shared memory at any time until the wait for its group is over. Hardware is
-fast, so a wait that leaves one group too many under way hardly ever shows. In the rewritten PTX a
-thread notes its copies in a queue of its own, and makes them when it waits for them: a read that
+cp.async may write shared memory at any time until the wait for its group is over. Hardware is fast,
+so a wait that leaves one group too many in flight hardly ever shows. In the rewritten PTX each
+thread records its copies in its own queue, and makes them when it waits for them. So a read that
 comes too early finds the old contents.
 
 Copies that an mbarrier tracks (cp.async.mbarrier.arrive) are made at that arrive; bulk copies
@@ -157,8 +157,8 @@ class UnknownCopy(Exception):
 
 
 def with_late_copies(ptx: str) -> tuple[str, int]:
-    """The PTX with its cp.async copies made as late as may be, and the number of places that issue
-    one."""
+    """The PTX with its cp.async copies made as late as possible, and the number of places that
+    issue one."""
     if not _ANY.search(ptx):
         return ptx, 0
     known = (_ANY, _COMMIT, _WAIT, _ALL, _ARRIVE)

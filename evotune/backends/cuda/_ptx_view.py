@@ -1,10 +1,10 @@
-"""Reads PTX: the instructions of each kernel function by class, where no disassembler is found.
+"""Reads PTX, the instructions of each kernel function by class, if no disassembler is found.
 
 PTX shows tensor core, MUFU and memory instructions as they will be, but neither spills nor what
 ptxas unrolls, moves and merges.
 
-NVRTC may crash or hang, so it runs in a process of its own:
-`python -m evotune.backends.cuda._ptx_view JOB` prints the PTX of the CompileJob in the file JOB.
+NVRTC may crash or hang, so it runs in a separate process: `python -m
+evotune.backends.cuda._ptx_view JOB` prints the PTX of the CompileJob in the file JOB.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NoPtx(Exception):
 
 
 def compiled_ptx(job: CompileJob, file: Path, limit_s: float) -> str:
-    """The job's PTX. The job is handed over in `file`. NoPtx where there is none."""
+    """The job's PTX. The job is passed in `file`. Raises NoPtx if there is none."""
     file.write_bytes(encode(job))
     try:
         done = subprocess.run(

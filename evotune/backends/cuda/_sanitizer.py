@@ -1,4 +1,4 @@
-"""Runs a champion's machine code under NVIDIA's compute-sanitizer, where that is installed.
+"""Runs a champion's machine code under NVIDIA's compute-sanitizer, if that is installed.
 
 - memcheck finds reads and writes outside any allocation, not all of which guard bands can see. Its
   findings disqualify.
@@ -8,11 +8,10 @@
 - racecheck finds hazards between threads on shared memory. Its findings disqualify a kernel that
   uses no mbarriers, as NONDETERMINISTIC.
 
-racecheck does not understand a hand-over through mbarriers that a kernel drives by hand: it reports
-producer warps that fill a buffer and consumer warps that read it although the barrier orders them.
-So its findings on a kernel that uses mbarriers, or on one compiled before that was recorded, are
-kept as a failed check and shown as a warning beside the champion. A reader who knows the kernel
-judges them.
+racecheck does not understand mbarriers that a kernel uses directly: it reports producer warps that
+fill a buffer and consumer warps that read it, although the barrier orders them. So its findings on
+a kernel that uses mbarriers, or on one compiled before that was recorded, are stored as a failed
+check and shown as a warning with the champion. A reader who knows the kernel must judge them.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ def find_sanitizer() -> str:
 
 @contextlib.contextmanager
 def sanitizing(cases: Sequence[SanitizedCase]) -> Iterator[Callable[[], list[Check]]]:
-    """Runs the tools beside the caller, on `cases` of small shapes. Yields a function that waits
-    for them and returns one check for each. A tool that is still at work when the block ends is
-    killed."""
+    """Runs the tools in parallel with the caller, on `cases` of small shapes. Yields a function
+    that waits for them and returns one check for each. A tool that still runs when the block ends
+    is killed."""
     path = find_sanitizer()
     if not path or not cases:
         why = f"{SANITIZER} is not installed" if not path else "the kernel supports no edge shape"
@@ -98,8 +97,8 @@ def sanitizing(cases: Sequence[SanitizedCase]) -> Iterator[Callable[[], list[Che
 
 
 def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-    """The outcome of a champion for which a tool gave `check`; None when it may pass. `mbarriers`
-    tells whether the kernel uses mbarriers; None where that was not recorded."""
+    """The outcome of a champion for which a tool reported `check`; None if it may pass.
+    `mbarriers`: whether the kernel uses mbarriers, or None if that was not recorded."""
     if check.status != "failed":
         return None
     if check.inputs.endswith("racecheck"):
@@ -110,7 +109,7 @@ def disqualification(check: Check, *, mbarriers: bool | None) -> OutcomeKind | N
 
 
 class _Tool:
-    """One tool: a process of its own, which another thread may stop."""
+    """One tool: a separate process, which another thread may stop."""
 
     def __init__(self, path: str, name: str, job: Path) -> None:
         self.name = name

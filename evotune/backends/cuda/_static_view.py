@@ -1,4 +1,4 @@
-"""The static view of a cubin: its disassembly by nvdisasm, or its PTX where there is none."""
+"""The static view of a cubin: its disassembly by nvdisasm, or else its PTX."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _TOOL = Tool(DISASSEMBLER, _LIMIT_S, NoStaticView)
 
 
 def find_disassembler() -> str:
-    """nvdisasm's path: on PATH, in a CUDA toolkit, or in a wheel (nvidia-cuda-nvdisasm, triton);
-    "" where there is none."""
+    """nvdisasm's path: on PATH, in a CUDA toolkit, or in a wheel (nvidia-cuda-nvdisasm, triton); ""
+    if there is none."""
     return shutil.which(DISASSEMBLER) or next(_installed(), "")
 
 
@@ -63,7 +63,7 @@ def _installed() -> Iterator[str]:
 
 @functools.cache
 def disassembler_version(path: str) -> str:
-    """`nvdisasm 13.5`; without a number where it does not tell."""
+    """`nvdisasm 13.5`; without a number if it does not report one."""
     try:
         found = _VERSION.search(_TOOL.output([path, "--version"]))
     except NoStaticView:
@@ -72,7 +72,7 @@ def disassembler_version(path: str) -> str:
 
 
 def static_views(request: EvidenceRequest) -> dict[str, StaticView]:
-    """The view of each function of the request's binary, by name. NoStaticView where the binary
+    """The view of each function of the request's binary, by name. Raises NoStaticView if the binary
     cannot be read in any way."""
     reasons = []
     for path in _disassemblers():  # an older one may not know the GPU

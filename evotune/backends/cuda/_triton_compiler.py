@@ -1,8 +1,8 @@
 """Compiles Triton kernels to machine code. Needs no GPU and no driver.
 
 The cubin is launched like any other. Triton specializes a kernel at each call by the values of its
-arguments; here that is fixed beforehand. Sizes are constexprs where the space has them under
-`define:`, and all pointers are multiples of 16 bytes, since the harness allocates them.
+arguments; here that is fixed beforehand. Sizes are constexprs if the space has them under
+`define:`, and all pointers are multiples of 16 bytes, because the harness allocates them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TritonCompiler:
 
 
 class _Unsuitable(Exception):
-    """The kernel cannot be compiled for evotune; the message tells its writer why."""
+    """The kernel cannot be compiled for evotune; the message says why."""
 
 
 def _installed_version() -> str:

@@ -1,4 +1,4 @@
-"""Measures a GPU's ceilings by the kernels of `ceilings.cu`: a program for a process of its own.
+"""Measures a GPU's ceilings with the kernels of `ceilings.cu`. Runs as a separate process.
 
 It runs as `python -m evotune.backends.cuda.ceiling_run ARCH BFLOAT`, on the first visible GPU, and
 prints the figures of `Ceilings` as one line of JSON. A figure is the best of a few runs, each long

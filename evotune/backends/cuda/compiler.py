@@ -28,13 +28,13 @@ from evotune.trial import Json, OutcomeKind
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 _NO_CACHE = "--no-cache"
-"""Where NVRTC has a cache (that of the driver), a binary from there comes without the log that
-states its registers and spills."""
+"""If NVRTC has a cache (the driver's), a binary from there comes without the log that states its
+registers and spills."""
 _CACHES_SINCE = (12, 9)
 _SAME_NAMES = "--frandom-seed=evotune"
-"""Where a kernel's signature has a type of an anonymous namespace, the names of the namespace's
-members have a part that NVRTC draws for each process. Without a seed the same source becomes other
-bytes each time."""
+"""If a kernel's signature has a type of an anonymous namespace, the names of the namespace's
+members contain a part that NVRTC draws for each process. Without a seed the same source compiles to
+different bytes each time."""
 _LOG_BYTES = 16_384
 _COMPILATION_FAILED = 6  # nvrtcResult for an error in the source; others are the compiler's
 _INVALID_OPTION = 5
@@ -46,7 +46,7 @@ _TOO_MUCH = re.compile(r"uses too much (?:shared|local|parameter|constant) data|
 
 @functools.cache
 def _nvrtc() -> Any:
-    """CuPy's binding of NVRTC. EnvironmentProblem with the fix when it does not work."""
+    """CuPy's binding of NVRTC. Raises EnvironmentProblem with the fix when it does not work."""
     try:
         from cupy.cuda import nvrtc
 
@@ -77,13 +77,13 @@ def _first_line(error: Exception) -> str:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """NVRTC's major and minor version; EnvironmentProblem when NVRTC cannot be used."""
+    """NVRTC's major and minor version. Raises EnvironmentProblem if NVRTC cannot be used."""
     major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
 
 def include_folders() -> tuple[Path, ...]:
-    """The folders with CUDA's headers of NVRTC's major version; empty when there are none."""
+    """The folders with CUDA's headers of NVRTC's major version; empty if there are none."""
     return cuda_folders(nvrtc_version()[0])
 
 
@@ -226,8 +226,8 @@ def _program(nvrtc: Any, source: str, name: str) -> Iterator[Any]:
 
 
 def _legible(log: str, root: str) -> str:
-    """The log without this machine's folders and ptxas's NUL. Of a long log only the beginning and
-    the end."""
+    """The log without this machine's folders and ptxas's NUL. A long log is cut to its beginning
+    and end."""
     log = log.replace("\0", "").replace(root.rstrip(os.sep) + os.sep, "")
     for folder in search_folders(nvrtc_version()[0]):
         log = log.replace(f"{folder}{os.sep}", "")
@@ -280,11 +280,11 @@ _PACKAGES = (  # the beginning of a header's name, and the wheel that holds it f
 
 @functools.cache
 def cuda_folders(major: int) -> tuple[Path, ...]:
-    """The folders with CUDA's headers of this major version; empty when there are none.
+    """The folders with CUDA's headers of this major version; empty if there are none.
 
-    They are the wheels' folders or one toolkit's: the first place that has all headers (mma.h
-    needs crt/, which for CUDA 13 is a wheel of its own), else the first place with any. A kernel
-    that includes no header needs none.
+    They are the wheels' folders or one toolkit's: the first place that has all headers (mma.h needs
+    crt/, which for CUDA 13 is a separate wheel), else the first place with any. A kernel that
+    includes no header needs none.
     """
     sets = list(_header_sets(major))
     complete = (s for s in sets if any((folder / "crt" / "mma.h").is_file() for folder in s))
@@ -313,7 +313,7 @@ def headers_version(major: int) -> str:
 
 
 def header_version(folder: Path) -> int:
-    """CUDART_VERSION of the headers there (12090 for 12.9); 0 when there are none."""
+    """CUDART_VERSION of the headers there (12090 for 12.9); 0 if there are none."""
     return _number(folder / "cuda_runtime_api.h", _VERSION)
 
 
@@ -346,12 +346,12 @@ def _header_sets(major: int) -> Iterator[tuple[Path, ...]]:
 
 
 def _with_cccl(folders: list[Path]) -> tuple[Path, ...]:
-    """The folders, each followed by its folder `cccl`, where CUDA 13 has CCCL."""
+    """The folders, each followed by its folder `cccl`, in which CUDA 13 has CCCL."""
     return tuple(path for each in folders for path in (each, each / "cccl") if path.is_dir())
 
 
 def _cccl_folders(major: int) -> tuple[Path, ...]:
-    """CuPy's copy, where CUDA's folders have none."""
+    """CuPy's copy, if CUDA's folders have none."""
     if any((folder / "nv" / "target").is_file() for folder in cuda_folders(major)):
         return ()
     found = importlib.util.find_spec("cupy")
@@ -367,7 +367,7 @@ def _nvidia_wheels() -> list[Path]:
 
 
 def _number(path: Path, pattern: re.Pattern[bytes]) -> int:
-    """The number that a header defines; 0 when the header does not define it or is missing."""
+    """The number that a header defines; 0 if the header does not define it or is missing."""
     try:
         match = pattern.search(path.read_bytes())
     except OSError:

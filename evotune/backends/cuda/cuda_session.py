@@ -74,8 +74,8 @@ _CAPTURE = re.compile(r"captur", re.IGNORECASE)
 
 
 def classify(error: RuntimeError, usable: Callable[[], bool]) -> Fault | None:
-    """The fault that an error means; None when the error is not CUDA's. `usable` tells whether the
-    GPU still answers."""
+    """The fault that an error means; None if the error is not CUDA's. `usable`: whether the GPU
+    still answers."""
     words = str(error)
     if not _CUDA_ERROR.search(words):
         return None
@@ -197,8 +197,8 @@ class CudaSession:
         return 2 * 8 * words / time_us / 1000
 
     def take_stock(self) -> str:
-        """Compares the context's limits with the first reading. A deeper stack is the driver's
-        doing, so it is set back and not told."""
+        """Compares the context's limits with the first reading. A deeper stack comes from the
+        driver, so it is reset and not reported."""
         self._limits = self._limits or read_limits()
         now = read_limits()
         if now.get(STACK) != self._limits.get(STACK):
@@ -215,7 +215,7 @@ class CudaSession:
         return Perturber(self._profile).perturbations()
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
-        """The sampler itself: nothing runs beside it."""
+        """The sampler itself, with nothing running concurrently."""
         return sampler
 
     def fault(self, error: RuntimeError) -> Fault | None:
@@ -523,9 +523,9 @@ class GraphSampler:
         self._graph.replay()
 
     def time_us(self) -> float:
-        """The mean time of a call. Where the GPU reached the first event before the graph was
-        queued, the sample is taken again with twice the head start, a few times: on a busy machine
-        a graph of many kernels takes longer to launch, and one side of a ratio would pay for it."""
+        """The mean time of a call. If the GPU reached the first event before the graph was queued,
+        the sample is repeated with twice the head start, a few times. On a busy machine a graph of
+        many kernels takes longer to launch, and one side of a ratio would pay for it."""
         for _ in range(_MOST_LATE):
             self._begin()
             late = bool(self._start.query())  # type: ignore[no-untyped-call]
@@ -538,7 +538,7 @@ class GraphSampler:
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
         """Makes the writes in another stream, so that nothing comes between the graph's launches.
-        Events tell afterwards when the writes were made."""
+        Events show afterwards when the writes were made."""
         pieces = Pieces([pieces_of(each.writes) for each in interventions])
         written = [_Writing(each, call_us) for each in interventions]
         self._begin()
@@ -688,7 +688,7 @@ class Perturber:
     def _beside(
         self, entry: str, grid: int, block: int, shared_bytes: int, *arguments: Any
     ) -> Iterator[Disturb]:
-        """Disturbs launches by a kernel on a stream of its own. The kernel begins when the earlier
+        """Disturbs launches by a kernel on a separate stream. The kernel begins when the earlier
         launches have ended, and it ends by itself."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Options that a space may give to NVRTC, beside `compiler.FLAGS`."""
+"""Options that a space may give to NVRTC in addition to `compiler.FLAGS`."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ _MOST_WINDOW = 1 << 30
 
 
 class Asked(NamedTuple):
-    """The features of a call, by the names that they have in cases. A window of -1 has no end, a
-    softcap of 0 is none."""
+    """The features of a call, by their names in cases. A window of -1 is unlimited; a softcap of 0
+    means none."""
 
     bottom_right: bool = False
     window_left: int = -1
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     score_mod: str = ""
 
     def symbols(self) -> dict[str, Any]:
-        """All symbols of a case that tell its features."""
+        """All symbols of a case that state its features."""
         return {
             **self._asdict(),
             "has_window": self.window_left >= 0 or self.window_right >= 0,
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
         return found | {name: True for name in ("alibi", "sinks", "lse") if getattr(self, name)}
 
     def words(self) -> str:
-        """The features in use, for people: "" for none."""
+        """The features in use, in words: "" for none."""
         return ", ".join(
             name if value is True else f"{name} {value}" for name, value in self.told().items()
         )
@@ -84,7 +84,7 @@ def read_features(
     features: Mapping[str, Any], is_causal: bool, known: Container[str]
 ) -> tuple[Asked, torch.Tensor | None, torch.Tensor | None]:
     """The features of a call, its slopes and its sinks, from the keywords that it gave. `known` are
-    the score modifications of the package. TypeError for another keyword, and for slopes or
+    the score modifications of the package. Raises TypeError for another keyword, and for slopes or
     sinks that are no tensor; ValueError, one line, for a value that makes no sense."""
     for name in features:
         if name not in NAMES:
@@ -116,7 +116,8 @@ def read_features(
 
 
 def require_softcap(cap: Any) -> None:
-    """ValueError, one line, for anything but a finite number of at least 0, which is no cap."""
+    """Raises ValueError, one line, for anything but a finite number of at least 0, which is no
+    cap."""
     is_number = isinstance(cap, (int, float, numbers.Real))  # NumPy's are Real
     if isinstance(cap, bool) or not is_number or not 0.0 <= cap < math.inf:
         found = repr(cap) if is_number else type(cap).__name__
@@ -124,7 +125,7 @@ def require_softcap(cap: Any) -> None:
 
 
 def require_known(score_mod: str, known: Container[str]) -> None:
-    """ValueError, one line, for a score modification that is not among the known ones."""
+    """Raises ValueError, one line, for a score modification that is not among the known ones."""
     if score_mod and score_mod not in known:
         raise ValueError(
             f"score_mod {score_mod!r} is none of this package's: info()['score_mods'] lists them, "
@@ -133,7 +134,7 @@ def require_known(score_mod: str, known: Container[str]) -> None:
 
 
 def _window(window: Any) -> tuple[int, int]:
-    """The ends of a window; -1 for one that has none."""
+    """The ends of a window; -1 for an unlimited side."""
     if window is None:
         return -1, -1
     if isinstance(window, tuple | list) and len(window) == 2:

@@ -91,7 +91,7 @@ class AttentionCalls:
             **features: Any,
         ) -> Any:
             """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel
-            of this package serves it where it was measured to win, otherwise SDPA.
+            of this package serves it if it was measured to win there, otherwise SDPA.
 
             Features: alignment="bottom_right", window=(left, right), softcap=…, alibi_slopes=…,
             sinks=…, score_mod="…", and return_lse=True, which also returns the logarithms of the
@@ -122,7 +122,7 @@ class AttentionCalls:
         scale: float | None,
         enable_gqa: bool,
     ) -> torch.Tensor | None:
-        """The output, or None when the kernels do not serve the call."""
+        """The output, or None if the kernels do not serve the call."""
         if mask is not None and not _is_compiling():  # whatever the call's mode: it costs nothing
             self._mask.count()
             return None
@@ -267,8 +267,8 @@ class AttentionCalls:
         further: tuple[torch.Tensor, ...] = (),
     ) -> bool:
         """Whether a kernel serves the call that is traced. `options` are is_causal, scale and
-        enable_gqa; `features` those of `Asked` in their order, and `further` the tensors that go
-        with them."""
+        enable_gqa; `features` those of `Asked` in their order, and `further` the tensors that
+        belong to them."""
         kind = self._untraceable(q, k, v, mask, dropout, further)
         sizes = (*q.shape, *k.shape, *v.shape)
         strides = (*q.stride(), *k.stride(), *v.stride())
@@ -360,8 +360,8 @@ def _lost_key(
     cast_to: torch.dtype | None,
 ) -> tuple[object, ...] | None:
     """The facts of a call on which a remembered miss depends; None for tensors without such facts.
-    `cast_to` is autocast's type. Where k and v have another type or device than q, a call is a miss
-    too, so those are left out."""
+    `cast_to` is autocast's type. If k and v have another type or device than q, the call is a miss
+    anyway, so those are left out."""
     plain = type(q) is type(k) is type(v) is torch.Tensor
     if not plain or q.is_nested or k.is_nested or v.is_nested:
         return None

@@ -36,11 +36,11 @@ _MOST_DECISIONS = 4096
 _FAR_ROWS = 1 << 30
 """Kernels keep the distance of two rows, in bytes, in 32 bits."""
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
-"""The output, and the logarithms of the rows' sums if they are asked for."""
+"""The output, and the logarithms of the rows' sums if they are requested."""
 
 sdpa: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
-"""PyTorch's own function, whatever stands in its place in torch.nn.functional. It gives None where
-cuDNN's kernel is to serve a call and q, k or v has no element."""
+"""PyTorch's own function, even if torch.nn.functional has a replacement. It returns None if cuDNN's
+kernel is to serve a call and q, k or v has no element."""
 
 
 def plain_attention(
@@ -51,7 +51,7 @@ def plain_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """SDPA's result. Where SDPA gives None it is that of PyTorch's implementation of the formula,
+    """SDPA's result. If SDPA returns None, the result of PyTorch's implementation of the formula,
     which refuses tensors whose shapes do not agree."""
     out: torch.Tensor | None = sdpa(
         q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -143,8 +143,8 @@ class AttentionKernels:
         scale: float | None,
         enable_gqa: bool,
     ) -> torch.Tensor | None:
-        """The output, or None when the call is not served. The tensors must be plain ones with
-        memory behind them, without grad."""
+        """The output, or None if the call is not served. The tensors must be plain ones with memory
+        behind them, without grad."""
         layout: Any = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         if not layout and self._strided:
             layout = (q.stride(), k.stride(), v.stride())
@@ -202,7 +202,7 @@ class AttentionKernels:
         return outputs
 
     def run_unaccepted(self, call: Call) -> Outputs | None:
-        """The outputs, or None when the call is not served, whatever the versions here are. Nothing
+        """The outputs, or None if the call is not served, whatever the versions here are. Nothing
         is remembered, so that no other call is served."""
         decision = self.decide(call, any_version=True)
         return None if isinstance(decision, Missed) else _run(decision, call)
@@ -355,7 +355,7 @@ def _run(decision: Served, call: Call) -> Outputs:
 
 
 def _new_out(call: Call) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that makes the memory of an output: laid out like q where it has q's shape."""
+    """A function that makes the memory of an output, laid out like q if it has q's shape."""
     sizes = (*call.q.shape[:3], call.v.shape[-1])
     if sizes == tuple(call.q.shape):
         return torch.empty_like
@@ -363,8 +363,8 @@ def _new_out(call: Call) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _stride(tensor: torch.Tensor, place: int) -> int:
-    """The distance of two indices of a dimension. In one of a single index PyTorch allows any, and
-    the decision holds for all of them: it is the extent of the other dimensions."""
+    """The stride of a dimension. For a dimension of size 1 PyTorch allows any stride, and the
+    decision holds for all of them; then it is the extent of the other dimensions."""
     if tensor.shape[place] > 1:
         return tensor.stride(place)
     pairs = zip(tensor.shape, tensor.stride(), strict=True)

@@ -19,13 +19,14 @@ class NoValue(Exception):
 
 
 def whole(number: Any) -> Any:
-    """The number as an integer. One that a compiler leaves open is one already."""
+    """The number as an integer. A number that a compiler leaves open is returned unchanged."""
     return int(number) if isinstance(number, int | float) else number
 
 
 def solved(expression: Any, value: Any) -> tuple[str, Any] | None:
-    """The only name in the expression, and what it stands for where the expression has this value.
-    None unless the expression is a name, or a sum, a difference or a product of one and a number.
+    """The only name in the expression, and the value of that name for which the expression has this
+    value. None unless the expression is a name, or a sum, a difference or a product of one and a
+    number.
     """
     if isinstance(expression, dict):
         return expression["name"], value
@@ -44,8 +45,8 @@ def solved(expression: Any, value: Any) -> tuple[str, Any] | None:
 
 
 class Names(dict[str, Any]):
-    """Values by name. `lets` are expressions over these and other names; each is evaluated once,
-    when it is first asked for."""
+    """Values by name. `lets` are expressions over these and other names; each is evaluated once, on
+    first use."""
 
     def __init__(self, values: Mapping[str, Any], lets: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -59,7 +60,7 @@ class Names(dict[str, Any]):
 
 
 def evaluate(expression: Any, names: Mapping[str, Any]) -> Any:
-    """The expression's value; NoValue where it has none. `and`, `or`, `if` evaluate only the
+    """The expression's value. Raises NoValue if it has none. `and`, `or`, `if` evaluate only the
     operands that they need."""
     try:
         return _evaluated(expression, names)

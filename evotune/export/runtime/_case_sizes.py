@@ -23,10 +23,10 @@ class CaseSizes:
         self.ranged: list[str] = list(given.get("ranges", {}))
         """The constants that a shape of the space may set."""
         self.flags: Mapping[str, list[str]] = given.get("flags", {})
-        """The inputs whose presence tells each flag."""
+        """The inputs whose presence implies each flag."""
         told = [flag for flag, tensors in self.flags.items() if not tensors]
         self.options: list[str] = [*self.sizes, *self.ranged, *told]
-        """The names that a call may give besides tensors."""
+        """The names that a call may pass in addition to tensors."""
         self.tuned: list[Mapping[str, Any]] = given["tuned"]
         """The symbols of the timed cases, without the dtype."""
         self._dtype = description["problem"]["dtype"]
@@ -36,12 +36,12 @@ class CaseSizes:
     def symbols(self, shapes: Shapes, options: Mapping[str, Any]) -> dict[str, Any]:
         """The symbols of the one case whose inputs have these shapes; inputs that the call lacks
         have none. `options` give sizes, constants and flags that no input shows; sizes and flags
-        that neither shapes nor options give are those of the timed cases.
-        ValueError, one line, when no case fits, or several do."""
+        that neither shapes nor options give are those of the timed cases. Raises ValueError, one
+        line, if no case fits, or several do."""
         for name in options:
             if name not in self.options:
                 known = ", ".join(self.options)
-                raise ValueError(f"unknown name {name!r}; known besides tensors: {known}")
+                raise ValueError(f"unknown name {name!r}; known in addition to tensors: {known}")
             _require_number(name, options[name], name in self.sizes)
         fits: list[dict[str, int]] = []
         for like in self.tuned:
@@ -67,9 +67,9 @@ class CaseSizes:
     def open_symbols(
         self, shapes: Mapping[str, tuple[Any, ...]], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The same of inputs with extents that a compiler leaves open, which stay open: nothing is
-        compared with them. Only extents that are one size and a number tell a size; sizes that
-        neither they nor options give, and on which timed cases differ, are missing."""
+        """The same for inputs with extents that a compiler leaves open. They stay open: nothing is
+        compared with them. Only extents that consist of one size and a number determine a size.
+        Sizes that neither they nor options give, and on which timed cases differ, are missing."""
         found: dict[str, Any] = {}
         for name, shape in shapes.items():
             expected = self._shapes[name]
@@ -108,7 +108,7 @@ class CaseSizes:
         return {bool(like[flag]) for like in self.tuned}
 
     def _shapes_of(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Empty where some extent has no value."""
+        """Empty if some extent has no value."""
         names = Names(sizes, {})
         try:
             return {
@@ -162,8 +162,8 @@ class CaseSizes:
 
 
 def _require_number(name: str, value: Any, is_size: bool) -> None:
-    """ValueError, one line, for a number that is in no case. A number that a compiler leaves open
-    is none of Python's types."""
+    """Raises ValueError, one line, for a number that is in no case. A number that a compiler leaves
+    open has none of Python's types."""
     if isinstance(value, Real) and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
     if is_size and int(value) != value:

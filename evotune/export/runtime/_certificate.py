@@ -1,4 +1,4 @@
-"""Reads the package's description and holds its files to the hashes of its certificate."""
+"""Reads the package's description and compares its files with the hashes of its certificate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Contents:
     """
 
     def __init__(self, folder: Path) -> None:
-        """ImportError, one line, where the description itself cannot be read."""
+        """Raises ImportError, one line, if the description itself cannot be read."""
         self._folder = folder
         self.certificate = _read_json(folder / _CERTIFICATE)
         self.dispatch = _read_json(folder / _DISPATCH)
@@ -48,7 +48,7 @@ class Contents:
 
     def says_what_is_called(self) -> bool:
         """Whether `dispatch` has the inputs, outputs, types and constants of the export, whatever
-        else of it was changed. A certificate that has no hash of them does not tell."""
+        else in it was changed. A certificate without a hash of them does not say."""
         expected = self.certificate.get(CALL_SHA256)
         found = self.dispatch
         return expected in (None, call_sha256([found.get(name) for name in CALL_PARTS]))
@@ -62,7 +62,7 @@ class Contents:
         return ""
 
     def bytes_of(self, name: str) -> bytes:
-        """The bytes of a file; Damaged where they are others than the certificate's."""
+        """The bytes of a file. Raises Damaged if they differ from the certificate's."""
         path = self.path(name)
         try:
             content = _read_file(path)
@@ -75,8 +75,8 @@ class Contents:
         return content
 
     def path(self, name: str) -> Path:
-        """Where a file lies. Damaged for a name that leads out of the package. The file may be a
-        link to anywhere, as some installers make them: its bytes count."""
+        """The path of a file. Raises Damaged for a name that leads out of the package. The file may
+        be a link to anywhere, as some installers make them: its bytes count."""
         named = PurePosixPath(name)
         if named.is_absolute() or ".." in named.parts:
             raise Damaged(f"{name} lies outside the package")
@@ -92,7 +92,7 @@ def call_sha256(parts: list[Any]) -> str:
 
 
 def _read_file(path: Path) -> bytes:
-    """The bytes of a file. OSError for a pipe or a device, which may have no end."""
+    """The bytes of a file. Raises OSError for a pipe or a device, which may have no end."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no file")

@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """True when every case passed, and there is one."""
+    """True if every case passed, and there is one."""
 
     rows: tuple[Row, ...]
 
@@ -57,7 +57,7 @@ def first_sentence(error: Exception) -> str:
 
 def check_attention(kernels: AttentionKernels, attempt: Callable[[Call], Outputs | None]) -> Result:
     """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
-    against float64 may be twice that of SDPA and one rounding. Where the versions here are refused,
+    against float64 may be twice that of SDPA and one rounding. If the versions here are refused,
     kernels are called without `attempt`, which would not call them."""
     any_version = bool(kernels.kernels.versions.refusal())
     device = torch.device(kernels.kernels.device_type)
@@ -168,7 +168,7 @@ _TIMES_PLAIN = 2.0
 def seeded_features(
     symbols: Mapping[str, Any], heads: int, generator: torch.Generator
 ) -> tuple[Asked, torch.Tensor | None, torch.Tensor | None]:
-    """The features of a case, with slopes and sinks where it has them."""
+    """The features of a case, with slopes and sinks if it has them."""
     asked, device = asked_of(symbols), generator.device
     slopes = sinks = None
     if asked.alibi:

@@ -21,7 +21,7 @@ def serving(
     attempt: Callable[..., torch.Tensor | None], features: FeatureCalls, left: LeftCalls
 ) -> Serve:
     """For `register`. `attempt` gives the output of a call without features, or None, and counts a
-    call that it does not serve. `left` counts the calls that nothing else is asked about."""
+    call that it does not serve. `left` counts the calls for which nothing else is tried."""
 
     def serve(asking: Asking) -> torch.Tensor | None:
         call, mask, said, dropout, others = asking
@@ -54,5 +54,6 @@ def serving(
 
 def _is_a_last_row(call: Call) -> bool:
     """Whether it is a single row without a mask, which sees all keys, while torch.compile traces. A
-    causal mask would show it all keys, too, and some kernels want one. Elsewhere a note says it."""
+    causal mask would show it all keys too, and some kernels need one. Outside of tracing a note
+    says it."""
     return torch.compiler.is_compiling() and not call.is_causal and call.q.shape[2] == 1

@@ -81,8 +81,8 @@ class Dispatch:
         ]
 
     def never_checked(self, symbols: Mapping[str, Any]) -> dict[str, Any]:
-        """The sizes of the case that no check had, alone or together, though they lie within the
-        checked ranges. {} where the case lies outside of these."""
+        """The sizes of the case that no check had, alone or together, although they lie within the
+        checked ranges. {} if the case lies outside of these."""
         names = Names(symbols, self._quantities)
         for region in self._domain:
             with contextlib.suppress(NoValue):
@@ -95,7 +95,7 @@ class Dispatch:
         return [region["ranges"] for region in self._domain]
 
     def regions(self) -> list[dict[str, Any]]:
-        """The served regions, for people."""
+        """The served regions, in words."""
         return [dict(region) for region in self._served]
 
     def _around(
@@ -104,7 +104,7 @@ class Dispatch:
         return (region for region in regions if _inside(region, names))
 
     def _choice(self, region: Mapping[str, Any], symbols: Mapping[str, Any]) -> Choice | None:
-        """None where a guard refuses the case, an expression has no value there, or no machine code
+        """None if a guard refuses the case, an expression has no value there, or no machine code
         was made or checked for it."""
         number = region["kernel"]
         kernel = self._kernels[number]
@@ -124,8 +124,8 @@ class Dispatch:
     def _was_checked(
         self, kernel: int, binary: Mapping[str, Any], symbols: Mapping[str, Any]
     ) -> bool:
-        """Whether the case lies in the domain of this machine code by itself. Where a kernel has
-        several for the same regions, their domains tell `compiled`, their compiled-in values."""
+        """Whether the case lies in the domain of this machine code by itself. If a kernel has
+        several for the same regions, their domains state their compiled-in values in `compiled`."""
         own = [each for each in self._domain if each["kernel"] == kernel]
         alike = [each for each in own if each.get("compiled", binary["fixed"]) == binary["fixed"]]
         names = Names(symbols, self._quantities)
@@ -152,7 +152,7 @@ def _in_ranges(region: Mapping[str, Any], names: Names) -> bool:
 
 def _never_executed(region: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """The sizes of a pair that were not executed together, in bands, or a length that was not
-    executed by itself, where the region says which ones were."""
+    executed by itself, if the region says which ones were."""
     for pair, boxes in region.get("pairs", {}).items():
         sizes = {name: names[name] for name in pair.split()}
         if not any(
@@ -232,7 +232,7 @@ def _argument(argument: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _scalar(kind: str, value: Any) -> int | float:
-    """The value as a number of the C type; NoValue where that cannot hold it."""
+    """The value as a number of the C type. Raises NoValue if the type cannot hold it."""
     bits = _INTEGER_BITS.get(kind)
     if bits is None:
         return float(value)

@@ -90,7 +90,7 @@ class FeatureCalls:
     def attempt(
         self, call: Call, mask: torch.Tensor | None = None, dropout: float = 0.0
     ) -> Outputs | None:
-        """The outputs, or None where no kernel serves the call."""
+        """The outputs, or None if no kernel serves the call."""
         if torch.compiler.is_compiling():
             return self._traced(call, mask, dropout)
         with below_function_modes():
@@ -196,7 +196,8 @@ def _call(
     lse: bool = False,
     score_mod: str = "",
 ) -> Call:
-    """The call of the operator's arguments. ValueError for a soft cap that makes no sense."""
+    """The call of the operator's arguments. Raises ValueError for a soft cap that makes no
+    sense."""
     require_softcap(softcap)
     asked = Asked(
         bottom_right=bottom_right,

@@ -50,8 +50,8 @@ class LoadedKernels:
         self._lock = threading.Lock()
 
     def refused(self, device: torch.device, any_version: bool = False) -> Refused | None:
-        """Why no kernel may run on the device; None when kernels may. With `any_version` the
-        versions of PyTorch and of the driver are no reason."""
+        """Why no kernel may run on the device; None if kernels may. With `any_version` the versions
+        of PyTorch and of the driver do not matter."""
         if self._contents.damage:
             return Refused(DAMAGED, self._contents.damage)
         if device.type != self.device_type:
@@ -85,8 +85,8 @@ class LoadedKernels:
             return launch
 
     def current_index(self) -> int:
-        """The number of the device that PyTorch works on. RuntimeError or AssertionError where it
-        has no such device."""
+        """The number of the device that PyTorch works on. Raises RuntimeError or AssertionError if
+        it has no such device."""
         return int(self.launcher.current_index())
 
     def facts(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def index_of(device: torch.device) -> int:
 
 
 def _launcher_module(device: Mapping[str, Any]) -> str:
-    """ImportError for a backend whose name is no identifier."""
+    """Raises ImportError for a backend whose name is no identifier."""
     backend = str(device["backend"])
     if not backend.isidentifier():
         raise ImportError(f"the package's backend {backend!r} is no identifier")
@@ -159,7 +159,7 @@ class MeasuredVersions:
         return self._here
 
     def difference(self) -> str:
-        """How the versions differ, in words; "" where they count as the same."""
+        """How the versions differ, in words; "" if they count as the same."""
         return ", ".join(
             f"{name} is {self.here[name]} here and was {measured}"
             for name, counting in _COUNTING.items()
@@ -168,7 +168,7 @@ class MeasuredVersions:
         )
 
     def refusal(self) -> str:
-        """Why no kernel may run, in words; "" where kernels may."""
+        """Why no kernel may run, in words; "" if kernels may."""
         difference = "" if self.accepted else self.difference()
         return f"{difference}; {_WAY_OUT}" if difference else ""
 

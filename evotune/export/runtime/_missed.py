@@ -14,8 +14,8 @@ from typing import Any
 
 # Text of a package's files as a terminal may show it.
 def shown(text: str) -> str:
-    """The text without characters that a terminal obeys: control sequences, the direction of text.
-    Line breaks stay."""
+    """The text without characters that control a terminal: control sequences, text direction. Line
+    breaks stay."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
@@ -60,10 +60,10 @@ class Missed:
 
 
 class Misses:
-    """All misses of a package. The first of each kind is said once, as a warning."""
+    """All misses of a package. The first of each kind is reported once, as a warning."""
 
     def __init__(self, package: str, before: str) -> None:
-        """`before` names what serves the calls instead; "" where nothing does."""
+        """`before` names what serves the calls instead; "" if nothing does."""
         self._package = package
         self._before = before
         self._all: dict[Any, Missed] = {}
@@ -120,8 +120,8 @@ class Misses:
         ]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes `cases`: as YAML where the path ends with .yaml or .yml, else as a JSON list. The
-        file lists each case once, whatever the kinds of its misses."""
+        """Writes `cases`: as YAML if the path ends in .yaml or .yml, else as a JSON list. The file
+        lists each case once, whatever the kinds of its misses."""
         merged: dict[str, dict[str, Any]] = {}
         for case in self.cases():
             key = json.dumps([case[name] for name in ("shape", "variant", "dtype")])

@@ -1,4 +1,4 @@
-"""`NAME.<problem>` and `torch.ops.NAME.<problem>`, where kernels take tensors by name."""
+"""`NAME.<problem>` and `torch.ops.NAME.<problem>`, if kernels take tensors by name."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def signature(
     options: Mapping[str, str],
     optional: Collection[str] = (),
 ) -> str:
-    """The operator's schema: tensors, then options by keyword. Of those that a call may lack only
-    the last ones may be left out, None stands for others."""
+    """The operator's schema: tensors, then options by keyword. Of the optional tensors only the
+    last ones may be omitted; for others pass None."""
     words: list[str] = []
     for name in reversed(inputs):
         default = "=None" if all(word.endswith("=None") for word in words) else ""
@@ -67,7 +67,8 @@ class NamedCalls:
         options: Mapping[str, str],
         optional: Collection[str] = (),
     ) -> None:
-        """- `options`: what calls may give besides inputs, with its words in the operator's schema.
+        """- `options`: what calls may pass in addition to inputs, each with its declaration in the
+        operator's schema.
         - `optional`: the inputs that a call may lack.
         """
         problem = description["problem"]
@@ -154,9 +155,9 @@ class NamedCalls:
         return function
 
     def call(self, /, *tensors: torch.Tensor | None, **named: Any) -> Any:
-        """The output, or a dict of outputs by name where there are several. Sizes that shapes do
-        not tell, and constants, are given by name. NotServed (a ValueError, one line) where no
-        kernel serves the call and there is no fallback."""
+        """The output, or a dict of outputs by name if there are several. Pass sizes that shapes do
+        not imply, and constants, by name. Raises NotServed (a ValueError, one line) if no kernel
+        serves the call and there is no fallback."""
         inputs, options = self._given(tensors, named)
         if torch.compiler.is_compiling():
             outputs = None
@@ -189,9 +190,9 @@ class NamedCalls:
 
     def set_fallback(self, function: Callable[..., Any] | None) -> None:
         """`function(*tensors, **named)` serves the calls that no kernel serves. It gets the call's
-        arguments, and returns the output, or a dict of outputs by name. None brings back the
-        package's own one. For inputs of other types than the kernels take, torch.compile calls it
-        on tensors without values, to know the outputs' types."""
+        arguments, and returns the output, or a dict of outputs by name. None restores the package's
+        own fallback. For inputs of other types than the kernels take, torch.compile calls it on
+        tensors without values, to know the outputs' types."""
         kernels = self._kernels
         kernels.fallback = kernels.own_fallback if function is None else function
 
@@ -234,9 +235,9 @@ class NamedCalls:
     def _without_kernel(
         self, error: ValueError, tensors: Given, options: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        """The fallback's outputs, as a kernel's would be: contiguous, in memory of their own, and
-        of the kernels' types where the inputs are. A graph of torch.compile relies on all three.
-        Raises the error where there is no fallback."""
+        """The fallback's outputs, as a kernel's would be: contiguous, in their own memory, and of
+        the kernels' types if the inputs are. A graph of torch.compile relies on all three. Raises
+        the error if there is no fallback."""
         kernels = self._kernels
         if kernels.fallback is None:
             raise error
@@ -252,7 +253,7 @@ class NamedCalls:
 def _in_own_memory(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs; a copy of one that lies in the memory of an input or of another output."""
+    """The outputs. An output that lies in the memory of an input or of another output is copied."""
     taken = {_memory_of(tensor) for tensor in inputs}
     found = []
     for output in outputs:

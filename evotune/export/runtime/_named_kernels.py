@@ -73,8 +73,8 @@ class NamedKernels(ABC):
         options: Mapping[str, Any],
         any_version: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs in their order. NotServed where no kernel serves the call. With `any_version`
-        the versions here are no reason, and nothing is remembered."""
+        """The outputs in their order. Raises NotServed if no kernel serves the call. With
+        `any_version` the versions here do not matter, and nothing is remembered."""
         if any_version:
             decision = self.decide(tensors, options, any_version)
         else:
@@ -84,8 +84,8 @@ class NamedKernels(ABC):
         return self.launched(decision, tensors)
 
     def launched(self, decision: Ready, tensors: Given) -> tuple[torch.Tensor, ...]:
-        """`run` where the decision on calls like this one is at hand. NotServed for the state of
-        PyTorch, or for what no decision depends on."""
+        """`run` with the remembered decision on calls like this one. Raises NotServed because of
+        PyTorch's state, or of anything else on which no decision depends."""
         if self._momentary is not None and (words := self._momentary(self.anywhere)):
             raise self.refuse(Refused(DEVICE, words))
         here = there(tensors)
@@ -169,21 +169,20 @@ class NamedKernels(ABC):
 
     @abstractmethod
     def symbols(self, tensors: Given, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The symbols of the call's case; ValueError, one line, where it has none."""
+        """The symbols of the call's case. Raises ValueError, one line, if it has none."""
 
     @abstractmethod
     def examining(self, symbols: Mapping[str, Any], tensors: Given) -> Examine | None:
-        """A function that refuses inputs of this case for their values; None where all values are
-        right."""
+        """A function that refuses inputs of this case for their values; None if all values are
+        allowed."""
 
     @abstractmethod
     def outside(self, symbols: Mapping[str, Any], kind: str) -> Refused:
         """The miss of a case that no kernel serves."""
 
     def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        """The outputs without their values, whatever serves the call. ValueError where it has no
-        case, or other types than the kernels take: then its outputs are known to the fallback
-        alone."""
+        """The outputs without their values, whatever serves the call. Raises ValueError if it has
+        no case, or other types than the kernels take: then only the fallback knows its outputs."""
         if self.fallback is not None and not self.have_types(tensors):
             raise ValueError("the inputs have other types than the kernels take")
         return self.empty(tensors, self.shapes(self.symbols(tensors, options)))

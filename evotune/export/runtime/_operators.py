@@ -4,8 +4,8 @@
 - _served: the same for tensors that do not require grad. Graphs of torch.compile contain it.
 - _with_grad: the same for tensors that may require grad.
 - attention_with_features: defined by `_feature_calls`.
-- _attempt: the output, or None when no kernel serves the call. Native code implements it; these
-  are for native code to call: _decide (what serves a call), _launch (as Python does it), _before
+- _attempt: the output, or None if no kernel serves the call. Native code implements it; these are
+  for native code to call: _decide (what serves a call), _launch (as Python does it), _before
   (SDPA).
 
 All but the first take NaN as the usual scale. An output has the strides that the fake kernel
@@ -43,8 +43,8 @@ ANY_DEVICE = "CompositeExplicitAutograd"
 
 
 def open_namespace(name: str, operator: str, signature: str) -> tuple[Any, str]:
-    """A library in which `operator` is defined, and its namespace. The namespace is that of the
-    module; where an earlier import of the same name still has it, a number is added."""
+    """A library in which `operator` is defined, and its namespace. The namespace is the module's;
+    if an earlier import of the same name still has it, a number is added."""
     namespace = wanted = name.replace(".", "_")
     for number in range(2, _MOST_NAMESAKES):
         library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ class AttentionOperator:
         self.served: Any = operators._served.default
         self.attempt: Any = operators._attempt.default
         self.decisions: NativeDecisions | None = None
-        """Of the native launcher; None where Python launches."""
+        """The native launcher's; None if Python launches."""
         self.direct: Callable[..., Any] | None = None
         """The native launcher's function, which needs no operator (`Native.function`)."""
 
@@ -113,7 +113,7 @@ class AttentionOperator:
         library._register_fake("_served", fake)
 
     def define(self, name: str, signature: str) -> None:
-        """Defines a further operator."""
+        """Defines an additional operator."""
         self._library.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
 
     def implement_further(
@@ -124,7 +124,7 @@ class AttentionOperator:
         fake: Callable[..., Any],
         device_type: str,
     ) -> None:
-        """Makes a further operator callable, whose first three arguments autocast casts."""
+        """Makes an additional operator callable; autocast casts its first three arguments."""
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         self._library.impl(name, function, ANY_DEVICE)
         self._library.impl(name, autograd, "Autograd")
@@ -155,7 +155,7 @@ def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., tor
 
 
 def under_autocast(attention: Any, device_type: str) -> Callable[..., Any]:
-    """The operator under autocast, which casts its first three arguments. Where the mode is off for
+    """The operator under autocast, which casts its first three arguments. If the mode is off for
     the device, nothing is cast."""
 
     def cast_attention(
@@ -208,7 +208,7 @@ def fake(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The output without its values. RuntimeError for tensors that SDPA refuses."""
+    """The output without its values. Raises RuntimeError for tensors that SDPA refuses."""
     for fact in ("device", "dtype"):
         if not getattr(q, fact) == getattr(k, fact) == getattr(v, fact):
             found = ", ".join(str(getattr(tensor, fact)) for tensor in (q, k, v))
@@ -232,7 +232,7 @@ def fake(
 def laid_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """The output's memory: laid out like q where it can be."""
+    """The output's memory, laid out like q if possible."""
     same_batch = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]
     return torch.empty_like(q) if same_batch and shape == tuple(q.shape) else q.new_empty(shape)
 
@@ -242,7 +242,7 @@ def needs_grad(*tensors: torch.Tensor) -> bool:
 
 
 def memory_holds_values(*tensors: torch.Tensor) -> bool:
-    """False where PyTorch negates the values that are read, or a tensor of zeros has no memory. The
+    """False if PyTorch negates the values that are read, or a tensor of zeros has no memory. The
     dispatcher gives an operator tensors for which it is true."""
     return not any(tensor.is_neg() or tensor._is_zerotensor() for tensor in tensors)
 
@@ -261,7 +261,7 @@ def given_scale(scale: float) -> float | None:
 
 
 class NativeDecisions:
-    """What native code was told, and the calls that it has counted."""
+    """The decisions that native code has, and the calls that it has counted."""
 
     def __init__(self, kernels: AttentionKernels, native: Any) -> None:
         self._kernels = kernels
@@ -314,7 +314,7 @@ class NativeDecisions:
         self._forget(least=0)
 
     def _forget(self, least: int) -> None:
-        """Does nothing if native code was told fewer than `least` decisions. A call that has begun
+        """Does nothing if native code has fewer than `least` decisions. A call that has begun
         counts for the decision that it found, so decisions are dropped the next time."""
         with self._lock:
             if len(self._told) < least:

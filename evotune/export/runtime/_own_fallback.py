@@ -1,7 +1,7 @@
-"""The fallback that a package brings with it: the problem's own `compute`, in PyTorch.
+"""The fallback in a package: the problem's own `compute`, in PyTorch.
 
-`_problem_compute.py` has the method as the problem's file has it. A package is without it where
-the method needs more than its arguments.
+`_problem_compute.py` has the method unchanged from the problem's file. A package lacks it if the
+method needs more than its arguments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MODULE = "_problem_compute"
 
 def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] | None:
     """A function of the inputs in their order, and of options by name, that gives the outputs by
-    name. None where the package has no `compute`, or that or what the inputs are was changed. Other
-    damage does not matter."""
+    name. None if the package has no `compute`, or if `compute` or the description of the inputs was
+    changed. Other damage does not matter."""
     file = f"{_MODULE}.py"
     if not contents.has(file) or contents.fault(file) or not contents.says_what_is_called():
         return None
@@ -50,7 +50,7 @@ def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] |
 
 
 def rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values in a type. A float of 8 bits gets its largest value where PyTorch gives NaN."""
+    """The values in a type. An 8-bit float gets its largest value where PyTorch gives NaN."""
     if value.dtype == dtype:  # a fallback's call must cost little
         return value
     if dtype.is_floating_point and dtype.itemsize == 1:

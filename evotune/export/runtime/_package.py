@@ -46,8 +46,8 @@ def load(folder: Path, name: str, reloaded: Package | None = None) -> Package:
     """The package in `folder`, which is imported as the module `name`. It takes the place of the
     package `reloaded`, which the module loaded before: if that one serves PyTorch, this one does.
 
-    ImportError, one line, where its description cannot be read. A file that is not the one of the
-    certificate is said in a warning, and no kernel is used.
+    Raises ImportError, one line, if its description cannot be read. If a file differs from the
+    certificate, a warning says so, and no kernel is used.
     """
     contents = Contents(folder)
     if contents.damage:
@@ -132,9 +132,9 @@ class AttentionPackage:
         """Compares every case that was timed and is served with SDPA and float64 on this machine,
         prints a table, and returns the result, which is true when all agree.
 
-        Where PyTorch or the driver are not those of the measurements, a check that passes lets the
-        kernels serve from then on, in this process. Functions that torch.compile has compiled
-        before stay as they are.
+        If PyTorch or the driver differ from those of the measurements, a check that passes lets the
+        kernels serve from then on in this process. Functions that torch.compile has compiled before
+        do not change.
         """
         return _checked(
             self._loaded,
@@ -143,7 +143,7 @@ class AttentionPackage:
         )
 
     def _attempted(self, call: Call) -> Outputs | None:
-        """The outputs by the way that calls take, or None where no kernel serves the call."""
+        """The outputs, computed as calls are, or None if no kernel serves the call."""
         if call.asked != NONE:
             return self._feature_calls.attempt(call)
         out = self._calls.attempt(*call[:3], None, 0.0, *call[3:6])
@@ -214,9 +214,9 @@ class ProblemPackage(_NamedPackage):
         }
 
     def check(self) -> Result:
-        """Calls every timed case, won or not; compares it with the fallback where there is one,
-        otherwise with itself, bit for bit. Prints a table, and returns the result. Where versions
-        differ, a check that passes lets the kernels serve, as those of attention."""
+        """Calls every timed case, won or not; compares it with the fallback if there is one,
+        otherwise with itself, bit for bit. Prints a table, and returns the result. If versions
+        differ, a check that passes lets the kernels serve, as for attention."""
         kernels = self._own_kernels
         return _checked(self._loaded, lambda: check_problem(kernels), kernels.forget)
 
@@ -263,7 +263,7 @@ class RaggedPackage(_NamedPackage):
 
 
 def _published(function: Callable[..., Any], name: str, package: str) -> Callable[..., Any]:
-    """The function, as a name of the package: so pickle finds it where a model has it."""
+    """The function, as a name of the package, so that pickle finds it if a model refers to it."""
     function.__module__, function.__qualname__ = package, name
     return function
 

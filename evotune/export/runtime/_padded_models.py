@@ -10,8 +10,8 @@ transformers' own `sdpa` serves other calls. It has neither soft caps nor sinks,
 serves calls with these.
 
 To pack a call, q, k, v and the output are copied once. A kernel's measured time does not contain
-these copies. Where padding lies on one side of each sequence, and a kernel was measured to win on
-the case of all places too, it takes them where they are, without a copy.
+these copies. If padding lies on one side of each sequence, and a kernel was also measured to win on
+the case of all places, it reads them in place, without a copy.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _facts(call: Call) -> Any:
 
 
 def _are_aligned(call: Call) -> bool:
-    """Whether a kernel takes the tensors where they are."""
+    """Whether a kernel can read the tensors in place."""
     q, k, v = call[:3]
     return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
 
@@ -200,7 +200,7 @@ def _lie_flat(call: Call, ways: tuple[Flattening | None, ...]) -> bool:
 
 
 def _told(call: Call, mask: torch.Tensor, said: Said | None) -> Said | None:
-    """The facts that a mask tells, if packed sequences can tell the same."""
+    """The facts that a mask expresses, if packed sequences can express the same."""
     if not _fits(call, mask):
         return None
     told = said or _looked_at(mask)
@@ -224,9 +224,9 @@ def _has_packing(call: Call, said: Said) -> bool:
 
 
 def _looked_at(mask: torch.Tensor) -> Said | None:
-    """What a mask without a note says: which keys exist, where it is the same for all rows. One
-    that is added to the scores must be 0 or hide the key, which is looked at, so a CUDA graph has
-    none. Rows may be other tokens than keys, so all rows exist."""
+    """What a mask without a note says: which keys exist, if it is the same for all rows. An
+    additive mask must be 0 or hide the key. That reads the mask, so it is impossible in a CUDA
+    graph. Rows may be other tokens than keys, so all rows exist."""
     if mask.dim() != 4 or mask.shape[1] != 1 or (mask.shape[2] > 1 and mask.stride(2) != 0):
         return None
     if mask.dtype == torch.bool:
@@ -241,8 +241,8 @@ def _looked_at(mask: torch.Tensor) -> Said | None:
 
 
 def _kept_with(mask: torch.Tensor, said: Said, queries: int) -> _Kept | None:
-    """The packing and the plans that layers with the same mask share. Its note holds. None where
-    the mask is older than the graph that is captured."""
+    """The packing and the plans that layers with the same mask share. Kept in its note. None if the
+    mask is older than the graph that is captured."""
     if said.is_captured != is_capturing(mask):
         return None
     kept = getattr(mask, _KEPT, None)
@@ -277,10 +277,9 @@ def _packing_of(mask: torch.Tensor, said: Said, queries: int) -> Packing:
 class Places(NamedTuple):
     """One side of a batch, rows or keys.
 
-    - places: the place of each packed token among batch x length ones; None where they stay.
+    - places: the index of each packed token among batch x length ones; None if they stay.
     - boundaries: int32, (sequences + 1).
-    - tokens, longest: the number of packed tokens, and that of the longest sequence, which may be
-      said too large.
+    - tokens, longest: the number of packed tokens, and an upper bound of the longest sequence.
     """
 
     places: torch.Tensor | None
@@ -309,7 +308,7 @@ class Flattening(NamedTuple):
 
 
 def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: bool) -> Packing:
-    """Where the rows and the keys of a padded batch lie when they are packed.
+    """The places of the rows and keys of a padded batch after packing.
 
     `keys` (batch, length) is False for padding. With `rows_are_keys` the rows are the same tokens;
     otherwise each sequence has `queries` rows, none of them padding. With `is_exact` only tokens
@@ -330,8 +329,8 @@ def packing(keys: torch.Tensor, queries: int, rows_are_keys: bool, is_exact: boo
 
 
 def in_place(exist: torch.Tensor) -> Packing | None:
-    """All places where they are, for rows and keys that are the same tokens; None where a sequence
-    has padding between its tokens or on both sides of them. The call waits for the device."""
+    """All places unchanged, for rows and keys that are the same tokens; None if a sequence has
+    padding between its tokens or on both sides of them. The call waits for the device."""
     length = exist.shape[1]
     counts, at_start = exist.sum(1), exist[:, 0]
     none, rest = torch.zeros_like(counts), length - counts
@@ -351,8 +350,8 @@ def in_place(exist: torch.Tensor) -> Packing | None:
 
 
 def flattening(tensor: torch.Tensor) -> Flattening | None:
-    """How a tensor (batch, heads, length, head_dim) is flattened without a copy; None where its
-    memory needs one."""
+    """How a tensor (batch, heads, length, head_dim) is flattened without a copy; None if its memory
+    needs one."""
     batch, heads, length, size = tensor.shape
     of_batch, of_head, of_row, of_element = tensor.stride()
     if of_batch != length * of_row:

@@ -23,7 +23,7 @@ _SCORES_PER_TILE = 1 << 26
 
 
 def require_fit(call: Call) -> None:
-    """ValueError, one line, for tensors whose shapes, types or devices do not go together."""
+    """Raises ValueError, one line, for tensors whose shapes, types or devices do not match."""
     q, k, v = call[:3]
     given = [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -60,8 +60,9 @@ def _shapes(call: Call) -> str:
 def plain_with_features(
     call: Call, trees: Trees, mask: torch.Tensor | None = None, dropout: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, and the logarithms where the call asks for them. `trees` are the package's score
-    modifications; `mask` is one of SDPA's of four dimensions, on top of the features."""
+    """The output, and the logarithms if the call requests them. `trees` are the package's score
+    modifications; `mask` is a four-dimensional mask as SDPA takes it, in addition to the
+    features."""
     if mask is not None and mask.dim() != 4:
         raise ValueError(f"a mask must have four dimensions, got the shape {tuple(mask.shape)}")
     require_known(call.asked.score_mod, trees)
@@ -91,7 +92,7 @@ def plain_with_features(
 def visible(
     asked: Asked, causal: bool, rows: slice, q: torch.Tensor, k: torch.Tensor
 ) -> torch.Tensor | None:
-    """A mask (rows, keys) of the keys that each row sees; None where all do."""
+    """A mask (rows, keys) of the keys that each row sees; None if each row sees all."""
     left, right = asked.window_left, 0 if causal else asked.window_right
     if left < 0 and right < 0:
         return None
@@ -221,7 +222,7 @@ def changed_scores(
 
 
 def _value(tree: Any, names: Mapping[str, torch.Tensor]) -> Any:
-    """A tensor, or a number where the tree has no names."""
+    """A tensor, or a number if the tree has no names."""
     if isinstance(tree, dict):
         return names[tree["name"]]
     if not isinstance(tree, list):

@@ -30,8 +30,8 @@ def plain_varlen(
     scale: float | None = None,
 ) -> torch.Tensor:
     """q (rows, heads, head_dim), k and v (keys, kv_heads, …), boundaries (sequences + 1) of any
-    integers; the result has a row for each of q. Rows behind the last boundary are 0. ValueError,
-    one line, where the tensors or the boundaries do not fit together."""
+    integer type; the result has a row for each of q. Rows after the last boundary are 0. Raises
+    ValueError, one line, if the tensors or the boundaries do not fit together."""
     _require(q.dim() == k.dim() == v.dim() == 3, "q, k and v must have three dimensions", q, k, v)
     _require(k.shape[:2] == v.shape[:2], "k and v must have the same rows and heads", q, k, v)
     _require_heads(q, k)
@@ -69,8 +69,8 @@ def plain_paged(
     scale: float | None = None,
 ) -> torch.Tensor:
     """q (sequences, queries, heads, head_dim), k_cache and v_cache (pages, page_size, kv_heads, …),
-    cache_seqlens (sequences), page_table (sequences, most pages). ValueError, one line, where they
-    do not fit together. Slots and entries of the table beyond a length are not read."""
+    cache_seqlens (sequences), page_table (sequences, most pages). Raises ValueError, one line, if
+    they do not fit together. Slots and entries of the table beyond a length are not read."""
     four = q.dim() == k_cache.dim() == v_cache.dim() == 4
     _require(four, "q, k_cache and v_cache must have four dimensions", q, k_cache, v_cache)
     same = k_cache.shape[:3] == v_cache.shape[:3]
@@ -195,8 +195,8 @@ def _masked(
     causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Padded sequences, (sequences, rows or keys, heads, head_dim); `inside` says which keys there
-    are. Others may be NaN, of which no product would get rid."""
+    """Padded sequences, (sequences, rows or keys, heads, head_dim); `inside` says which keys exist.
+    Others may be NaN, which would survive a product with 0."""
     k, v = (torch.where(inside[:, :, None, None], each, 0.0) for each in (k, v))
     mask = inside[:, None, None, :].expand(-1, 1, q.shape[1], -1)
     if causal:

@@ -24,8 +24,8 @@ _cudnn = torch._C._get_cudnn_sdp_enabled
 
 
 def questions() -> tuple[Any, ...]:
-    """The look-ups by which native code tells whether PyTorch is in a plain state. AttributeError
-    if this PyTorch lacks one of them.
+    """The look-ups by which native code determines whether PyTorch is in a plain state. Raises
+    AttributeError if this PyTorch lacks one of them.
 
     The values are: the dictionary that holds the level of forward-mode AD, the name of the level in
     it, three functions that tell whether autocast is on at all, whether it is on for a type of

@@ -14,13 +14,13 @@ from ._problem_package import ProblemKernels
 
 _ROUNDINGS = 100
 _NARROW_ROUNDINGS = 2
-"""Of a float of 8 bits: two results may be rounded to neighbours."""
+"""For 8-bit floats: two results may be rounded to neighbouring values."""
 
 
 def check_problem(kernels: ProblemKernels) -> Result:
-    """Calls every timed case, won or not, on seeded inputs, whatever the versions here are. Where
-    there is a fallback, results may differ from its by a hundred roundings of the largest value,
-    and integers not at all; else two calls must give the same bits."""
+    """Calls every timed case, won or not, on seeded inputs, whatever the versions here are. If
+    there is a fallback, results may differ from its results by a hundred roundings of the largest
+    value, and integers not at all. Otherwise two calls must give the same bits."""
     device = torch.device(kernels.kernels.device_type)
     rows = []
     for symbols in _timed(kernels):

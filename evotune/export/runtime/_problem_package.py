@@ -1,7 +1,7 @@
 """An exported package whose kernels compute another problem than attention.
 
 PyTorch has no function for the problem that could be faster. So a kernel serves every case that it
-was checked on; other calls go to the fallback, and are an error where there is none.
+was checked on; other calls go to the fallback, and are an error if there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ProblemKernels(NamedKernels):
         self.values = ValueRanges(contents.dispatch["problem"])
         flags = self.sizes.flags.items()
         self.flag_of = {name: flag for flag, tensors in flags for name in tensors}
-        """The flag that tells the presence of each input that a call may lack."""
+        """For each input that a call may lack, the flag that implies its presence."""
 
     def promised(self, tensors: Given, options: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Extents that a compiler leaves open stay open: an exported program takes other ones."""
@@ -132,8 +132,8 @@ class ValueRanges:
 
 
 def outside(ranges: Sequence[Range], tensors: Sequence[torch.Tensor | None]) -> Refused | None:
-    """A miss where a value on a CPU is out of range. On a GPU the answer is None, and the GPU
-    asserts the ranges."""
+    """A miss if a value on a CPU is out of range. On a GPU returns None, and the GPU asserts the
+    ranges."""
     for place, name, least, most in ranges:
         tensor = tensors[place]
         assert tensor is not None

@@ -73,7 +73,7 @@ class RaggedCalls(NamedCalls):
           row that sees no key is 0.
         - scale: 1 / sqrt(head_dim) if not given.
 
-        ValueError, one line, where shapes, or on a CPU the boundaries, do not fit together.
+        Raises ValueError, one line, if shapes, or on a CPU the boundaries, do not fit together.
         """
         named = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
         return self._served(
@@ -102,7 +102,7 @@ class RaggedCalls(NamedCalls):
         - max_seqlen_k: no sequence has more keys; if not given, as many as the table has room for.
         - causal, scale: as in `attention_varlen`.
 
-        ValueError, one line, where shapes, or on a CPU lengths and pages, do not fit together.
+        Raises ValueError, one line, if shapes, or on a CPU lengths and pages, do not fit together.
         """
         named = {"max_seqlen_k": max_seqlen_k, "causal": causal, "scale": scale}
         return self._served((q, k_cache, v_cache, cache_seqlens, page_table), named)
@@ -131,7 +131,7 @@ class RaggedCalls(NamedCalls):
 
 
 def _length(name: str, value: Any) -> int:
-    """The integer. ValueError, one line, for what is none of at least 0."""
+    """The integer. Raises ValueError, one line, for anything but an integer of at least 0."""
     try:
         length = operator.index(value)
     except TypeError:

@@ -154,7 +154,7 @@ Conditions = Iterator[tuple[torch.Tensor, str]]
 
 
 def refusal_of_varlen(symbols: Mapping[str, Any], tensors: Given) -> Refused | None:
-    """A miss where the boundaries are none that the kernels take; the tensors are on a CPU."""
+    """A miss if the kernels do not take these boundaries; the tensors are on a CPU."""
     return _first(_conditions_of_varlen(symbols, there(tensors)))
 
 
@@ -164,8 +164,8 @@ def refusal_of_paged(symbols: Mapping[str, Any], tensors: Given) -> Refused | No
 
 
 def asserted(symbols: Mapping[str, Any], is_paged: bool, tensors: Given) -> Refused | None:
-    """Has the GPU assert all conditions before the kernel starts. The answer is None: one that does
-    not hold ends in a CUDA error at the next synchronisation."""
+    """Has the GPU assert all conditions before the kernel starts. Returns None; a condition that
+    does not hold causes a CUDA error at the next synchronisation."""
     conditions = _conditions_of_paged if is_paged else _conditions_of_varlen
     for holds, words in conditions(symbols, there(tensors)):
         torch._assert_async(holds, words)
@@ -182,7 +182,7 @@ def _first(conditions: Conditions) -> Refused | None:
 def _conditions_of_varlen(
     symbols: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> Conditions:
-    """Scalars that must be true, with what is wrong where they are not."""
+    """Scalars that must be true, each with what is wrong if it is not."""
     for side, ends in zip("qk", tensors[3:5], strict=True):
         tokens, longest = symbols[f"tokens_{side}"], symbols[f"longest_{side}"]
         name = f"cu_seqlens_{side}"

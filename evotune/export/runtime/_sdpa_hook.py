@@ -1,11 +1,11 @@
 """Serves `torch.nn.functional.scaled_dot_product_attention` itself while a package is active.
 
-The function in `torch.nn.functional` is replaced by one that asks the active packages first. The
-other way, to override PyTorch's operators below SDPA in the dispatcher, was not taken:
+A replacement of the function in `torch.nn.functional` asks the active packages first. The
+alternative, to override PyTorch's operators below SDPA in the dispatcher, has drawbacks:
 
 - The fused operators return a logsumexp that the kernels do not compute. In a graph that
   torch.compile made for training, the operator runs without grad mode on tensors that do not
-  require grad, and the backward pass reads that logsumexp: an override could not tell.
+  require grad, and the backward pass reads that logsumexp: an override could not detect that.
 - An override of `aten::scaled_dot_product_attention` has no way back to PyTorch's own
   implementation in native code, and the way through Python costs more than the function here.
 
@@ -56,7 +56,7 @@ class Hook:
 
     def take_over(self, other: Hook) -> None:
         """Switches the other one off, and this one on if the other one was. Open blocks of the
-        other one go on."""
+        other one continue."""
         with _shared().lock:
             if other._on:
                 other.deactivate()
@@ -85,8 +85,8 @@ class Hook:
 
 
 class _Layer:
-    """A replacement of the function that was found in the module, and the servers that it asks: the
-    one that was activated last first."""
+    """A replacement of the function in the module, and the servers that it asks, the last activated
+    one first."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -97,8 +97,8 @@ class _Layer:
 class _Shared:
     """Kept in `torch.nn.functional`, where all packages find it.
 
-    - layers: by the identity of their originals. There are several where somebody else replaced the
-      function too. They are kept, since TorchScript knows replacements by their identity.
+    - layers: by the identity of their originals. There are several if other code replaced the
+      function too. They are kept, because TorchScript knows replacements by their identity.
     """
 
     def __init__(self) -> None:
@@ -127,8 +127,8 @@ def _added(server: Server, layer: Any) -> Any:
 
 
 def _remove(server: Server, layer: Any) -> None:
-    """Restores the original when no server is left. Where somebody else has replaced the function
-    since, the replacement stays below theirs and passes calls on."""
+    """Restores the original when no server is left. If other code has replaced the function since,
+    the replacement stays below theirs and passes calls on."""
     layer.servers = tuple(other for other in layer.servers if other != server)
     if not layer.servers and getattr(functional, _NAME) is layer.replacement:
         setattr(functional, _NAME, layer.original)

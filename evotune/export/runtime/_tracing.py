@@ -36,7 +36,7 @@ def is_exporting() -> bool:
 
 @decided_while_tracing
 def is_transformed() -> bool:
-    """Whether a transform of torch.func runs, which its tensors do not tell."""
+    """Whether a transform of torch.func runs, which its tensors do not reveal."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -64,7 +64,7 @@ def _look_at_tensor(context: Any) -> None:
 
 
 def _forget_looks() -> None:
-    """Called where another compiler traces. A trace that was given up may have left an answer."""
+    """Called when another compiler traces. An abandoned trace may have left a result."""
     _looks.clear()
 
 

@@ -1,10 +1,10 @@
 """Registers the package with transformers, which need not be installed otherwise.
 
-A model hands its attention a mask of all scores, also where the mask only says "causal", a sliding
+A model passes its attention a mask of all scores, even if the mask only says "causal", a sliding
 window, or which tokens are padding. So the function that makes masks here notes on the mask what it
 says (`Said`), and attention reads the note. A model that changes a mask makes another tensor,
-without the note, and gets SDPA with that mask. So does one that writes into the mask: PyTorch
-counts writes, but for those in inference mode and through `mask.data`. `_dense_models.py` and
+without the note, and gets SDPA with that mask. So does a model that writes into the mask: PyTorch
+counts writes, except those in inference mode and through `mask.data`. `_dense_models.py` and
 `_padded_models.py` decide which calls kernels serve.
 
 torch.compile traces the note like any attribute. A graph cannot ask for the count of writes. So a
@@ -41,7 +41,7 @@ class Said(NamedTuple):
       False: a row sees all keys but padding.
     - window_left: the keys that a row of a causal sliding window sees before its own; -1 without a
       window.
-    - padding: (batch, keys), False for keys that are padding; None where none is.
+    - padding: (batch, keys), False for keys that are padding; None if there is no padding.
     - is_captured: the mask was made while a CUDA graph was captured, so its values were not read.
     - rows_are_keys: the rows are the last keys' tokens, so `padding` holds for rows too.
     """
@@ -54,8 +54,8 @@ class Said(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """A call of a model. `call.is_causal` counts where there is no mask; `others` are the model's
-    further arguments by name."""
+    """A call of a model. `call.is_causal` counts if there is no mask; `others` are the model's
+    other arguments by name."""
 
     call: Call
     mask: torch.Tensor | None
@@ -73,7 +73,7 @@ def register(name: str, serve: Serve, left: LeftCalls) -> None:
     neither soft caps nor sinks, so `serve` must serve all calls that have some. `serve` counts the
     calls that it leaves, and `left` those that it does not see.
 
-    ImportError where transformers is missing or too old.
+    Raises ImportError if transformers is missing or too old.
     """
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
     from transformers.integrations.sdpa_attention import (  # type: ignore[import-not-found]
@@ -124,11 +124,10 @@ def register(name: str, serve: Serve, left: LeftCalls) -> None:
         return found
 
     def mask(*sizes: Any, **named: Any) -> torch.Tensor | None:
-        """The mask for SDPA; None where `is_causal`, or no mask at all, says the same.
+        """The mask for SDPA; None if `is_causal`, or no mask at all, is equivalent.
 
-        transformers makes a mask of all ones while a graph is captured or compiled, since it
-        cannot look into a padding mask then. Where there is no padding mask, nothing need be
-        looked at.
+        transformers makes a mask of all ones while a graph is captured or compiled, because it
+        cannot read a padding mask then. Without a padding mask, nothing has to be read.
         """
         if not sizes and _says_nothing(named):
             return None
@@ -144,8 +143,9 @@ def register(name: str, serve: Serve, left: LeftCalls) -> None:
 
 
 def _said(arguments: Mapping[str, Any]) -> Said | None:
-    """All that the mask of these arguments says; None where it may say more than `Said` can. The
-    mask may have to be looked into for padding, as transformers does too. A compiler cannot."""
+    """Everything that the mask of these arguments says; None if it may say more than `Said` can.
+    The mask may have to be read to find padding, as transformers does too. A compiler cannot do
+    that."""
     traced = is_exporting() or torch._C._get_tracing_state() is not None
     padding = arguments.get("attention_mask")
     if traced or not _notes_are_kept() or arguments.get("use_vmap", False):
@@ -192,9 +192,10 @@ def _are_open(sizes: Sequence[int], local: int | None) -> bool:
 
 
 def _of_all_rows(arguments: Mapping[str, Any], is_captured: bool) -> Said | None:
-    """The note on a mask that is the same for all rows: which keys exist. transformers asks for one
-    in cross-attention, too, whose rows are other tokens than the keys, and nothing here tells
-    which. So only in models that are known to have none the rows are keys."""
+    """The note on a mask that is the same for all rows: which keys exist. transformers also makes
+    such a mask for cross-attention, whose rows are other tokens than the keys, and nothing here
+    distinguishes the two. So rows count as keys only in models that are known to have no
+    cross-attention."""
     own = getattr(arguments.get("mask_function"), "__name__", "") == _BIDIRECTIONAL
     sizes = [arguments.get(f"{side}_offset", 0) for side in ("q", "kv")]
     if not own or arguments.get("local_size") is not None or sizes != [0, 0]:
@@ -223,7 +224,7 @@ def _noted(mask: torch.Tensor) -> Said | None:
 
 
 def _writes_into(mask: torch.Tensor) -> int:
-    """PyTorch's count of writes into the mask; -1 in inference mode, where there is none."""
+    """PyTorch's count of writes into the mask; -1 in inference mode, which has none."""
     return -1 if mask.is_inference() else mask._version
 
 
@@ -239,8 +240,8 @@ def is_capturing(tensor: torch.Tensor) -> bool:
 
 
 def _says_nothing(arguments: dict[str, Any]) -> bool:
-    """Whether the mask is a plain causal one, or one that hides nothing. An exported program would
-    keep the answer for other lengths, so it is False there."""
+    """Whether the mask is a plain causal one, or hides nothing. An exported program would reuse the
+    answer for other lengths, so it is False there."""
     if arguments.get("attention_mask") is not None or arguments.get("local_size") is not None:
         return False
     if is_exporting() or torch._C._get_tracing_state() is not None:
@@ -253,9 +254,9 @@ def _says_nothing(arguments: dict[str, Any]) -> bool:
 def _is_plain_causal(sizes: Mapping[str, Any]) -> bool:
     """Whether a causal mask of these sizes is SDPA's own one, or hides nothing.
 
-    A single row sees all keys where the last one is its own. That is asked only where a compiler
-    traces: elsewhere a note on the mask says it, and also that the mask is causal, which some
-    kernels want. Where a cache has places for later tokens, a tensor tells how many it holds.
+    A single row sees all keys if the last one is its own. This is needed only while a compiler
+    traces: otherwise a note on the mask says it, and also that the mask is causal, which some
+    kernels need. If a cache has places for later tokens, a tensor says how many it holds.
     """
     rows, keys = sizes["q_length"], sizes["kv_length"]
     first_row, first_key = sizes.get("q_offset", 0), sizes.get("kv_offset", 0)

@@ -327,9 +327,9 @@ class _Lines:
     def _name(self, name: str, macro: str) -> None:
         """Defines a tunable's name as the macro of its parameter.
 
-        Where the source defines the name too, a static_assert after it compares the two values: a
-        source that sets its own value would not be tuned at all. Where the script has macros of its
-        own, only these and a template's arguments have the tunables' names.
+        If the source defines the name too, a static_assert after it compares the two values,
+        because a source that sets its own value would not be tuned at all. If the script defines
+        its own macros, only these and a template's arguments have the tunables' names.
         """
         is_used = self._plain or re.search(rf"\b{name}\b", self._used) is not None
         lines = self.before if is_used else self.after
@@ -353,8 +353,8 @@ class _Lines:
     def add_launch(
         self, launching: Launching, grid: Sequence[ast.expr], sizes: Sizes, error: ScriptError
     ) -> None:
-        """Defines the block's and the grid's sizes where the source uses their names, which are
-        macros in Kernel Tuner."""
+        """Defines the block's and the grid's sizes if the source uses their names, which are macros
+        in Kernel Tuner."""
         if not self._plain:
             return
         words = self._source.words
@@ -432,8 +432,8 @@ _MOST_THREADS = 1024
 def parameter_names(
     tunables: Mapping[str, object], words: frozenset[str], error: ScriptError
 ) -> dict[str, str]:
-    """The parameter's name for each tunable: the tunable's in capitals. It gets a _ more where the
-    source uses that name for something else, or a macro has it."""
+    """The parameter's name for each tunable: the tunable's in capitals. It gets an additional _ if
+    the source uses that name for something else, or a macro has it."""
     made: dict[str, str] = {}
     for name in tunables:
         if not NAME.fullmatch(name) or keyword.iskeyword(name):
@@ -539,8 +539,8 @@ class Launching:
             raise self._error.at(message) from reason
 
     def thread_limit(self, tunables: Mapping[str, Sequence[TunableValue]]) -> list[str]:
-        """A constraint on the block's threads where a block may have more than 1,024. Kernel Tuner
-        needs no such restriction: it skips blocks that are too large for the device by itself."""
+        """A constraint on the block's threads, if a block may have more than 1,024. Kernel Tuner
+        needs no such restriction, because it skips blocks that are too large for the device."""
         most = 1
         tuned = []
         for name, default in self.defaults.items():

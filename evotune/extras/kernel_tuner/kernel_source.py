@@ -100,8 +100,8 @@ class KernelSource:
         )
 
     def definition(self, call: TuneCall) -> Definition | None:
-        """The definition that the call means: with as many parameters, of the call's types where
-        several have. None when none is found."""
+        """The definition that the call refers to: the one with as many parameters, and of the
+        call's types if several match. None if none is found."""
         found = [each for each in self._definitions() if self._fits(each, call)]
         kinds = [
             call.arrays[each.array].dtype if isinstance(each, Pointer) else each.dtype
@@ -144,8 +144,8 @@ class KernelSource:
 
     @property
     def needs_forwarding(self) -> bool:
-        """Whether a kernel of its own must call the script's: C linkage is for no template, nor for
-        several functions of one name."""
+        """Whether a separate kernel must call the script's, because neither a template nor
+        overloaded functions can have C linkage."""
         bare = _bare(self.text)
         is_beside = re.search(_TEMPLATE + r"[^;{}()]*\b__global__", bare) is not None
         return bool(self.template) or is_beside or len(self._definitions()) > 1
@@ -219,7 +219,7 @@ def _files(
 def _with_includes(
     root: Path, main: str, written: Mapping[str, bytes], searched: Sequence[Path]
 ) -> dict[str, bytes]:
-    """The file and what it includes, from its folder or from those of -I options."""
+    """The file and the files that it includes, from its folder or from those of -I options."""
     known = dict(written)
     while True:
         files = read_sources(root, main, known)
@@ -244,9 +244,9 @@ def wrapper(
 ) -> str:
     """A source that includes the script's file between `lines` and `checks`.
 
-    It gives the file's kernels C linkage, as Kernel Tuner does, and nothing else: templates cannot
-    have it. So the file's headers in angle brackets come first. With `forwarding`, the text of a
-    kernel, the file's kernels become functions, one of which it calls.
+    Like Kernel Tuner, it gives C linkage to the file's kernels only, because templates cannot have
+    it. So the file's headers in angle brackets come first. With `forwarding`, the text of a kernel,
+    the file's kernels become functions, and that kernel calls one of them.
     """
     head = f"// Fits {source.main}, which is as Kernel Tuner had it, to space.yaml.\n"
     include = f'#include "{source.main}"\n'
@@ -337,8 +337,8 @@ def find_tensors(
     signature: Sequence[Parameter] | None,
     stated: Sequence[str],
 ) -> Tensors:
-    """`stated`: the names of the outputs, if the user gives them. An EvotuneError, one line, for an
-    array that a problem cannot have."""
+    """`stated`: the names of the outputs, if the user gives them. Raises EvotuneError, one line,
+    for an array that a problem cannot have."""
     pointed = {
         place: argument.array
         for place, argument in enumerate(call.arguments)
@@ -363,8 +363,8 @@ def find_tensors(
 def _names(
     call: TuneCall, pointed: Mapping[int, int], signature: Sequence[Parameter] | None
 ) -> list[str]:
-    """The script's name of each array; else the kernel's, or its symbol in constant memory. Where
-    two have the same name, one of them gets a _ more."""
+    """The script's name of each array, or else the kernel's name for it, or its symbol in constant
+    memory. If two have the same name, one of them gets an additional _."""
     theirs = {array: signature[n].name for n, array in pointed.items()} if signature else {}
     theirs |= {array: symbol for symbol, array in call.constant_memory.items()}
     names: list[str] = []
@@ -429,9 +429,9 @@ def tensor_text(array: Array, kind: str, shape: str, dtype: str, *, is_output: b
 
 # The problem's sizes, and the shapes of its arrays over them.
 #
-# The script's numbers are all that is known, so sizes are found by their values. A size that the
-# kernel is told by an argument may vary where every array's shape follows from it; all others keep
-# their values.
+# Only the script's numbers are known, so sizes are recognized by their values. A size that the
+# kernel gets as an argument may vary if every array's shape follows from it; all others keep their
+# values.
 AXES = "xyz"
 _MOST_STEPS = 16  # n + 16 and 16 * n are shapes of n
 
@@ -441,7 +441,7 @@ class Sizes:
     """The problem's sizes.
 
     - values: each size's value, by its name
-    - told: the size's name by the place of the argument that tells it
+    - told: the size's name by the index of the argument that passes it
     - extents: the problem's dimensions: a size's name, a number, or an expression over tunables
     - shapes: the shape of each array as Python expressions over the sizes
     - free: the sizes that may vary
@@ -481,7 +481,7 @@ def find_sizes(
     numbers = [size for size in call.problem_size if isinstance(size, int)]
 
     def told(value: int) -> int | None:
-        """The argument that tells this value, where only one does."""
+        """The argument that has this value, if there is exactly one."""
         places = [place for place, known in scalars.items() if known == value]
         return places[0] if often[value] == 1 and numbers.count(value) <= 1 else None
 
@@ -530,7 +530,7 @@ def _find_shapes(call: TuneCall, sizes: Sizes) -> None:
 def _explained(
     extent: int, values: Mapping[str, int], may_vary: set[str]
 ) -> tuple[str, Sequence[str]]:
-    """The extent over the sizes, and their names; as a number where none or several fit."""
+    """The extent over the sizes, and their names; a number if no size or several match."""
     fits: list[tuple[str, tuple[str, ...]]] = [
         (name, (name,)) for name, value in values.items() if value == extent
     ]

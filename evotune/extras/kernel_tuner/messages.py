@@ -73,11 +73,11 @@ class TuneCall(msgspec.Struct, frozen=True, tag=True):
     - line: where the script makes it
     - files: the files of the source, the kernel's first; else `variants` has the source as text
     - lang: "" if the script names none
-    - problem_size, grid_div: a list of sizes, and of divisors for each axis, None where the script
+    - problem_size, grid_div: a list of sizes, and of divisors for each axis, None if the script
       gives none
     - answered: places of arguments for which `answer` has a value
     - computed: a torch expression over the arrays' places ("a0 + a1") by the place of an argument
-    - defines: macros; None where each tunable is one
+    - defines: macros; None if each tunable is one
     - left_out: the names of arguments of tune_kernel that evotune ignores
     """
 
@@ -103,8 +103,8 @@ class TuneCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotRecorded(msgspec.Struct, frozen=True, tag=True):
-    """No call was recorded, or one that a space cannot have. `line` 0: of no line. `environment`:
-    something is missing on this machine."""
+    """No call was recorded, or one that a space cannot express. `line` 0: no particular line.
+    `environment`: something is missing on this machine."""
 
     message: str
     line: int = 0

@@ -66,7 +66,7 @@ def main() -> None:
         request = channel.receive()
         if request is not None:
             channel.send(_recorded(request))
-            channel.receive()  # the parent kills this process, as the script's threads may go on
+            channel.receive()  # the parent kills this process, since the script's threads may go on
 
 
 def _recorded(request: RunScript) -> Recorded:
@@ -89,7 +89,7 @@ def _recorded(request: RunScript) -> Recorded:
 
 
 class _Recording:
-    """Takes the first call of `tune_kernel`, or the first for the kernel that is asked for."""
+    """Takes the first call of `tune_kernel`, or the first one for the requested kernel."""
 
     def __init__(self, request: RunScript) -> None:
         self.overlay = Overlay(Path(request.scratch))
@@ -261,7 +261,7 @@ class _Arrays:
             yield Array(name, value.shape, value.dtype.name, all_zero, low, high, is_sorted)
 
     def _name(self, value: object) -> str:
-        """The variable that has the array, where the call is made or above."""
+        """The variable that holds the array, in the calling scope or an enclosing one."""
         frame: FrameType | None = self._frame
         while frame is not None and "__file__" in frame.f_globals:
             for name, found in frame.f_locals.items():
@@ -444,12 +444,12 @@ def _options(found: object) -> tuple[str, ...]:
 
 # Finds how a script's `answer` follows from the kernel's arguments, by their values.
 #
-# Simple expressions over the arrays and the scalars are tried in turn. One that gives the answer's
-# values on the script's own data is the reference, whatever way the script took.
+# Simple expressions over the arrays and the scalars are tried one after the other. One that gives
+# the answer's values on the script's own data is the reference, however the script computed them.
 _Array: TypeAlias = np.ndarray[Any, Any]
 
 _MOST_ELEMENTS = 4096
-_FEWEST_VALUES = 8  # different ones: less tells too little
+_FEWEST_VALUES = 8  # different ones: fewer are not conclusive
 _ROWS = 4
 _UNARY: dict[str, Any] = {
     "{}": lambda x: x,
@@ -484,7 +484,7 @@ _WITH_CONSTANT: dict[str, Any] = {
 def torch_expression(
     expected: _Array, inputs: Mapping[str, _Array], constants: Mapping[str, float]
 ) -> str:
-    """The answer as a torch expression over the inputs' names; "" where none is found."""
+    """The answer as a torch expression over the inputs' names; "" if none is found."""
     if expected.dtype.kind != "f" or not np.isfinite(expected).all():
         return ""
     named = {name: array for name, array in inputs.items() if array.dtype.kind in "fiu"}
@@ -550,8 +550,8 @@ def _products(
 
 # The source of a kernel that a function of the tunables writes, as text with their names in it.
 #
-# The function gets values that leave a mark where they are written. The text between the marks must
-# be the same for all values of a tunable; a tunable that changes it gets a text for each value.
+# The function gets values that leave a mark in the text. The text between the marks must be the
+# same for all values of a tunable; a tunable that changes it gets a text for each value.
 _MOST_TEXTS = 512
 _MOST_CHARACTERS = 4 << 20
 _DRAWN = 20
@@ -588,7 +588,7 @@ def variants_of(function: Callable[..., Any], tunables: Tunables) -> tuple[Varia
         return found
 
     def pattern(values: Combination, free: list[str]) -> str:
-        """The text with the expressions of the free tunables; "" where they change more."""
+        """The text with the expressions of the free tunables; "" if they change more than these."""
         try:
             found = text(values, {name: values[name] for name in free})
         except (TypeError, ValueError, AttributeError, NotWritten):

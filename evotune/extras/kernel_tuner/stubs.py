@@ -1,8 +1,8 @@
 """Modules that take the place of kernel_tuner, cupy, pycuda and others while a script is recorded.
 
-`tune_kernel` hands its arguments over and ends the script. CuPy's functions are NumPy's. Everything
-that only a GPU or Kernel Tuner itself could answer is a `Missing`: it may be made, called, and
-passed on, and raises `NeedsGpu` where its value is needed.
+`tune_kernel` records its arguments and ends the script. CuPy's functions are NumPy's. Everything
+that only a GPU or Kernel Tuner itself could answer is a `Missing` object: the script may create it,
+call it and pass it on, and it raises `NeedsGpu` when its value is needed.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Opaque(ModuleType):
-    """A module of which every class is `Ignored` and everything else a `Missing`."""
+    """A module in which every class is `Ignored` and everything else is a `Missing`."""
 
     def __init__(self, name: str, known: Mapping[str, object]) -> None:
         super().__init__(name)
@@ -233,8 +233,9 @@ class _NumpyLike(ModuleType):
 
 
 class Overlay:
-    """From `begin` on, what the script writes goes to a folder of its own, from which it reads it
-    again: it may have been computed from an invented result. `Written` for any other change."""
+    """From `begin` on, files that the script writes go to a separate folder, from which it also
+    reads them back, because they may come from an invented result. Raises `Written` for any other
+    change."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = os.path.realpath(scratch)

@@ -63,7 +63,7 @@ def whole_number(node: ast.expr) -> ast.expr:
 
 
 class _Translated(ast.NodeTransformer):
-    """Gives the names and functions of a script those of a space."""
+    """Translates the names and functions of a script to those of a space."""
 
     def __init__(self, names: NamesOf) -> None:
         self._names = names
@@ -99,8 +99,8 @@ def _makes_fractions(node: ast.AST) -> bool:
 
 
 def as_condition(node: ast.expr) -> ast.expr:
-    """Adds `!= 0` to each number that stands as a condition: Python allows that, a space does
-    not."""
+    """Adds `!= 0` to each number that is used as a condition, because Python allows that and a
+    space does not."""
     match node:
         case ast.BoolOp():
             return ast.BoolOp(node.op, [as_condition(part) for part in node.values])
@@ -157,7 +157,7 @@ def in_a_comment(name: str) -> str:
 
 @dataclass(frozen=True)
 class SpaceText:
-    """The content of space.yaml. Arguments, grid, block and constraints are given as YAML text."""
+    """The content of space.yaml. Arguments, grid, block and constraints are YAML text."""
 
     name: str
     script: str
@@ -214,7 +214,7 @@ class SpaceText:
 
 
 def quoted(text: str) -> str:
-    """The text as a YAML scalar, in quotes where YAML might read another value than a text."""
+    """The text as a YAML scalar, quoted if YAML might otherwise not read it as text."""
     plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
     return text if plain or text.isdigit() else json.dumps(text)
 
@@ -228,7 +228,7 @@ def _mapping(items: Mapping[str, object]) -> str:
 
 
 def _domain(values: Sequence[Value]) -> str:
-    """The values as `pow2` or `range` where these give them in the same order; else as a list."""
+    """The values as `pow2` or `range` if these give them in the same order; else as a list."""
     numbers = [value for value in values if type(value) is int]
     if len(numbers) == len(values) >= 3:
         first, second, last = numbers[0], numbers[1], numbers[-1]
@@ -247,14 +247,14 @@ def _value(value: Value) -> str:
     return json.dumps(value) if isinstance(value, str) and value.lower() in _WORDS else str(value)
 
 
-UNWRITTEN = 'raise NotImplementedError("say here what the kernel computes")'
+UNWRITTEN = 'raise NotImplementedError("write here what the kernel computes")'
 
 
 @dataclass(frozen=True)
 class ProblemText:
     """The content of problem.py. Tensors and answers are given as Python text.
 
-    - sorted_inputs: the inputs whose integers rise: (shape, type, first, last) as Python text
+    - sorted_inputs: the inputs with ascending integers: (shape, type, first, last) as Python text
     """
 
     script: str
@@ -284,7 +284,7 @@ class ProblemText:
         if self.fixed:
             fixed = shape_text([json.dumps(name) for name in self.fixed])
             lines += [
-                "    # The kernel is not told these, so no others are tried.",
+                "    # The kernel does not get these as arguments, so no others are tried.",
                 f"    fixed = {fixed}",
             ]
         for method, described in (("inputs", self.inputs), ("outputs", self.outputs)):
@@ -325,7 +325,7 @@ def _returned(items: Mapping[str, str]) -> list[str]:
 
 
 def unwritten_line(text: str) -> int:
-    """The line of `compute` that the user must still write; 0 when `compute` is complete."""
+    """The line of `compute` that the user must still write; 0 if `compute` is complete."""
     for number, line in enumerate(text.splitlines(), start=1):
         if UNWRITTEN in line:
             return number

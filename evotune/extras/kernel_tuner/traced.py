@@ -1,10 +1,10 @@
-"""What a script's functions of the tunables compute, as expressions.
-
-A function is called with values that write down what is done with them. Each decision that it
-takes on one of them (`if`, `and`, `or`, `not`, `max`) starts a path of its own. It is called for
-all combinations of the tunables that it reads, so that every path is seen, or for many random ones
-where there are too many. Each path's expression must be that of all its combinations; else the
-function cannot be written, and a table of its results takes its place where it is small.
+"""What a script's functions of the tunables compute, as expressions. A function is called with
+values that record each operation on them. Each decision on such a value (`if`, `and`, `or`, `not`,
+`max`) starts a separate path. The function is called for all combinations of the tunables that it
+reads, so every path is seen, or for many random combinations if there are too many. The expression
+of a path must agree with the results of all its combinations. If it does not, the function cannot
+be written as an expression, and a table of its results replaces it, provided that the table is
+small.
 
 A script's restrictions become conditions: texts, functions, and objects of python-constraint.
 """
@@ -214,7 +214,7 @@ class FunctionOfTunables:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `results` has all combinations."""
+        """Whether `results` covers all combinations."""
         return self.count <= MOST_COMBINATIONS
 
     def _combinations(self) -> Iterator[dict[str, TunableValue]]:
@@ -315,7 +315,7 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 class Constraint:
-    """The base of the objects that stand in for those of python-constraint."""
+    """The base of the objects that replace those of python-constraint."""
 
     def __init__(self, limit: Any = None, *_: object, **__: object) -> None:
         self.limit = limit
@@ -408,7 +408,7 @@ def _is_pair(found: object) -> bool:
 
 
 def of_function(function: Callable[..., Any], tunables: Tunables) -> list[str]:
-    """The conditions that a function sets; none where it allows all."""
+    """The conditions that a function sets; none if it allows everything."""
     known = FunctionOfTunables(function, tunables)
     allowed = [key for key, found in known.results.items() if found]
     if len(allowed) == len(known.results):

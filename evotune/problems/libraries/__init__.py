@@ -48,7 +48,7 @@ def asked(baseline: str) -> tuple[str, ...]:
 
 
 def version(name: str) -> str:
-    """The version of the library's package; "" where it is not installed."""
+    """The version of the library's package; "" if it is not installed."""
     try:
         return importlib.metadata.version(LIBRARIES[name].package)
     except importlib.metadata.PackageNotFoundError:

@@ -32,11 +32,12 @@ class Caller(Protocol):
     def prepared(
         self, name: str, library: ModuleType, case: Case, inputs: Tensors
     ) -> Callable[[], Tensors]:
-        """The call to time; UnusableBaseline for a case that the library does not compute."""
+        """The call to time. Raises UnusableBaseline for a case that the library does not
+        compute."""
 
 
 def calls(case: Case, inputs: Tensors, name: str) -> dict[str, Callable[[], Tensors]]:
-    """The library's call by its name. Where there is none, calling it raises UnusableBaseline."""
+    """The library's call by its name. If there is none, calling it raises UnusableBaseline."""
     return {name: _call(case, inputs, name)}
 
 
@@ -87,27 +88,28 @@ def _imported(name: str) -> ModuleType:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU; UnusableBaseline for another device."""
+    """The compute capability of a GPU. Raises UnusableBaseline for another device."""
     if device.type != "cuda":
         raise UnusableBaseline("it needs a CUDA GPU")
     return torch.cuda.get_device_capability(device)
 
 
 def demand_half(case: Case) -> None:
-    """UnusableBaseline unless the case is in half precision."""
+    """Raises UnusableBaseline unless the case is in half precision."""
     if case.symbols["dtype"] not in _HALF:
         raise UnusableBaseline(f"it has no {case.symbols['dtype']}")
 
 
 def demand_arch(device: torch.device, majors: range) -> None:
-    """UnusableBaseline unless the GPU is of an architecture with one of these major numbers."""
+    """Raises UnusableBaseline unless the GPU is of an architecture with one of these major
+    numbers."""
     major, minor = capability(device)
     if major not in majors:
         raise UnusableBaseline(f"it does not run on sm_{major}{minor}")
 
 
 def demand_sizes(case: Case, step: int, most: int) -> None:
-    """UnusableBaseline unless both head sizes are multiples of `step` and at most `most`."""
+    """Raises UnusableBaseline unless both head sizes are multiples of `step` and at most `most`."""
     for name in ("head_dim", "value_dim"):
         size = int(case.symbols.get(name, case.symbols["head_dim"]))
         if size % step or size > most:

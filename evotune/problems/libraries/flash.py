@@ -22,7 +22,7 @@ from evotune.problems.problem import Case, Tensors
 _ARCHITECTURES = {"fa2": range(8, 13), "fa3": range(8, 10), "fa4": range(8, 13)}
 _MOST_HEAD = 256
 _PAGES_OF_FA2 = 256
-"""FlashAttention 2 takes pages of multiples of so many keys."""
+"""FlashAttention 2 takes pages whose number of keys is a multiple of this."""
 
 
 def prepared(name: str, library: ModuleType, case: Case, inputs: Tensors) -> Callable[[], Tensors]:
@@ -58,15 +58,15 @@ def _dense(
 
 
 def _feature_options(name: str, features: Features, case: Case, inputs: Tensors) -> dict[str, Any]:
-    """The further arguments of `flash_attn_func`."""
+    """The additional arguments of `flash_attn_func`."""
     same_lengths = case.symbols["seq_len_q"] == case.symbols["seq_len_k"]
     aligned = case.symbols["causal"] or features.has_window or features.alibi
     if aligned and not same_lengths and not features.bottom_right:
         raise UnusableBaseline("it aligns masks to the bottom right")
     if features.score_mod:
-        raise UnusableBaseline("it does not take a score modification of a space")
+        raise UnusableBaseline("it does not take a space's score modification")
     if name == "fa2" and case.symbols["head_dim"] != case.symbols["value_dim"]:
-        raise UnusableBaseline("it needs values of the size of the keys")
+        raise UnusableBaseline("it needs values of the keys' size")
     found: dict[str, Any] = {}
     if features.has_window:
         none = None if name == "fa4" else -1

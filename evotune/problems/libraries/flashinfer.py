@@ -120,7 +120,7 @@ def _paged(
     sizes = (s["heads"], s["kv_heads"], s["head_dim"], size)
     cache, q = (inputs["k_pages"], inputs["v_pages"]), inputs["q"].flatten(0, 1)
     if s["queries"] == 1:
-        # One query sees all keys, causal or not. Tensor cores pay where several heads share keys.
+        # One query sees all keys, causal or not. Tensor cores pay off if several heads share keys.
         grouped = s["heads"] // s["kv_heads"] >= 4
         decode = library.BatchDecodeWithPagedKVCacheWrapper(
             workspace, "NHD", use_tensor_cores=grouped

@@ -89,7 +89,7 @@ def _attention(library: ModuleType, case: Case) -> Callable[..., Any]:
 
 
 def _visible(case: Case) -> _Mod | None:
-    """Which keys a row sees; None where it sees all."""
+    """Which keys a row sees; None if it sees all."""
     features, s = Features.of(case), case.symbols
     left, right = features.window_left, 0 if s["causal"] else features.window_right
     shift = _shift(case)

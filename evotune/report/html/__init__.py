@@ -148,7 +148,7 @@ def run_payload(data: RunData, explained: Explained | None = None) -> dict[str, 
     its winner, if there is one."""
     evidence = weigh(data)
     board = rank(data, evidence)
-    if data.sample is not None:  # further trials are a sample and have no rank
+    if data.sample is not None:  # the other trials are a sample and have no rank
         board = dataclasses.replace(board, rows=board.rows[: data.sample.leaders])
     summary = summarize(data, board)
     leader = board.rows[0] if board.rows else None
@@ -501,8 +501,8 @@ def _device_state(data: RunData) -> dict[str, Json]:
 
 # The worth of the champion's values: against the default, and parameter by parameter.
 def against_default(data: RunData, leader: Row | None) -> Json:
-    """The parameters in which the leader differs from the space's starting point, and how both
-    did in the search; None when there is no leader or no known starting point."""
+    """The parameters in which the leader differs from the space's starting point, and how both did
+    in the search; None if there is no leader or no known starting point."""
     default = data.facts.default
     if leader is None or default is None:
         return None

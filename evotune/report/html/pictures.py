@@ -2,8 +2,8 @@
 
 A picture is data: shapes with numbers, the names of style classes, and texts. `figure_html` writes
 it as markup with every text escaped; `picture_json` is for a page whose script makes the elements
-(`pictures.js`). Each picture is drawn for two widths, and the page shows the one that has room:
-text that is scaled down cannot be read on a phone.
+(`pictures.js`). Each picture is drawn in two widths, and the page shows the one that fits, because
+scaled-down text is unreadable on a phone.
 """
 
 from __future__ import annotations

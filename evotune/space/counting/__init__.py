@@ -139,7 +139,7 @@ class Members:
         """Whether it is certain that no combination is valid."""
 
     def sample(self, rng: random.Random) -> list[int]:
-        """One member, uniformly where counting is exact."""
+        """One member, uniformly if counting is exact."""
         return self._joined([diagram.sample(rng) for diagram in self._diagrams])
 
     def nearest(self, wanted: Sequence[int], rng: random.Random) -> list[int]:
@@ -161,8 +161,8 @@ class Members:
     def enumerate(self) -> Iterator[list[int]]:
         """Every member once, in lexicographic order of the indices.
 
-        If the walk takes too many steps from one member to the next, it ends. Then the members
-        behind it that counting found follow, in another order.
+        If the walk takes too many steps from one member to the next, it ends. Then the remaining
+        members that counting found follow, in another order.
         """
         if not self.count:
             return
@@ -380,8 +380,8 @@ class Budget:
 
 
 class Thinning:
-    """Limits each layer: one that would take more rows than allowed, or more than its share of the
-    steps, keeps a random part of its states."""
+    """Limits each layer. If a layer would take more rows than allowed, or more than its share of
+    the steps, it keeps a random sample of its states."""
 
     def __init__(
         self, max_layer_rows: int, max_steps: int, layers: int, seed: int, deadline: Deadline

@@ -36,12 +36,12 @@ _LISTED = 6
 
 @dataclass(frozen=True, slots=True)
 class ConstraintReport:
-    """How much one constraint removes. A count is None where there was no time for it.
+    """How much one constraint removes. A count is None if there was no time for it.
 
     - `removes_alone`: the points that it removes from the space without any constraint.
-    - `removes_last`: the points that it removes after all other constraints have removed theirs.
+    - `removes_last`: the points that only this constraint removes.
     - `without_value`: the points of `removes_alone` at which it has no value.
-    - `exact`: False when the counts are estimates.
+    - `exact`: False if the counts are estimates.
     """
 
     text: str
@@ -72,7 +72,7 @@ class _Counter:
         return Members(self.variables, nodes, self.interner, QUICK, deadline)
 
     def has_value(self, nodes: Iterable[Node]) -> list[Node]:
-        """Conditions that hold exactly where these nodes have a value."""
+        """Conditions that hold exactly if these nodes have a value."""
         return [self.interner.operation("==", (node, node)) for node in nodes]
 
     def why_no_value(self, nodes: Sequence[Node]) -> str:
@@ -143,7 +143,7 @@ def blame_empty(
     deadline: Deadline,
 ) -> SpaceError:
     """The error for an empty space. It names a smallest set of constraints that empties the space,
-    as far as there is time to find one."""
+    if there is time to find one."""
     counter = _Counter(variables, genes, interner)
 
     def empties(suspects: Sequence[BoundConstraint], own: Deadline) -> bool | None:
@@ -205,7 +205,7 @@ def _smallest(
     empties: Callable[[Sequence[_Suspect], Deadline], bool | None],
     deadline: Deadline,
 ) -> tuple[list[_Suspect], bool]:
-    """The suspects of which none can be left out, and whether there was time to try each."""
+    """The suspects without those that can be left out, and whether there was time to try each."""
     guilty, in_time = list(suspects), True
     for number, suspect in enumerate(suspects):
         others = _without(guilty, suspect)

@@ -22,7 +22,7 @@ from evotune.space.language.columns import (
 from evotune.space.language.nodes import Interner, Name, Node, Operation, post_order
 from evotune.trial import Value
 
-# Limits on the work of counting: in steps where a search depends on it, in seconds elsewhere.
+# Limits on the work of counting: in steps if a search depends on it, otherwise in seconds.
 #
 # A search must not depend on how fast or how busy a machine is. So counted steps limit the work for
 # a search's questions. Seconds limit only the work for a text that is shown to a user.
@@ -103,7 +103,7 @@ class Patience:
 
 
 class OutOfSteps(Exception):
-    """A walk found no further configuration in the steps that it may take."""
+    """A walk found no more configurations in the steps that it may take."""
 
 
 # Reduces a set of constraints to what it still needs once some parameters are known.
@@ -112,7 +112,7 @@ class OutOfSteps(Exception):
 # the constraint refers to the slots. Two partial configurations with equal slots have the
 # same valid completions, however they differ in their parameters.
 _BOUNDS = 8  # numbers read or written for an operation's bounds
-_SORTING = 25  # and to tell states apart by a slot
+_SORTING = 25  # and to distinguish states by a slot
 ASSOCIATIVE = frozenset({"and", "or", "min", "max"})
 
 
@@ -271,7 +271,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """`count` partial configurations, told apart by their slots."""
+    """`count` partial configurations, distinguished by their slots."""
 
     count: int
     slots: dict[str, Column]

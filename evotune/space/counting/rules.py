@@ -83,8 +83,8 @@ class Rules:
         return frozenset(name for name in self.names if name not in inactive)
 
     def canonical(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """The values in canonical form. An inactive parameter gets its inactive value; one that is
-        missing, or active with a value outside its domain, gets its default."""
+        """The values in canonical form. An inactive parameter gets its inactive value. A missing
+        parameter, or an active one with a value outside its domain, gets its default."""
         result: dict[str, Value] = {}
         for gene in self.genes:
             given = values.get(gene.name)
@@ -249,8 +249,8 @@ MAX_FIXES = 512
 
 
 def neighbours(rules: Rules, values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
-    """Valid canonical values that differ in one active parameter. Others change only where a
-    condition starts or stops to hold. Nearest first, then in the order of the parameters."""
+    """Valid canonical values that differ in one active parameter. Others change only if a condition
+    starts or stops holding. Nearest first, then in the order of the parameters."""
     values = dict(values)
     active = rules.active(values)
     moves = sorted(

@@ -55,7 +55,7 @@ class Expression:
         return self.position.error(message, offset)
 
     def evaluate(self, scope: Mapping[str, Value]) -> Value:
-        """The expression's value, with names as in `scope`. SpaceError if it has none."""
+        """The expression's value, with names as in `scope`. Raises SpaceError if it has none."""
         self._require_names(scope)
         try:
             return self.closure(dict(scope))
@@ -153,7 +153,8 @@ def parse_node(text: str, position: Position) -> Node:
 
 
 def _refuse_constants_without_value(node: Node, text: str, position: Position) -> None:
-    """SpaceError where an operation on numbers alone has no value, whatever the configuration."""
+    """Raises SpaceError if an operation on numbers alone has no value, whatever the
+    configuration."""
     values: dict[Node, Value | None] = {}  # None: not known here
     for part in post_order(node, values):
         values[part] = part.value if isinstance(part, Literal) else None

@@ -42,7 +42,7 @@ _POWERS_OF_TWO = np.array([1 << exponent for exponent in range(63)], dtype=np.in
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value a row; rows where `failed` have none. `failed` is None when no row failed.
+    """One value a row; rows where `failed` have none. `failed` is None if no row failed.
 
     `values` are bool, int64, float64, fixed-width text, or objects where types are mixed.
     """
@@ -55,7 +55,7 @@ class Column:
 
 
 class _NeedsRows(Exception):
-    """Raised where numpy may not give Python's result: the rows are evaluated one by one."""
+    """Raised if numpy may not give Python's result: then the rows are evaluated one by one."""
 
 
 def column_of(values: Sequence[Value]) -> Column:
@@ -86,7 +86,7 @@ def codes(columns: Sequence[Column], rows: int) -> tuple[Array, int]:
     combined, count = np.zeros(rows, dtype=np.int64), 1
     for column in columns:
         part, distinct = _codes_of(column.values)
-        if column.failed is not None:  # rows without a value are all alike
+        if column.failed is not None:  # rows without a value are all equal
             part, distinct = np.where(column.failed, distinct, part), distinct + 1
         combined, count = combined * distinct + part, count * distinct
         if count > 4 * rows:
@@ -212,7 +212,7 @@ def _truth(values: Array) -> Array:
 
 
 def _connective(operands: list[Column], stop: bool) -> Column:
-    """`and` or `or`: each row goes on to the next operand until one decides it, or fails."""
+    """`and` or `or`: each row evaluates the next operand until one decides it or fails."""
     decided: Array = np.zeros(1, dtype=bool)
     failed: Array = np.zeros(1, dtype=bool)
     for operand in operands:
@@ -442,7 +442,7 @@ def _outwards(low: Array, high: Array) -> Bounds:
 
 
 def _hull(candidates: Sequence[Array]) -> Bounds:
-    """Bounds of all candidates; unbounded where one of them is NaN (0 x inf)."""
+    """Bounds of all candidates; unbounded if one of them is NaN (0 x inf)."""
     low = functools.reduce(np.minimum, candidates)
     high = functools.reduce(np.maximum, candidates)
     unknown = np.isnan(low) | np.isnan(high)

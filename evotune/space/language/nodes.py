@@ -191,8 +191,8 @@ class KindChecker:
         raise self.position.error(f"expected {word}, but {what} is an identifier", offset)
 
     def _require_possible(self, node: Operation) -> None:
-        """SpaceError for a comparison with a word that a name never has. `SWIZZLE == xro`, where
-        xro is no value of SWIZZLE, is a misspelling."""
+        """Raises SpaceError for a comparison with a word that a name never has. `SWIZZLE == xro`,
+        where xro is no value of SWIZZLE, is a misspelling."""
         for subject, other in (node.operands, node.operands[::-1]):
             if not isinstance(subject, Name) or not isinstance(other, Literal):
                 continue
@@ -226,8 +226,8 @@ def truth(value: Value) -> bool:
 
 
 def _on_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Any]:
-    """The function with checks. Integers need no further calls: nearly all operands are integers,
-    and a search evaluates millions of them."""
+    """The function with checks. Integers need no more calls, because nearly all operands are
+    integers and a search evaluates millions of them."""
 
     def apply(a: Any, b: Any) -> Any:
         if type(a) is int and type(b) is int:
@@ -345,7 +345,7 @@ def _compiled(node: Node) -> Evaluate:
 
 
 class _Compiler:
-    """Makes closures that call each other, as deep as the tree is. Of a tree with more than
+    """Makes closures that call each other, as deep as the tree is. For a tree with more than
     `_STAGE_LEVELS` levels, the lower levels are evaluated first, in stages. The stages' values, and
     those of subtrees that only this tree uses often, go into a copy of the environment."""
 
@@ -382,8 +382,8 @@ class _Compiler:
 
 
 def _with_literal(node: Operation, operands: list[Evaluate]) -> Evaluate | None:
-    """A closure for two operands of which one is a literal, and the other often a name. It holds
-    the literal and reads the name itself, which saves calls. None for other operands."""
+    """A closure for two operands, one of them a literal and the other often a name. It holds the
+    literal and reads the name itself, which saves calls. None for other operands."""
     if len(operands) != 2:
         return None
     function = STRICT[node.operator]
@@ -499,7 +499,7 @@ class Interner:
         return self._intern(("name", name), Name(name), frozenset((name,)))
 
     def operation(self, operator: str, operands: Iterable[Node]) -> Node:
-        """The operation on interned operands, folded as far as literals allow."""
+        """The operation on interned operands, with literals evaluated."""
         nodes = tuple(operands)
         if operator in ("and", "or"):
             nodes = _needed(nodes, stop=operator == "or")

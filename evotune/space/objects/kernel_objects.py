@@ -36,7 +36,7 @@ class Described(ABC):
 
 
 def plain(value: object, path: DataPath, place: Callable[[DataPath], str]) -> Data:
-    """The value as YAML would give it; SpaceError for a value that no file can hold.
+    """The value as YAML would give it. Raises SpaceError for a value that no file can hold.
 
     `path` leads to the value from the top of the space, and `place` names it in messages.
     """
@@ -147,7 +147,7 @@ class Launch(Described):
 
     - `shared_bytes`: the dynamic shared memory of a block.
     - `entry`: another function of the same source.
-    - `when`: a condition; the launch is left out where it does not hold.
+    - `when`: a condition; the launch runs only if it holds.
 
     Triton decides `block` and `shared_bytes` itself.
 
@@ -190,7 +190,7 @@ class Kernel(Described):
     - `workspace`: scratch buffers by name.
     - `constant_memory`: CUDA: `__constant__` variable -> the input tensor that it is a copy of.
     - `options`: compiler options; `-O{LEVEL}` holds a parameter's value.
-    - `deterministic`: False where two launches may differ in bits.
+    - `deterministic`: False if two launches may differ in bits.
     - `alternative`: the name of a space for devices that this kernel does not support.
     """
 
@@ -288,7 +288,7 @@ class Domain(Described):
     - `form`: the key of the space file: range, pow2, choices, bool or values.
     - `given`: that key's value.
     - `when`: the condition under which the parameter matters.
-    - `otherwise`: its value where `when` does not hold; its first value if None.
+    - `otherwise`: its value if `when` does not hold; its first value if None.
     - `default`: its value in the configuration that the search starts from.
     """
 

@@ -64,12 +64,12 @@ class Space:
     - `kernel`, or `kernels` if there are several: `CudaKernel`, `CppKernel`, `TritonKernel`.
     - `root`: the folder that holds the kernels' and the problem's files: the current directory
       unless it is given, not the folder of the calling script.
-    - `problem`: the name of a problem that ships with evotune, `path/to/problem.py:ClassName`, or
-      a class derived from `evotune.Problem`. The class may be one of a script or a notebook: its
-      source, and the source of all that it uses there, is written into a file of its own.
+    - `problem`: the name of a problem that ships with evotune, `path/to/problem.py:ClassName`, or a
+      class derived from `evotune.Problem`. The class may be defined in a script or a notebook: its
+      source, and the source of everything that it uses there, is written into a separate file.
     - `dtype`: float16, bfloat16 or float32, as text or torch's own.
     - `shapes`: the sizes to tune for, all at once. `variants`: further symbols; each shape is tuned
-      in each variant. `held_out`: shapes that judge the champion alone.
+      in each variant. `held_out`: shapes on which only the champion is judged.
     - `parameters`: name -> a list of values, `ints`, `powers_of_two`, `choices`, `booleans`.
     - `let`: name -> expression, for use in all other expressions.
     - `constraints`: conditions on configurations, as text or as `Constraint`; `after_compile`: the
@@ -77,7 +77,7 @@ class Space:
     - `baseline`: `torch:NAME`, or `torch:best` for the fastest one; of attention also
       `sdpa:best`, an optional library such as `fa4`, or `library:best`.
     - `objective`: "geomean_speedup", or ["speedup", "error"] for a Pareto front.
-    - `deterministic`: False where two launches of any kernel may differ in bits.
+    - `deterministic`: False if two launches of any kernel may differ in bits.
     - `default`: the configuration that the search starts from. `try_first`: the next ones.
     - `search`: strategy, population, elites, seed, lookahead.
     - `budget`: trials, minutes, compiles, speedup. `stop`: no_improvement, in trials.
@@ -134,7 +134,7 @@ class Space:
 
     @functools.cached_property
     def document(self) -> SpaceDocument:
-        """The space as evotune works with it, checked as far as it can be without a device."""
+        """The space as evotune uses it, after all checks that need no device."""
         root = self._root
         self._check_source_texts()
         text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": root.as_posix()})
@@ -145,7 +145,7 @@ class Space:
     def to_yaml(self) -> str:
         """The same space as a space file, to be saved in the folder that is its `root`.
 
-        Kernels given as text and a problem given as a class are named in it, not held:
+        It names kernels passed as text and a problem passed as a class, and does not contain them:
         `written_files` has them.
         """
         return yaml_text(self._data)
@@ -167,7 +167,7 @@ class Space:
         problem = given.pop("problem", {})
         given |= {"problem": problem["name"], **problem} if problem else {}
         given.pop("name")
-        if document.recorded is not None:  # it may lie beside the file, deeper than the root
+        if document.recorded is not None:  # it may lie next to the file, deeper than the root
             file = os.path.relpath(document.recorded.file, document.root)
             given["recorded"] = {**given["recorded"], "file": file}
         kernels = given.pop("kernels", {})
@@ -186,7 +186,7 @@ class Space:
 
     @functools.cached_property
     def written_files(self) -> Mapping[str, bytes]:
-        """Path under the root -> content, of kernels given as text and of a problem's class."""
+        """Path under the root -> content, of kernels passed as text and of a problem's class."""
         files = {
             str(self._kernel_data[name]["source"]): kernel.source_text.encode()
             for name, kernel in self._named_kernels.items()
@@ -232,7 +232,8 @@ class Space:
 
     @functools.cached_property
     def _named_kernels(self) -> dict[str, Kernel]:
-        """The kernels by name. SpaceError for a value of another type, or a name used twice."""
+        """The kernels by name. Raises SpaceError for a value of another type, or a name used
+        twice."""
         given: Sequence[object] = [] if self.kernel is None else [self.kernel]
         places = ["Space.kernel"]
         if self.kernels is not None:
@@ -257,7 +258,7 @@ class Space:
         return named
 
     def _check_source_texts(self) -> None:
-        """SpaceError for a source that is no text, as bytes are."""
+        """Raises SpaceError for a source that is no text, as bytes are."""
         for name, kernel in self._named_kernels.items():
             found: object = kernel.source_text
             if found is not None and not isinstance(found, str):
@@ -355,8 +356,9 @@ class Gatherer:
         if isinstance(value, ModuleType):
             if not _is_installed(value.__name__):
                 raise Unusable(
-                    f"{user} uses the module {value.__name__}, which is not installed: only beside "
-                    "the script is it found. Import its functions and classes by name instead"
+                    f"{user} uses the module {value.__name__}, which is not installed: it is "
+                    "found only next to the script. Import its functions and classes by name "
+                    "instead"
                 )
             self._imports.append(_import_of(name, value.__name__))
             return
@@ -374,7 +376,7 @@ class Gatherer:
         if text is None:
             raise Unusable(
                 f"{user} uses the global {name}, {describe(value)}: only modules, functions, "
-                "classes and constants can be handed to evotune's processes"
+                "classes and constants can be passed to evotune's processes"
             )
         self._constants.append(f"{name} = {text}")
 
@@ -384,7 +386,7 @@ class Gatherer:
         if piece is None:
             raise Unusable(
                 f"the source of {value.__qualname__} cannot be read: it is in no file and in "
-                'no cell of a notebook. Put it into a file, and say problem="problem.py:'
+                'no cell of a notebook. Put it into a file, and pass problem="problem.py:'
                 f'{self._kind.__name__}"'
             )
         if name != value.__name__:
@@ -411,7 +413,7 @@ class Gatherer:
 
 
 def constant_text(value: object) -> str | None:
-    """Python text that gives an equal value; None when the value is no plain constant."""
+    """Python text that gives an equal value; None if the value is no plain constant."""
     try:
         return _constant(value)
     except TypeError:
@@ -447,7 +449,7 @@ def _import_of(name: str, module: str) -> str:
 
 
 def _importable_from(value: object) -> tuple[str, str] | None:
-    """(module, name) to import the value by, with the shortest module path; None when no installed
+    """(module, name) to import the value by, with the shortest module path; None if no installed
     module defines it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     name = name or getattr(value, "__name__", None)
@@ -555,8 +557,8 @@ _ANY_NAME = "problem.py"
 def module_of_class(kind: type, position: Position) -> tuple[str, str]:
     """(file name, text) of a module that defines the class.
 
-    SpaceError at `position` for a class whose source cannot be read, and for a global that is
-    neither a module, a function, a class nor a constant.
+    Raises SpaceError at `position` for a class whose source cannot be read, and for a global that
+    is neither a module, a function, a class nor a constant.
     """
     try:
         gatherer = Gatherer(kind)

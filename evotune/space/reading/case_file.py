@@ -41,7 +41,7 @@ class CaseEntry:
 
     - `symbols`: of a shape and a variant together; the problem knows which is which.
     - `shape`, `variant`: the same apart, in an entry of a miss log.
-    - `dtype`: None where the entry names none. `count`: the weight of the case.
+    - `dtype`: None if the entry names none. `count`: the weight of the case.
     - `problem`: None where the entry names none. `call`: facts of a recorded call.
     - `position`: the entry's place; `places`: that of each symbol.
     """
@@ -161,7 +161,7 @@ def _entry(source: YamlSource, number: int, item: object) -> CaseEntry:
         if name not in _LOGGED:
             expected = ", ".join(_LOGGED)
             raise source.position((*path, name)).error(
-                f"unknown key '{name}' beside a shape; expected {expected}"
+                f"unknown key '{name}' next to a shape; expected {expected}"
             )
     apart = {}
     all_places: dict[str, Position] = {}

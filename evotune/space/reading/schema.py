@@ -159,9 +159,9 @@ class ProblemModel(SpaceModel):
     shapes: Annotated[list[Symbols], Field(min_length=1, max_length=1000)]
     """Shapes, each a size for each name that the problem has; tuned for all of them at once."""
     variants: Annotated[list[Symbols], Field(min_length=1, max_length=100)] = [{}]
-    """Further symbols, such as `{causal: true}`; every shape is tuned in each of them."""
+    """More symbols, such as `{causal: true}`; every shape is tuned in each of them."""
     held_out: Annotated[list[Symbols], Field(max_length=1000)] = []
-    """Shapes that judge the champion and never steer the search."""
+    """Shapes on which the champion is judged; the search never sees them."""
 
 
 class ArgumentModel(SpaceModel):
@@ -198,7 +198,7 @@ class FurtherArgumentsModel(SpaceModel):
     what = "further arguments"
 
     when: ExpressionField
-    """A condition on the case: the function takes these arguments where it holds."""
+    """A condition on the case: the function takes these arguments if it holds."""
     names: Annotated[list[Identifier], Field(min_length=1)]
     """Tensors, workspaces or symbols."""
 
@@ -221,11 +221,11 @@ class LaunchModel(SpaceModel):
     block: Grid | None = None
     """CUDA: threads of a block in x, y and z. A Triton kernel has NUM_WARPS instead."""
     shared_bytes: ExpressionField | None = None
-    """CUDA: dynamic shared memory of a block, 0 if not given. Triton's compiler knows its own."""
+    """CUDA: dynamic shared memory of a block, defaults to 0. Triton's compiler computes its own."""
     entry: Identifier | None = None
     """The function to launch, if it is another one of the same source."""
     when: ExpressionField | None = None
-    """A condition: the launch is left out where it does not hold."""
+    """A condition: the launch runs only if it holds."""
 
 
 Argument = Annotated[
@@ -263,7 +263,7 @@ class KernelModel(SpaceModel):
     arguments: list[Argument] = []
     """The function's arguments in order: tensors, workspaces, symbols, or `{value, type}`."""
     further_arguments: FurtherArgumentsModel | None = None
-    """Arguments that follow in some cases, `{when, names}`: those of another binary."""
+    """Additional arguments in some cases, `{when, names}`: those of a separate binary."""
     workspace: dict[Identifier, WorkspaceModel] = {}
     """Buffers of scratch memory by name."""
     constant_memory: dict[Identifier, Identifier] = {}
@@ -294,9 +294,9 @@ class ParameterModel(SpaceModel):
     bool: Literal[True] | None = None
     """true: the values false and true."""
     when: ExpressionField | None = None
-    """A condition: the parameter matters where it holds."""
+    """A condition: the parameter matters only if it holds."""
     otherwise: ParameterValue | None = None
-    """Its value where `when` does not hold; the first one if not given."""
+    """Its value if `when` does not hold; defaults to the first one."""
     default: ParameterValue | None = None
     """Its value in the configuration that the search starts from."""
 
@@ -340,7 +340,7 @@ ConstraintField = Annotated[
 
 def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
-        raise PydanticCustomError("space", "an objective is listed twice; list each once")
+        raise PydanticCustomError("space", "an objective is listed twice; list each one once")
     return names
 
 
@@ -357,8 +357,8 @@ class SearchModel(SpaceModel):
     what = "search"
 
     strategy: Text | None = None
-    """evolution, local, random, exhaustive or nsga2. If not given: evolution, or nsga2 where there
-    are several objectives (the others look at the speedup alone)."""
+    """evolution, local, random, exhaustive or nsga2. Defaults to evolution, or to nsga2 for several
+    objectives (the others look at the speedup alone)."""
     population: Annotated[int, Field(ge=2, le=100_000)] = 32
     """Trials of a generation."""
     elites: Annotated[int, Field(ge=1, le=100_000)] = 8
@@ -366,7 +366,7 @@ class SearchModel(SpaceModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides every random choice."""
     lookahead: Annotated[int, Field(ge=0, le=10_000)] = 16
-    """Proposals that are made ahead of the outcomes; fixed in a run."""
+    """How many proposals are made ahead of the outcomes; fixed for a run."""
 
 
 class BudgetModel(SpaceModel):
@@ -400,7 +400,7 @@ class TimeoutsModel(SpaceModel):
     compile_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     """For one run of the compiler."""
     trial_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    """For a trial on the device, its references left out."""
+    """For a trial on the device, without its references."""
 
 
 class RecordedModel(SpaceModel):
@@ -432,7 +432,7 @@ class SpaceModelFile(SpaceModel):
     description: str = ""
     """One line for readers."""
     root: Text | None = None
-    """The folder of the sources; else the nearest folder above that holds kernels/."""
+    """The folder of the sources; defaults to the nearest folder above that contains kernels/."""
     recorded: RecordedModel | None = None
     """Instead of problem, kernels and parameters: a space that was measured before."""
     problem: ProblemModel | None = None
@@ -466,7 +466,8 @@ class SpaceModelFile(SpaceModel):
     default: dict[ParameterName, ParameterValue] = {}
     """The configuration that the search starts from, whole or in part."""
     try_first: list[dict[ParameterName, ParameterValue]] = []
-    """Configurations to propose right after `default`; values left out are as there, or near it."""
+    """Configurations to propose right after `default`; omitted values are the default's, or near
+    it."""
     search: SearchModel = SearchModel()
     """The strategy and its settings."""
     budget: BudgetModel = BudgetModel()
@@ -496,6 +497,6 @@ class SpaceModelFile(SpaceModel):
 
 
 def schema_text() -> str:
-    """The JSON schema of a space file, as committed beside this module."""
+    """The JSON schema of a space file, as committed next to this module."""
     schema = SpaceModelFile.model_json_schema()
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

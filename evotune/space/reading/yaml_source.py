@@ -105,13 +105,13 @@ class YamlSource:
 
 
 def read_yaml(path: Path) -> YamlSource:
-    """Reads one YAML file. SpaceError when it cannot be read, whatever the cause."""
+    """Reads one YAML file. Raises SpaceError if it cannot be read, whatever the cause."""
     return parse_yaml(read_text(path, MAX_BYTES, "the space file"), str(path))
 
 
 def read_text(path: Path, most_bytes: int, what: str) -> str:
-    """The text of a file that a user names; `what` it is, in words. SpaceError when it cannot be
-    read."""
+    """The text of a file that a user names; `what` it is, in words. Raises SpaceError if it cannot
+    be read."""
     file = str(path)
     try:
         raw = read_regular(path, most_bytes + 1)
@@ -272,13 +272,14 @@ def _scalar(event: yaml.ScalarEvent, tag: str | None, position: Position) -> Sca
 
 
 def check_text(text: str, position: Position) -> None:
-    """SpaceError for a control character other than a line end or a tab."""
+    """Raises SpaceError for a control character other than a line end or a tab."""
     if _CONTROL.search(text):
         raise position.error("control characters are not allowed")
 
 
 def check_number(number: float, position: Position, text: str = "") -> None:
-    """SpaceError for a number that no expression can use. `text` is its spelling in the file."""
+    """Raises SpaceError for a number that no expression can use. `text` is its spelling in the
+    file."""
     if isinstance(number, int):
         if abs(number) >= 10**MAX_INTEGER_DIGITS:
             raise position.error(f"an integer has at most {MAX_INTEGER_DIGITS} digits")
