@@ -174,8 +174,8 @@ class Elsewhere(Backwards):
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (Guessing, "Guessing asked for .* which it asked for before"),
-        (Elsewhere, "Elsewhere asked for .* which is not a valid configuration"),
+        (Guessing, "Guessing returned .* which it has returned before"),
+        (Elsewhere, "Elsewhere returned .* which is not a valid configuration"),
         (lambda space, settings: random.Random(0), "lacks ask and tell"),
         (3, "expected a name, a class with ask and tell"),
         ("telepathy", "unknown search strategy 'telepathy'"),

@@ -68,7 +68,7 @@ def test_code_from_elsewhere_is_not_measured_before_somebody_agreed(explain: Exp
 def test_what_is_missing_is_measured_and_kept(explain: Explain, run: RunFolder) -> None:
     result = explain("--format", "json")
     assert result.exit_code == 0, result.stderr
-    assert "measuring 2 changes of trial 0 in turn with it, about" in result.stderr
+    assert "measuring 2 changes of trial 0 in alternation with it, about" in result.stderr
     found = json.loads(result.stdout)
     effects = {(e["parameter"], e["from"]): e for e in found["effects"]}
     assert effects["UNUSED", 2]["basis"] == "paired"

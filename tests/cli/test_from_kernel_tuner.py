@@ -275,7 +275,7 @@ def test_without_an_answer_one_method_is_to_be_written(invoke: Invoke, tmp_path:
     assert f"still to be written: compute, at scale/problem.py:{line}" in made.stderr
     checked = invoke("check", "scale/space.yaml", "--device", "h200", "--no-compile")
     assert checked.exit_code == 2
-    assert f"problem.py:{line}: NotImplementedError: say here what" in checked.stderr
+    assert f"problem.py:{line}: NotImplementedError: write here what" in checked.stderr
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_help_imports_no_heavy_package() -> None:
         ("keyboard", 130, "interrupted"),
         ("disguised", 130, "interrupted"),
         ("escape", 2, "error: bad [2J name"),
-        ("import", 3, "error: not installed: torch; `evotune doctor` tells how to get it"),
+        ("import", 3, "error: not installed: torch; `evotune doctor` shows how to get it"),
         ("full", 3, "error: store.sqlite: No space left on device"),
         ("bug", 70, "error: internal error, please report it: ZeroDivisionError: division by"),
         ("own-import", 70, "error: internal error, please report it: ImportError: cannot"),

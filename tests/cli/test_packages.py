@@ -65,7 +65,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     assert re.search(rf"^  {name}: pip install '{name}\b.*'$", done.stdout, re.MULTILINE)
     done = _run(tmp_path, {REQUIRED[name]}, "report", recorded, "--format", "html", "-o", "out")
     if done.returncode:  # not every command needs every package
-        line = f"error: not installed: {name}; `evotune doctor` tells how to get it\n"
+        line = f"error: not installed: {name}; `evotune doctor` shows how to get it\n"
         assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
     else:
         assert name not in ("click", "msgspec")

@@ -555,7 +555,7 @@ def test_a_measurement_for_which_no_time_is_left_is_named(tmp_path: Path) -> Non
     gathering.evidence(side, demanded=False)
     own, other = missing
     assert own == "machine code and counters of this trial: asked for"
-    assert "no time was left; this goes on: evotune explain " in other
+    assert "no time was left; this continues: evotune explain " in other
 
 
 def test_ceilings_that_were_measured_for_one_trial_hold_for_all_of_the_run(tmp_path: Path) -> None:

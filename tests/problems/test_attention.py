@@ -312,7 +312,7 @@ def test_edge_cases_keep_what_is_compiled_in() -> None:
         (
             {"batch": 1, "heads": 1, "seq_len": 4, "seq_len_q": 5, "seq_len_k": 5, "head_dim": 8},
             {},
-            "leave it out",
+            "omit it if",
         ),
         ({"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8}, {"causal": 1}, "got causal: 1"),
         ({"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8}, {"mask": True}, "got mask: True"),

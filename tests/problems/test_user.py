@@ -761,7 +761,7 @@ class Typed(UserProblem):
         (
             'Tensor((rows,), "int32")',
             "(rows,)",
-            "picks of inputs is int32 without values: say range",
+            "picks of inputs is int32 without values: state range",
         ),
         (
             'Tensor((rows,), "uint8", range(1 << 50))',  # no walk through all of them

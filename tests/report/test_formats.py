@@ -165,7 +165,7 @@ def test_markdown_tells_the_result_the_ties_and_the_failures(mixed: RunData) -> 
 def test_beside_the_baselines_stands_what_their_times_do_not_tell(
     mixed: RunData, tmp_path: Path
 ) -> None:
-    note = "Do not divide them by times of the leaderboard"
+    note = "Do not divide their times by times of the leaderboard"
     _, _, below = text_of("md", mixed).partition("## Baselines")
     assert note in below.partition("| case |")[0]
     nothing = RunData.load(make_run(tmp_path, [], name="none", meta={"baselines": None}))

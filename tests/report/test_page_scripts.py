@@ -140,7 +140,7 @@ def test_beside_the_baselines_stands_what_their_times_do_not_tell(tmp_path: Path
     given = {name: run[name] for name in ("baselines", "baselines_note")}
     heading, note, table = called(("sections.js",), _BASELINES, given)
     assert "timed alone" in heading
-    assert "Do not divide them by times of the leaderboard" in note
+    assert "Do not divide their times by times of the leaderboard" in note
     assert "sdpa:math 2500 yes" in table
     assert called(("sections.js",), _BASELINES, {**given, "baselines": []}) == []
 

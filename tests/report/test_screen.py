@@ -68,7 +68,7 @@ run 20300102-ab12: finished (trial budget spent)
 speedup: geometric mean over 2 cases of baseline time / candidate time, with its 95% interval;
   confirmed rows, which were measured again in fresh processes, come first
 baseline: sdpa:flash 1000 µs for (1,8,512,64) full; sdpa:flash 1000 µs for (1,8,512,64) causal
-  (timed beside trial 0)
+  (timed with trial 0)
 
                                     (1,8,512,64)  (1,8,512,64)  error /
 rank  trial          speedup [95%]       full µs     causal µs    limit  confirmed
@@ -77,7 +77,7 @@ rank  trial          speedup [95%]       full µs     causal µs    limit  confi
   2=      1  1.200x [1.188, 1.212]         833.3         833.3       5%  no
   2=      3  1.195x [1.183, 1.207]         836.8         836.8       5%  no
 
-= rows of the same rank: overlapping intervals, time does not tell them apart
+= rows of the same rank: overlapping intervals: their times do not distinguish them
 trial 4 is out: wrong_result in confirmation: is off
 
 configurations: the leader's, and the others' differences from it

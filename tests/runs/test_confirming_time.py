@@ -139,7 +139,7 @@ def test_confirming_ends_when_its_time_is_over_whatever_is_at_work() -> None:
     assert clock.now_s == pytest.approx(began_s + 60.0, abs=0.5)
     assert said == [
         "confirming ended after 60 s, which is as long as it may take: none confirmed, since the "
-        "machine is too noisy or too slow; `resume --champions` goes on, however long it takes"
+        "machine is too noisy or too slow; `resume --champions` continues, however long it takes"
     ]
 
 

@@ -71,7 +71,7 @@ def test_the_miss_log_of_a_package_is_such_a_file(tmp_path: Path) -> None:
         ("- {batch: 1, heads: [2]}\n", ":1:21: expected a number, true, false or a name"),
         ("- {batch: 1, batch: 2}\n", ":1:14: duplicate key 'batch'"),
         ("- {count: 2}\n", ":1:3: the case has no symbol"),
-        ("- {shape: {batch: 1}, cost: 2}\n", ":1:29: unknown key 'cost' beside a shape"),
+        ("- {shape: {batch: 1}, cost: 2}\n", ":1:29: unknown key 'cost' next to a shape"),
         ("- {shape: 3}\n", ":1:11: expected a mapping, found 3"),
         ("- {batch: 1, dtype: 3}\n", ":1:21: expected a dtype, found 3"),
         ("- {batch: .inf}\n", ":1:11: expected a finite number"),

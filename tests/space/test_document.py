@@ -71,7 +71,7 @@ BAD_FILES = [
         PARAMETERS + "objective: [error, error]",
         5,
         12,
-        "an objective is listed twice; list each once",
+        "an objective is listed twice; list each one once",
     ),
     (PARAMETERS + "timeouts: {trial_s: 0}", 5, 21, "greater than 0"),
     (PARAMETERS + "default: {C: 1}", 5, 11, "unknown parameter 'C'"),

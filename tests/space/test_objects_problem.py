@@ -216,7 +216,7 @@ def test_a_class_typed_at_a_prompt_is_one_clear_error() -> None:
     )
     assert done.stdout == (
         "Space.problem: the source of Scale cannot be read: it is in no file and in no cell of "
-        'a notebook. Put it into a file, and say problem="problem.py:Scale"\n'
+        'a notebook. Put it into a file, and pass problem="problem.py:Scale"\n'
     ), done.stderr
 
 

@@ -180,7 +180,7 @@ function ablationSection(run) {
   }
   const good = found.rows.filter((row) => row.ratio !== null);
   const failed = found.rows.filter((row) => row.ratio === null);
-  return section(title, `The champion (trial ${found.trial}) with one parameter changed, measured in turn with it in one process. `
+  return section(title, `The champion (trial ${found.trial}) with one parameter changed, measured in alternation with it in one process. `
     + "Below 1: the change makes it slower. " + found.date.replace(/^(.{10})T(.{5}).*\+00:00$/, "Measured on $1 at $2 UTC."), ablationChart(good),
   el("details", {}, el("summary", {}, "As a table"),
     simpleTable(["change", "why", "speed against the champion [95%]"],
