@@ -94,8 +94,8 @@ class _Stopwatch:
     def __init__(self) -> None:
         self.kept: list[tuple[SeenCall, Callable[[], float]]] = []
 
-    def timed(self, call: Callable[[], Any], device: str) -> tuple[Any, Callable[[], float]]:
-        if device == "cuda":
+    def timed(self, call: Callable[[], Any], *, on_gpu: bool) -> tuple[Any, Callable[[], float]]:
+        if on_gpu:
             return _timed_by_events(call)
         begin = clock.perf_counter()
         out = call()

@@ -22,7 +22,7 @@ class Listener(Protocol):
 
 
 class Stopwatch(Protocol):
-    def timed(self, call: Callable[[], Any], device: str) -> tuple[Any, Callable[[], float]]:
+    def timed(self, call: Callable[[], Any], *, on_gpu: bool) -> tuple[Any, Callable[[], float]]:
         """The result of the call, and a function that gives its time in µs when all is over."""
 
     def keep(self, seen: SeenCall, time_us: Callable[[], float]) -> None:

@@ -336,9 +336,8 @@ def _timed(
 ) -> Any:
     stopwatch = LISTENERS.stopwatch
     assert stopwatch is not None
-    tensors = (each for each in (*given, *named.values()) if hasattr(each, "device"))
-    device = next((each.device.type for each in tensors), "cpu")
-    out, time_us = stopwatch.timed(lambda: original(*given, **named), device)
+    on_gpu = any(getattr(each, "is_cuda", False) for each in (*given, *named.values()))
+    out, time_us = stopwatch.timed(lambda: original(*given, **named), on_gpu=on_gpu)
     with contextlib.suppress(Exception):  # the first pass has told of it
         found = facts(out)
         if found is not None:

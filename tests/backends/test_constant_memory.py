@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -117,7 +118,7 @@ def test_each_stream_of_a_caller_has_constant_memory_of_its_own(
         return loaded[-1]
 
     monkeypatch.setattr(_kernel, "CudaKernel", load)
-    monkeypatch.setattr(_kernel, "_current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=stream))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     call = _kernel.CudaCaller(_profiles.named("h200")).load(Path("k.cubin"))
     filling, pointers = plan("c_filter", ROOM), {"x": 100, "weights": 200}
@@ -125,6 +126,6 @@ def test_each_stream_of_a_caller_has_constant_memory_of_its_own(
         call(filling, pointers)
         assert calls[-3][-1] == stream
         assert len(loaded) == modules
-    for stream in (3, 4, 5):  # noqa: B007  `_current_stream` gives it
+    for stream in (3, 4, 5):  # noqa: B007  `current_stream` gives it
         call(msgspec.structs.replace(filling, constant_memory=()), pointers)
     assert len(loaded) == 3

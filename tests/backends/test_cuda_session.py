@@ -58,6 +58,7 @@ def test_the_inputs_of_a_trial_on_a_large_shape_fit_an_l4(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=total_bytes)
     )
+    monkeypatch.setattr(module, "_kernel", lambda: None)
     Memory(monkeypatch, enough=True).emptied = 1
     problem = Attention("float16")
     pool_bytes = CudaSession(_profiles.named("l4")).pool_bytes

@@ -168,7 +168,7 @@ def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("if has_bias else", "if has_bias and doubled else", "each input must be there always"),
+        ("if has_bias else", "if has_bias and doubled else", "each input must always be present"),
         (
             '{"x": (rows, columns),',
             '{"x": (rows, columns + doubled),',

@@ -103,7 +103,7 @@ def test_a_call_of_another_problem_is_skipped(tmp_path: Path) -> None:
     [
         ("{shape: {batch: 1}, problem: 3}", "expected a problem, found 3"),
         ("{shape: {batch: 1}, call: [1]}", "expected a mapping, found a list of 1"),
-        ("{shape: {batch: 1}, calls: {}}", "unknown key 'calls' beside a shape"),
+        ("{shape: {batch: 1}, calls: {}}", "unknown key 'calls' next to a shape"),
     ],
 )
 def test_a_mistake_in_a_recording_is_named(entry: str, words: str, tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
         return RunResult(run, "trials", 0)
 
     monkeypatch.setattr(starting, "_finish", finish)
-    monkeypatch.setattr(starting, "flagship", lambda device: find_space("softmax-cpu"))  # small
+    monkeypatch.setattr(
+        starting, "flagship", lambda device, looking: find_space("softmax-cpu")
+    )  # small
     return seen
 
 

@@ -107,6 +107,11 @@ class Device:
         self.fresh = True
         self.ahead = ahead
 
+    def expect(self, processes: int, warm: Sequence[Case]) -> None:
+        """A real device's spare workers open meanwhile."""
+
+    def tend(self) -> None: ...
+
     def answer(self, fitness: float) -> None:
         self._answer = Outcome(OutcomeKind.OK, fitness=fitness)
 
