@@ -4,6 +4,7 @@ Tunes attention on the CPU at the model's shape, exports the winner, and times t
 without the package. Where nothing was surely faster, the export says so and the script ends.
 """
 
+import argparse
 import sys
 import time
 
@@ -44,7 +45,9 @@ def milliseconds(model, x):
     return sorted(times)[len(times) // 2]
 
 
-trials = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("trials", nargs="?", type=int, default=30)
+trials = parser.parse_args().trials
 run = evotune.tune("attention-cpu", trials=trials, champions=1, device="cpu")
 print(run.best)
 try:

@@ -25,7 +25,7 @@ from evotune.trial import Check, Json, Outcome, Value
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evotune.api.run import Verified
+    from evotune.api.run import Run, Verified
 
 
 _FAILED = 1
@@ -37,7 +37,7 @@ _UNDECIDED = 6
 @click.option(
     "--config",
     metavar="JSON",
-    help='One configuration: {"NAME": value, …}, with every parameter.',
+    help='One configuration: {"NAME": value, …}. Left-out parameters are those of the first row.',
 )
 @click.option(
     "--top",
@@ -74,7 +74,7 @@ def verify(
     if config is not None and count is not None:
         raise UsageError("--config and --top exclude each other")
     opened = open_run(run, runs_dir)
-    wanted = None if config is None else _parse(config)
+    wanted = None if config is None else {**_of_first_row(opened), **_parse(config)}
     total = 1 if wanted is not None else len(opened.leaderboard(count or 1))
     found = []
     terminal.note(f"verifying {total} of run {opened.id}")
@@ -87,6 +87,12 @@ def verify(
         terminal.verdict = _UNDECIDED
     _write(terminal, found, style, output)
     return terminal.verdict
+
+
+def _of_first_row(opened: Run) -> Mapping[str, Value]:
+    """The configuration of the leaderboard's first row; empty without one."""
+    rows = opened.leaderboard(1)
+    return dict(rows[0].configuration) if rows else {}
 
 
 def _parse(text: str) -> Mapping[str, Value]:

@@ -248,7 +248,7 @@ def measured_rows(
     """Measures each change of trial `number`; the first one is the champion itself. The rows that
     `progress` has are not measured; it gets the others. All of them are compiled on all cores
     before the first is timed. Ends when `stop` returns True, after at least one new row, so a later
-    call makes progress."""
+    call makes progress; the champion's own row alone is not enough."""
     progress = Progress() if progress is None else progress
     yield from tuple(progress.rows)
     left = changes[len(progress.rows) :]
@@ -272,7 +272,7 @@ def measured_rows(
             row = _row(change, outcome, same_code=outcome.binary == progress.binary)
             progress.rows.append(row)
             yield row
-            if stop():
+            if stop() and len(progress.rows) > 1:
                 return
 
 

@@ -6,6 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,8 +15,10 @@ from report.runs import make_run, recorded
 from workers.faulty import SPACE, run_of
 
 from evotune.cli.main import application
+from evotune.cli.verify_command import _of_first_row, _parse
 from evotune.runs.folder import list_runs
 from evotune.store import RunStore
+from evotune.trial import Configuration
 from tests.runs.runs import brief_confirmations
 
 from .conftest import Invoke, _python_path
@@ -113,7 +117,6 @@ def test_a_configuration_that_does_not_compile_has_no_checks(verify: Verify) -> 
         ("{", "--config is not JSON"),
         ("[1]", "--config: expected {"),
         ('{"FAUL": "none"}', "unknown parameter 'FAUL'; did you mean 'FAULT'?"),
-        ("{}", "the configuration lacks FAULT"),
         ('{"FAULT": 1}', "1 is not a value of FAULT"),
     ],
 )
@@ -123,6 +126,13 @@ def test_a_configuration_that_makes_no_sense_is_a_usage_error(
     result = verify("--config", config)
     assert (result.exit_code, result.stdout) == (2, "")
     assert why in result.stderr
+
+
+def test_parameters_that_config_leaves_out_are_those_of_the_first_row() -> None:
+    row = SimpleNamespace(configuration=Configuration({"M": 64, "STAGES": 3}))
+    opened: Any = SimpleNamespace(leaderboard=lambda rows: [row][:rows])
+    assert {**_of_first_row(opened), **_parse('{"STAGES": 2}')} == {"M": 64, "STAGES": 2}
+    assert _of_first_row(cast(Any, SimpleNamespace(leaderboard=lambda rows: []))) == {}
 
 
 def test_config_and_top_exclude_each_other(verify: Verify) -> None:
