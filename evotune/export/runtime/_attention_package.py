@@ -152,25 +152,14 @@ class AttentionKernels:
             *(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device),
             *(is_causal, scale, enable_gqa, layout),
         )
-        decision = self._decisions.get(key)
-        if decision is None:
-            decision = self._decided(key, Call(q, k, v, is_causal, scale, enable_gqa))
-        if type(decision) is Missed:
-            decision.count()
+        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+        served = self._ready(key, lambda: Call(q, k, v, is_causal, scale, enable_gqa), addresses)
+        if served is None:
             return None
-        assert type(decision) is Served
-        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
-            if decision.misaligned is None:
-                decision.misaligned = self.misaligned(Call(q, k, v, is_causal, scale, enable_gqa))
-            decision.misaligned.count()
-            return None
-        if self._momentary is not None and (words := self._momentary()):
-            self.misses.missed(DEVICE, None, words).count()
-            return None
-        out = decision.new_out(q)
-        decision.launch(q, k, v, out)
+        out = served.new_out(q)
+        served.launch(q, k, v, out)
         with self.misses.lock:
-            decision.calls += 1
+            served.calls += 1
         return out
 
     def serve_with_features(self, call: Call) -> Outputs | None:
@@ -181,25 +170,36 @@ class AttentionKernels:
         if not layout and self._strided:
             layout = (q.stride(), k.stride(), v.stride())
         facts = [(each.shape, each.dtype, each.device) for each in given]
-        key = (*facts, *call[3:7], layout)
+        addresses = 0
+        for tensor in given:
+            addresses |= tensor.data_ptr()
+        served = self._ready((*facts, *call[3:7], layout), lambda: call, addresses)
+        if served is None:
+            return None
+        outputs = _run(served, call)
+        with self.misses.lock:
+            served.calls += 1
+        return outputs
+
+    def _ready(self, key: Any, call: Callable[[], Call], addresses: int) -> Served | None:
+        """The kernel of a call with these facts, decided once; None for a miss, which is counted.
+        `addresses`: those of all tensors, or'ed."""
         decision = self._decisions.get(key)
         if decision is None:
-            decision = self._decided(key, call)
-        if isinstance(decision, Missed):
+            decision = self._decided(key, call())
+        if type(decision) is Missed:
             decision.count()
             return None
-        if any(tensor.data_ptr() % ALIGNMENT for tensor in given):
+        assert type(decision) is Served
+        if addresses % ALIGNMENT:
             if decision.misaligned is None:
-                decision.misaligned = self.misaligned(call)
+                decision.misaligned = self.misaligned(call())
             decision.misaligned.count()
             return None
         if self._momentary is not None and (words := self._momentary()):
             self.misses.missed(DEVICE, None, words).count()
             return None
-        outputs = _run(decision, call)
-        with self.misses.lock:
-            decision.calls += 1
-        return outputs
+        return decision
 
     def run_unaccepted(self, call: Call) -> Outputs | None:
         """The outputs, or None if the call is not served, whatever the versions here are. Nothing

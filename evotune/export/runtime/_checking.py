@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,22 +55,38 @@ def first_sentence(error: Exception) -> str:
     return str(error).partition("\n")[0].partition(". ")[0]
 
 
+def check_cases(
+    cases: Iterable[Mapping[str, Any]],
+    words: Callable[[Mapping[str, Any]], str],
+    compare: Callable[[Mapping[str, Any], str], Row],
+) -> Result:
+    """A row for each case. A case that cannot be called here fails with the reason: there is no
+    such device, not enough memory, or no kernel serves it (NotServed is a ValueError)."""
+    rows = []
+    for symbols in cases:
+        case = words(symbols)
+        try:
+            rows.append(compare(symbols, case))
+        except (RuntimeError, ValueError) as error:
+            rows.append(Row(case, 0.0, 0.0, first_sentence(error)))
+    return Result(tuple(rows))
+
+
 def check_attention(kernels: AttentionKernels, attempt: Callable[[Call], Outputs | None]) -> Result:
     """Calls every case that was timed and is served, on seeded inputs. A kernel's largest error
     against float64 may be twice that of SDPA and one rounding. If the versions here are refused,
     kernels are called without `attempt`, which would not call them."""
     any_version = bool(kernels.kernels.versions.refusal())
     device = torch.device(kernels.kernels.device_type)
-    rows = []
-    for symbols in kernels.dispatch.exact_cases():
-        try:
-            rows.append(_checked(kernels, None if any_version else attempt, symbols, device))
-        except RuntimeError as error:  # no such device, or not enough memory
-            rows.append(Row(words_of(symbols), 0.0, 0.0, first_sentence(error)))
-    return Result(tuple(rows))
+    how = None if any_version else attempt
+
+    def compare(symbols: Mapping[str, Any], case: str) -> Row:
+        return _checked(kernels, how, symbols, case, device)
+
+    return check_cases(kernels.dispatch.exact_cases(), words_of, compare)
 
 
-def words_of(symbols: dict[str, Any]) -> str:
+def words_of(symbols: Mapping[str, Any]) -> str:
     kind = "causal" if symbols["causal"] else "full"
     heads = f"{symbols['heads']}/{_kv_heads(symbols)}"
     sizes = (symbols["batch"], heads, symbols["seq_len_q"], symbols["seq_len_k"])
@@ -81,14 +97,16 @@ def words_of(symbols: dict[str, Any]) -> str:
     return f"({','.join(map(str, sizes))},{head_dim}) {kind}{f', {words}' if words else ''}"
 
 
-def _kv_heads(symbols: dict[str, Any]) -> int:
+def _kv_heads(symbols: Mapping[str, Any]) -> int:
     """Regions name the number of key heads, or the heads in a group."""
     if "kv_heads" in symbols:
         return int(symbols["kv_heads"])
     return int(symbols["heads"]) // int(symbols.get("group", 1))
 
 
-def seeded_call(kernels: AttentionKernels, symbols: dict[str, Any], device: torch.device) -> Call:
+def seeded_call(
+    kernels: AttentionKernels, symbols: Mapping[str, Any], device: torch.device
+) -> Call:
     """A call of a case, on seeded inputs."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -108,10 +126,11 @@ def seeded_call(kernels: AttentionKernels, symbols: dict[str, Any], device: torc
 def _checked(
     kernels: AttentionKernels,
     attempt: Callable[[Call], Outputs | None] | None,
-    symbols: dict[str, Any],
+    symbols: Mapping[str, Any],
+    case: str,
     device: torch.device,
 ) -> Row:
-    case, call = words_of(symbols), seeded_call(kernels, symbols, device)
+    call = seeded_call(kernels, symbols, device)
     q, k, v, causal, scale, grouped = call[:6]
     with torch.no_grad():
         decision = kernels.decide(call, any_version=attempt is None)

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ._checking import Result, Row, first_sentence
-from ._named_kernels import NotServed
+from ._checking import Result, Row, check_cases
 from ._problem_package import ProblemKernels
 
 _ROUNDINGS = 100
@@ -22,14 +21,15 @@ def check_problem(kernels: ProblemKernels) -> Result:
     there is a fallback, results may differ from its results by a hundred roundings of the largest
     value, and integers not at all. Otherwise two calls must give the same bits."""
     device = torch.device(kernels.kernels.device_type)
-    rows = []
-    for symbols in _timed(kernels):
-        case = ", ".join(f"{name}={value}" for name, value in symbols.items())
-        try:
-            rows.append(_checked_problem(kernels, symbols, case, device))
-        except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
-            rows.append(Row(case, 0.0, 0.0, first_sentence(error)))
-    return Result(tuple(rows))
+
+    def compare(symbols: Mapping[str, Any], case: str) -> Row:
+        return _checked_problem(kernels, symbols, case, device)
+
+    return check_cases(_timed(kernels), symbols_in_words, compare)
+
+
+def symbols_in_words(symbols: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in symbols.items())
 
 
 def _timed(kernels: ProblemKernels) -> list[dict[str, Any]]:

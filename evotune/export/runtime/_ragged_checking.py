@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ._checking import Result, Row, first_sentence
-from ._named_kernels import NotServed
+from ._checking import Result, Row, check_cases
 from ._ragged_package import RaggedKernels
 
 _TIMES_PLAIN = 2.0
@@ -20,14 +19,14 @@ def check_ragged(kernels: RaggedKernels) -> Result:
     """Calls every case that was timed and is served on seeded inputs, whatever the versions here
     are. A kernel's largest error against float64 may be twice that of SDPA and one rounding."""
     device = torch.device(kernels.kernels.device_type)
-    rows = []
-    for symbols in kernels.dispatch.exact_cases():
-        case = ", ".join(f"{name}={value}" for name, value in symbols.items() if name != "dtype")
-        try:
-            rows.append(_checked(kernels, symbols, case, device))
-        except (RuntimeError, NotServed) as error:  # no such device, not enough memory, a miss
-            rows.append(Row(case, 0.0, 0.0, first_sentence(error)))
-    return Result(tuple(rows))
+
+    def words(symbols: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name}={value}" for name, value in symbols.items() if name != "dtype")
+
+    def compare(symbols: Mapping[str, Any], case: str) -> Row:
+        return _checked(kernels, symbols, case, device)
+
+    return check_cases(kernels.dispatch.exact_cases(), words, compare)
 
 
 def _checked(
