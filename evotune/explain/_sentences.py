@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from evotune.report import wording
 
 if TYPE_CHECKING:
     from evotune.explain.findings import Effect, Findings, Limiter
-
-from collections.abc import Mapping
 
 _SHOWN_EFFECTS: Final = 3
 BASES: Final = {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -22,7 +25,7 @@ from evotune.runs.confirming import ConfirmingTime
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
 from evotune.runs.observer import BASELINES, OPENING, OTHER_WORK, WARNING, Observer, PhaseTimes
-from evotune.runs.setup import KernelSetup
+from evotune.runs.setup import KernelSetup, RecordedSetup
 from evotune.store import UNCONFIRMED, RunStore
 from evotune.store.facts import Baselines, TimedBaseline, read_facts, stored
 from evotune.timing.processes import agreement
@@ -41,13 +44,6 @@ from evotune.workers.local import BackgroundExecutor, LocalExecutor
 
 if TYPE_CHECKING:
     from evotune.runs.cluster_run import Cluster
-
-import heapq
-import sys
-import threading
-from collections.abc import Iterable
-
-from evotune.runs.setup import RecordedSetup
 
 _LOOK_S = 1.0
 _LOOK_SHARE = 50
