@@ -23,7 +23,7 @@ from pathlib import Path
 
 from evotune.backends.base.recorded import RecordedSpace
 from evotune.run_options import RunOptions
-from evotune.runs._kernel_run import InlineExecutor
+from evotune.runs.kernel_run import InlineExecutor
 from evotune.runs.observer import SilentObserver
 from evotune.runs.search_loop import SearchLoop
 from evotune.search.catalog import create_strategy

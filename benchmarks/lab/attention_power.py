@@ -57,9 +57,9 @@ from evotune.trial import Configuration, Json, Measurement
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.workers._timer import BaselineSamplers, CaseTimer, Placed
 from evotune.workers.device_worker import open_session
 from evotune.workers.executor import TIMED, CaseJob
+from evotune.workers.trial_timer import BaselineSamplers, CaseTimer, Placed
 
 SEED = 7
 LAYOUT = "blhd"

@@ -23,8 +23,8 @@ from typing import Any
 from search_peers import FOLDER
 
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
-from evotune.explain._suggestions import untried_neighbours
 from evotune.explain.predicting import Predictor, table_of
+from evotune.explain.suggestions import untried_neighbours
 from evotune.run_options import SearchSettings
 from evotune.runs.replay import replay
 from evotune.trial import Trial

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from evotune.export._case_shapes import MeasuredCase, ServedRegion, near_regions
+from evotune.export.case_shapes import MeasuredCase, ServedRegion, near_regions
 from evotune.problems import UserProblem
 from evotune.problems.problem import Problem
 from evotune.problems.short_cases import place_with_ratio

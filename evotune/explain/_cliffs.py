@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.explain._measured_pairs import TrialTable
 from evotune.explain.findings import Cliff, Hopeless
+from evotune.explain.measured_pairs import TrialTable
 from evotune.report.wording import alike_reasons, configuration_text, value_text
 from evotune.space.bound import BoundSpace
 from evotune.space.search_space import Parameter

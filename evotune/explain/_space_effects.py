@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evotune.explain._cliffs import Step, interval_of
-from evotune.explain._measured_pairs import TrialTable, is_pair, pair_text
 from evotune.explain.findings import Effect, Importance, Marginal, Pair
+from evotune.explain.measured_pairs import TrialTable, is_pair, pair_text
 from evotune.explain.predicting import Predictor
 from evotune.runs.ablation import SMALLEST
 from evotune.search.gaussian_process import Difference, TrialModel

@@ -12,16 +12,6 @@ import msgspec
 from evotune.backends import registry
 from evotune.backends.base.evidence import Ceilings, Evidence, GatheredEvidence, Work
 from evotune.explain._cliffs import cliffs_of, hopeless_values
-from evotune.explain._limiter import PTX, Case, limiter_of
-from evotune.explain._machine_differences import Machine, against_of, telling_line
-from evotune.explain._measured_pairs import TrialTable, is_pair, with_measurements
-from evotune.explain._roofline import (
-    ceilings_of,
-    largest_launch,
-    launch_counters,
-    roofline_of,
-)
-from evotune.explain._sentences import gain_text, held_text, limiter_words, sure_gains
 from evotune.explain._space_effects import (
     ablation_steps,
     effects_of,
@@ -30,7 +20,20 @@ from evotune.explain._space_effects import (
     marginals_of,
     pairs_of,
 )
-from evotune.explain._subjects import (
+from evotune.explain.explanation import Explanation
+from evotune.explain.findings import Effect, Limiter, MachineCode, OverSpace, Roofline
+from evotune.explain.limiter_rules import PTX, Case, limiter_of
+from evotune.explain.machine_differences import Machine, against_of, telling_line
+from evotune.explain.measured_pairs import TrialTable, is_pair, with_measurements
+from evotune.explain.predicting import LaunchFigures, Predictor
+from evotune.explain.roofline import (
+    ceilings_of,
+    largest_launch,
+    launch_counters,
+    roofline_of,
+)
+from evotune.explain.sentences import gain_text, held_text, limiter_words, sure_gains
+from evotune.explain.subjects import (
     Subject,
     ablation_of,
     begun_ablation_of,
@@ -40,10 +43,7 @@ from evotune.explain._subjects import (
     of_one_model,
     trial_like,
 )
-from evotune.explain._suggestions import Sources, suggestions_of, with_tries
-from evotune.explain.explanation import Explanation
-from evotune.explain.findings import Effect, Limiter, MachineCode, OverSpace, Roofline
-from evotune.explain.predicting import LaunchFigures, Predictor
+from evotune.explain.suggestions import Sources, suggestions_of, with_tries
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.search.gaussian_process import TrialModel

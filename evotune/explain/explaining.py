@@ -16,7 +16,10 @@ import msgspec
 from evotune.backends import registry
 from evotune.backends.base.evidence import GatheredEvidence, Work
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, SpaceError, UsageError
-from evotune.explain._measured_pairs import (
+from evotune.explain.assembling import SpaceView, TrialStudy, explain_data
+from evotune.explain.explanation import Explanation
+from evotune.explain.findings import Suggestion
+from evotune.explain.measured_pairs import (
     Choices,
     TrialTable,
     changes_of_pair,
@@ -24,7 +27,8 @@ from evotune.explain._measured_pairs import (
     pair_changes,
     pairs_to_measure,
 )
-from evotune.explain._subjects import (
+from evotune.explain.predicting import LaunchFigures, Predictor
+from evotune.explain.subjects import (
     Side,
     Subject,
     ablation_of,
@@ -38,11 +42,7 @@ from evotune.explain._subjects import (
     read_run,
     side_of,
 )
-from evotune.explain._suggestions import with_tries
-from evotune.explain.assembling import SpaceView, TrialStudy, explain_data
-from evotune.explain.explanation import Explanation
-from evotune.explain.findings import Suggestion
-from evotune.explain.predicting import LaunchFigures, Predictor
+from evotune.explain.suggestions import with_tries
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.runs.ablation import (

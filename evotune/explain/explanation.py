@@ -8,8 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 
-from evotune.explain._explanation_pictures import choice_text, explanation_pictures, no_waits_text
-from evotune.explain._explanation_text import (
+from evotune.explain.explanation_pictures import choice_text, explanation_pictures, no_waits_text
+from evotune.explain.explanation_text import (
     NO_DIFFERENCE,
     against_line,
     changed_line,

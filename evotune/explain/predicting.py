@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from evotune.explain._measured_pairs import TrialTable
+from evotune.explain.measured_pairs import TrialTable
 from evotune.search.gaussian_process import Difference, TrialModel
 from evotune.space.search_space import Parameter
 from evotune.trial import Configuration, Trial, Value

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from evotune.errors import UsageError
-from evotune.explain._explanation_pictures import choice_text, explanation_pictures, no_waits_text
-from evotune.explain._explanation_text import estimate_text, pair_line, shown_effects
-from evotune.explain._sentences import is_complete, winner_sentences
 from evotune.explain.assembling import explain_data
 from evotune.explain.explanation import Explanation
+from evotune.explain.explanation_pictures import choice_text, explanation_pictures, no_waits_text
+from evotune.explain.explanation_text import estimate_text, pair_line, shown_effects
+from evotune.explain.sentences import is_complete, winner_sentences
 from evotune.report import markdown
 from evotune.report.data import RunData
 from evotune.report.html import Explained, html_page

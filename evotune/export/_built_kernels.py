@@ -11,9 +11,9 @@ import msgspec
 from evotune.backends import registry
 from evotune.backends.base.launch import Binary, entry_resources
 from evotune.errors import EnvironmentProblem, EvotuneError
-from evotune.export._case_shapes import CaseShapes
 from evotune.export._champions import regions
-from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
+from evotune.export.case_shapes import CaseShapes
+from evotune.export.kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.problems.problem import Case, Place
 from evotune.runs import environment
 from evotune.runs.compiling import build_jobs

@@ -11,7 +11,7 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.errors import EvotuneError, StoreError, UsageError
-from evotune.export._case_shapes import (
+from evotune.export.case_shapes import (
     MeasuredCase,
     ServedRegion,
     exact_regions,

@@ -22,9 +22,9 @@ from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.registry import cores_in_use
 from evotune.errors import UsageError
 from evotune.export._built_kernels import BuiltChampion, built, checked_cases
-from evotune.export._case_shapes import CaseShapes, call_name, case_shapes
 from evotune.export._champions import Selection, confirmed, selected, selected_by_rule
-from evotune.export._descriptions import certificate, dispatch, frame, json_text, package_files
+from evotune.export.case_shapes import CaseShapes, call_name, case_shapes
+from evotune.export.descriptions import certificate, dispatch, frame, json_text, package_files
 from evotune.problems import UserProblem
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder

@@ -25,7 +25,7 @@ from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.packages import __version__
 from evotune.problems.libraries import asked
-from evotune.runs._calibration import calibrate
+from evotune.runs.calibration import calibrate
 from evotune.runs.confirming import timed_again
 from evotune.runs.folder import RunFolder
 from evotune.runs.given_cases import stored_cases

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
 from evotune.errors import SpaceError, UsageError
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_kernel_setup
 from evotune.runs.spaces import find_space
 from evotune.space.bound import BoundSpace

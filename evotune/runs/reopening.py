@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.registry import measuring_alone
 from evotune.errors import UsageError
-from evotune.runs._planning import Planner
 from evotune.runs.confirming import outcome_of, repeated
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.planning import Planner
 from evotune.runs.setup import KernelSetup, load_run_setup
 from evotune.space.bound import BoundSpace
 from evotune.space.specs import GivenCase

@@ -21,9 +21,9 @@ from evotune.languages import language
 from evotune.problems import create_problem
 from evotune.problems.problem import Case, Problem, WrongKey, WrongSymbol
 from evotune.run_options import RunOptions
-from evotune.runs._planning import Planner, architecture
 from evotune.runs.folder import RunFolder
 from evotune.runs.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
+from evotune.runs.planning import Planner, architecture
 from evotune.runs.spaces import (
     is_recording,
     problem_file,

@@ -22,10 +22,10 @@ from evotune.backends.registry import measuring_alone
 from evotune.errors import EnvironmentProblem, EvotuneError, StoreError, UsageError
 from evotune.run_options import RunOptions
 from evotune.runs import environment
-from evotune.runs._kernel_run import KernelRun, RecordedRun
 from evotune.runs.cluster_run import Cluster, ClusterRequest, connected
 from evotune.runs.folder import RunFolder, create_folder, write_durably
 from evotune.runs.given_cases import GIVEN_CASES, skipped_in_words
+from evotune.runs.kernel_run import KernelRun, RecordedRun
 from evotune.runs.observer import CLOSING, CONFIRMING, SEARCHING, Observer, PhaseTimes, RunInfo
 from evotune.runs.search_loop import SearchLoop, first_asked
 from evotune.runs.setup import (

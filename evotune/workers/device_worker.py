@@ -47,7 +47,7 @@ from evotune.workers.messages import (
 )
 
 if TYPE_CHECKING:
-    from evotune.workers._trial_runner import TrialRunner
+    from evotune.workers.trial_runner import TrialRunner
 
 Channel: TypeAlias = BlockingChannel[ToDeviceWorker, FromDeviceWorker]
 
@@ -65,7 +65,7 @@ def main() -> None:
         with lasting_imports():
             import numpy.ma  # noqa: F401  (NumPy's percentiles import it at their first call)
 
-            import evotune.workers._trial_runner  # noqa: F401
+            import evotune.workers.trial_runner  # noqa: F401
 
         message = channel.receive()
         if isinstance(message, Preload):
@@ -81,8 +81,8 @@ def main() -> None:
 
 
 def _serve(channel: Channel, hello: Hello) -> None:
-    from evotune.workers._timer import FailedBaseline
-    from evotune.workers._trial_runner import TrialRunner
+    from evotune.workers.trial_runner import TrialRunner
+    from evotune.workers.trial_timer import FailedBaseline
 
     warnings.simplefilter("ignore")  # PyTorch explains refused backends at length
     if hello.cores:

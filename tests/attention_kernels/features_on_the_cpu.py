@@ -14,7 +14,7 @@ import yaml
 
 from evotune.problems import create_problem
 from evotune.problems.problem import Problem, Tensors, torch_dtype
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.trial import Value

@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.cuda.compiler import NvrtcCompiler
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.space.bound import BoundSpace

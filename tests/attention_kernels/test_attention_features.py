@@ -17,7 +17,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import attention_torch, create_problem
 from evotune.problems.problem import Tensors, torch_dtype
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.trial import Value

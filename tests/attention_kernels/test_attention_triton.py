@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from evotune.backends.base.launch import Argument, LaunchPlan
 from evotune.backends.base.session import c_value
-from evotune.backends.cuda._triton_compiler import TritonCompiler
+from evotune.backends.cuda.triton_compiler import TritonCompiler
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Json

@@ -13,9 +13,9 @@ import torch
 
 from evotune.backends.base.launch import Argument, ConstantMemory, Launch, LaunchPlan
 from evotune.backends.base.session import LaunchFailure
-from evotune.backends.cuda import _kernel, _profiles
-from evotune.backends.cuda import _kernel as kernel_module
-from evotune.backends.cuda._kernel import CudaKernel, bind
+from evotune.backends.cuda import cuda_kernel, gpu_profiles
+from evotune.backends.cuda import cuda_kernel as kernel_module
+from evotune.backends.cuda.cuda_kernel import CudaKernel, bind
 
 pytest.importorskip("cupy")
 
@@ -117,10 +117,10 @@ def test_each_stream_of_a_caller_has_constant_memory_of_its_own(
         loaded.append(kernel())
         return loaded[-1]
 
-    monkeypatch.setattr(_kernel, "CudaKernel", load)
+    monkeypatch.setattr(cuda_kernel, "CudaKernel", load)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=stream))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    call = _kernel.CudaCaller(_profiles.named("h200")).load(Path("k.cubin"))
+    call = cuda_kernel.CudaCaller(gpu_profiles.named("h200")).load(Path("k.cubin"))
     filling, pointers = plan("c_filter", ROOM), {"x": 100, "weights": 200}
     for stream, modules in ((3, 1), (4, 2), (3, 2), (4, 2)):
         call(filling, pointers)

@@ -17,9 +17,9 @@ import pytest
 from evotune.backends.base import evidence
 from evotune.backends.base.evidence import Ceilings, EvidenceRequest
 from evotune.backends.base.launch import CompileFailure, LaunchPlan
-from evotune.backends.cuda import _gpu_evidence, _profiles, ceiling_run
-from evotune.backends.cuda._static_view import find_disassembler, static_views
+from evotune.backends.cuda import ceiling_run, gpu_evidence, gpu_profiles
 from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.static_view import find_disassembler, static_views
 from tests.patience import PATIENCE_S
 
 MEASURED = Ceilings(kind="measured", tensor_flops=9e14, fma_flops=6e13, launch_us=1.1)
@@ -44,26 +44,26 @@ MEASURED = Ceilings(kind="measured", tensor_flops=9e14, fma_flops=6e13, launch_u
 def test_the_model_gives_published_figures(
     name: str, fma_tflops: float, shared_tb_per_s: float
 ) -> None:
-    found = _gpu_evidence.modelled(_profiles.named(name), "float16")
+    found = gpu_evidence.modelled(gpu_profiles.named(name), "float16")
     assert found.kind == "model"
     assert found.fma_flops == pytest.approx(fma_tflops * 1e12, rel=0.1)
     assert found.shared_bytes_per_s == pytest.approx(shared_tb_per_s * 1e12, rel=0.1)
-    assert found.tensor_flops == _profiles.named(name).peak_gflops * 1e9
-    assert found.dram_bytes_per_s == float(_profiles.named(name).attributes["memory_gbps"]) * 1e9
+    assert found.tensor_flops == gpu_profiles.named(name).peak_gflops * 1e9
+    assert found.dram_bytes_per_s == float(gpu_profiles.named(name).attributes["memory_gbps"]) * 1e9
     assert found.launch_us is None
     assert any("not measured" in note for note in found.notes)
 
 
 def test_tensor_cores_have_no_ceiling_in_a_dtype_they_do_not_multiply() -> None:
-    assert _gpu_evidence.modelled(_profiles.named("h200"), "float32").tensor_flops is None
-    assert _gpu_evidence.modelled(_profiles.named("t4"), "bfloat16").tensor_flops is None
-    assert _gpu_evidence.modelled(_profiles.named("a100"), "bfloat16").tensor_flops == 312e12
+    assert gpu_evidence.modelled(gpu_profiles.named("h200"), "float32").tensor_flops is None
+    assert gpu_evidence.modelled(gpu_profiles.named("t4"), "bfloat16").tensor_flops is None
+    assert gpu_evidence.modelled(gpu_profiles.named("a100"), "bfloat16").tensor_flops == 312e12
 
 
 def test_an_unknown_gpu_has_no_figures_but_a_note() -> None:
-    known = _profiles.named("h200")
+    known = gpu_profiles.named("h200")
     unknown = dataclasses.replace(known, attributes={"arch": 210})
-    found = _gpu_evidence.modelled(unknown, "float16")
+    found = gpu_evidence.modelled(unknown, "float16")
     assert (found.fma_flops, found.dram_bytes_per_s) == (None, None)
     assert found.notes == ("no published rates are known for sm_210",)
 
@@ -76,14 +76,14 @@ def test_ceilings_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         calls.append(bfloat)
         return MEASURED
 
-    monkeypatch.setattr(_gpu_evidence, "_measure", measure)
-    profile = dataclasses.replace(_profiles.named("h200"), id="GPU-1")
-    assert _gpu_evidence.measured(profile, "float16", {}) == MEASURED
-    assert _gpu_evidence.measured(profile, "float16", {}) == MEASURED
-    assert _gpu_evidence.measured(profile, "float32", {}).tensor_flops is None
+    monkeypatch.setattr(gpu_evidence, "_measure", measure)
+    profile = dataclasses.replace(gpu_profiles.named("h200"), id="GPU-1")
+    assert gpu_evidence.measured(profile, "float16", {}) == MEASURED
+    assert gpu_evidence.measured(profile, "float16", {}) == MEASURED
+    assert gpu_evidence.measured(profile, "float32", {}).tensor_flops is None
     assert calls == [False]
-    _gpu_evidence.measured(profile, "bfloat16", {})
-    _gpu_evidence.measured(dataclasses.replace(profile, id="GPU-2"), "float16", {})
+    gpu_evidence.measured(profile, "bfloat16", {})
+    gpu_evidence.measured(dataclasses.replace(profile, id="GPU-2"), "float16", {})
     assert calls == [False, True, False]
 
 
@@ -91,12 +91,10 @@ def test_ceilings_measured_beside_other_work_say_so_and_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVOTUNE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(_gpu_evidence, "_measure", lambda *_, bfloat: MEASURED)
-    monkeypatch.setattr(
-        _gpu_evidence, "busy_gpu", lambda profile: iter(["NVIDIA H200 is 97% busy"])
-    )
-    profile = dataclasses.replace(_profiles.named("h200"), id="GPU-1")
-    found = _gpu_evidence.measured(profile, "float16", {})
+    monkeypatch.setattr(gpu_evidence, "_measure", lambda *_, bfloat: MEASURED)
+    monkeypatch.setattr(gpu_evidence, "busy_gpu", lambda profile: iter(["NVIDIA H200 is 97% busy"]))
+    profile = dataclasses.replace(gpu_profiles.named("h200"), id="GPU-1")
+    found = gpu_evidence.measured(profile, "float16", {})
     assert found.notes == ("measured while NVIDIA H200 is 97% busy",)
     assert not (tmp_path / "ceilings").exists()
 
@@ -116,19 +114,19 @@ def test_a_damaged_or_unwritable_file_is_as_none(
 
 
 def test_a_failed_measurement_has_a_reason() -> None:
-    profile = dataclasses.replace(_profiles.named("h200"), arch="sm_0")
+    profile = dataclasses.replace(gpu_profiles.named("h200"), arch="sm_0")
     environment = {"PATH": "/usr/bin", "PYTHONPATH": "/nowhere"}
-    with pytest.raises(_gpu_evidence.NotMeasured, match="the ceilings could not be measured: "):
-        _gpu_evidence._measure(profile, environment, bfloat=False)
+    with pytest.raises(gpu_evidence.NotMeasured, match="the ceilings could not be measured: "):
+        gpu_evidence._measure(profile, environment, bfloat=False)
 
 
 def test_the_reason_of_a_failed_measurement_need_not_be_utf8(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failing = ("sh", "-c", r"printf 'cannot open \351t\351\n' >&2; exit 1")
-    monkeypatch.setattr(_gpu_evidence, "module_command", lambda *_: failing)
-    with pytest.raises(_gpu_evidence.NotMeasured, match="measured: cannot open \ufffdt\ufffd"):
-        _gpu_evidence._measure(_profiles.named("h200"), os.environ, bfloat=False)
+    monkeypatch.setattr(gpu_evidence, "module_command", lambda *_: failing)
+    with pytest.raises(gpu_evidence.NotMeasured, match="measured: cannot open \ufffdt\ufffd"):
+        gpu_evidence._measure(gpu_profiles.named("h200"), os.environ, bfloat=False)
 
 
 @pytest.mark.sweep(4)
@@ -149,7 +147,7 @@ def test_the_kernels_compile_and_their_loops_are_what_they_measure(
     if not find_disassembler():
         return  # then the kernels were compiled, at least
     request = EvidenceRequest(
-        profile=_profiles.named("h200"),
+        profile=gpu_profiles.named("h200"),
         dtype="float16",
         binary=str(tmp_path / "ceilings.cubin"),
         plan=LaunchPlan("", (), (), ()),

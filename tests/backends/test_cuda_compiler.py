@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cuda import _profiles, compiler, stated_options
+from evotune.backends.cuda import compiler, gpu_profiles, stated_options
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.errors import EnvironmentProblem
 from evotune.trial import Json, OutcomeKind
@@ -60,9 +60,9 @@ def failure(folder: Path, source: str, *options: str, arch: str = "sm_89") -> Co
     return result
 
 
-@pytest.mark.parametrize("name", _profiles.names())
+@pytest.mark.parametrize("name", gpu_profiles.names())
 def test_a_kernel_compiles_for_every_named_gpu(tmp_path: Path, name: str) -> None:
-    found = compiled(tmp_path, SOURCE, arch=_profiles.named(name).arch)
+    found = compiled(tmp_path, SOURCE, arch=gpu_profiles.named(name).arch)
     assert isinstance(found, dict)
     assert (tmp_path / "k.cubin").read_bytes()[:4] == b"\x7fELF"
     assert found["code_bytes"] == (tmp_path / "k.cubin").stat().st_size

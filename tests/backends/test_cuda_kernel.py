@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from evotune.backends.base.launch import Launch
-from evotune.backends.cuda._kernel import CudaKernel
+from evotune.backends.cuda.cuda_kernel import CudaKernel
 
 KIB = 1 << 10
 FUNCTION = 7
@@ -58,6 +58,6 @@ def test_static_and_dynamic_shared_memory_together_pass_the_limit(static_bytes: 
 @pytest.mark.parametrize("program", ["sanitized_launch", "profiled_launch"])
 def test_programs_that_run_under_a_tool_load_kernels_without_torch(program: str) -> None:
     """Under compute-sanitizer PyTorch takes five seconds to import, and a champion waits for it."""
-    modules = f"evotune.backends.cuda.{program}, evotune.backends.cuda._kernel"
+    modules = f"evotune.backends.cuda.{program}, evotune.backends.cuda.cuda_kernel"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

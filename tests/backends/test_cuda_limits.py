@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from evotune.backends.base.launch import Launch
-from evotune.backends.cuda import _profiles
-from evotune.backends.cuda._limits import (
+from evotune.backends.cuda import gpu_profiles
+from evotune.backends.cuda.gpu_limits import (
     Occupancy,
     launch_figures,
     launch_violation,
@@ -14,7 +14,7 @@ from evotune.backends.cuda._limits import (
     worst,
 )
 
-L4, A100, H200 = (dict(_profiles.named(name).attributes) for name in ("l4", "a100", "h200"))
+L4, A100, H200 = (dict(gpu_profiles.named(name).attributes) for name in ("l4", "a100", "h200"))
 
 # device, threads, registers, shared bytes -> blocks a multiprocessor, share of its warps, bound
 KNOWN = [
@@ -111,13 +111,13 @@ def test_what_no_block_fits_is_a_violation() -> None:
 
 
 def test_before_ampere_blocks_reserve_no_shared_memory() -> None:
-    t4 = _profiles.named("t4").attributes
+    t4 = gpu_profiles.named("t4").attributes
     whole = launch_figures(Launch((1,), (256,), 65_536, "f"), {"registers": 32}, t4)
     assert not whole.violation
 
 
 def test_a_named_gpu_has_its_architecture_and_figures() -> None:
-    assert {name: _profiles.named(name).arch for name in _profiles.names()} == {
+    assert {name: gpu_profiles.named(name).arch for name in gpu_profiles.names()} == {
         "l4": "sm_89",
         "a100": "sm_80",
         "h100": "sm_90a",
@@ -164,4 +164,4 @@ def test_a_named_gpu_has_its_architecture_and_figures() -> None:
     ],
 )
 def test_a_model_is_known_by_the_driver_s_name(name: str, found: str, same: bool) -> None:
-    assert _profiles.matches(name, found) is same
+    assert gpu_profiles.matches(name, found) is same

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evotune.backends.cuda import _gpu_evidence, _probe, _profiles
+from evotune.backends.cuda import gpu_evidence, gpu_probe, gpu_profiles
 
 
 class Runtime:
@@ -43,7 +43,7 @@ def test_a_gpu_is_named_so_that_a_worker_sees_that_one(
     monkeypatch: pytest.MonkeyPatch, visible: str, nvml: Any, name: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _probe._id(Runtime, 0, nvml) == name
+    assert gpu_probe._id(Runtime, 0, nvml) == name
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_gpu_is_named_so_that_a_worker_sees_that_one(
 def test_the_peak_of_a_gpu_is_that_of_its_model_or_a_little_above(
     name: str, clock_mhz: int
 ) -> None:
-    model = _profiles.named(name)
+    model = gpu_profiles.named(name)
     major, minor = divmod(int(model.attributes["arch"]), 10)
     values = {13: 1000 * clock_mhz, 16: model.attributes["multiprocessors"], 75: major, 76: minor}
 
@@ -66,7 +66,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_model_or_a_little_above(
         def getDeviceProperties(index: int) -> dict[str, Any]:
             return {"name": model.name.encode(), "totalGlobalMem": 1 << 30}
 
-    found = _probe._profile(Runtime, 0, None)
+    found = gpu_probe._profile(Runtime, 0, None)
     assert model.peak_gflops <= found.peak_gflops < 1.2 * model.peak_gflops
-    ceilings = _gpu_evidence.modelled(found, "float16")
+    ceilings = gpu_evidence.modelled(found, "float16")
     assert ceilings.tensor_flops == pytest.approx(model.peak_gflops * 1e9, rel=0.15)

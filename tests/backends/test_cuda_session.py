@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.cuda import _profiles
 from evotune.backends.cuda import cuda_session as module
+from evotune.backends.cuda import gpu_profiles
 from evotune.backends.cuda.cuda_session import CudaSession, GraphSampler
 from evotune.problems.attention import Attention
 from evotune.verify.pool import InputPool
@@ -61,7 +61,7 @@ def test_the_inputs_of_a_trial_on_a_large_shape_fit_an_l4(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_kernel", lambda: None)
     Memory(monkeypatch, enough=True).emptied = 1
     problem = Attention("float16")
-    pool_bytes = CudaSession(_profiles.named("l4")).pool_bytes
+    pool_bytes = CudaSession(gpu_profiles.named("l4")).pool_bytes
     shape = {"batch": 2, "heads": 16, "seq_len": 8192, "head_dim": 128}
     both = [problem.case(shape, {"causal": causal}) for causal in (False, True)]
     sets = len(problem.input_kinds) + 4  # four for timing

@@ -16,10 +16,11 @@ from evotune.backends.base.evidence import (
     innermost_loops,
 )
 from evotune.backends.base.launch import CompileFailure, CompileJob, LaunchPlan
-from evotune.backends.cuda import _gpu_evidence, _profiles, _ptx_view, _static_view
-from evotune.backends.cuda._ptx_view import classify as ptx_class
-from evotune.backends.cuda._ptx_view import read_functions as read_ptx
-from evotune.backends.cuda._static_view import (
+from evotune.backends.cuda import gpu_evidence, gpu_profiles, ptx_view, static_view
+from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.ptx_view import classify as ptx_class
+from evotune.backends.cuda.ptx_view import read_functions as read_ptx
+from evotune.backends.cuda.static_view import (
     NoStaticView,
     classify,
     find_disassembler,
@@ -27,7 +28,6 @@ from evotune.backends.cuda._static_view import (
     read_functions,
     static_views,
 )
-from evotune.backends.cuda.compiler import NvrtcCompiler
 from tests.patience import PATIENCE_S
 
 # A kernel's main loop: it waits in two places, one of them behind the end of the function.
@@ -172,7 +172,7 @@ def request(folder: Path, arch: str = "sm_90a") -> EvidenceRequest:
     resources = NvrtcCompiler().compile(job, folder / "k.cubin", PATIENCE_S)
     assert not isinstance(resources, CompileFailure)
     return EvidenceRequest(
-        profile=_profiles.named("h200"),
+        profile=gpu_profiles.named("h200"),
         dtype="float32",
         binary=str(folder / "k.cubin"),
         plan=LaunchPlan("exponentials", (), (), ()),
@@ -203,26 +203,26 @@ def test_a_cubin_shows_its_loop(tmp_path: Path) -> None:
 def test_a_cubin_states_the_registers_that_its_log_states(tmp_path: Path, arch: str) -> None:
     asked = request(tmp_path, arch)
     logged = asked.resources["entries"]["exponentials"]["registers"]
-    assert _gpu_evidence.read_registers(Path(asked.binary)) == {"exponentials": logged}
-    assert _gpu_evidence.with_registers({}, Path(asked.binary)) == {
+    assert gpu_evidence.read_registers(Path(asked.binary)) == {"exponentials": logged}
+    assert gpu_evidence.with_registers({}, Path(asked.binary)) == {
         "entries": {"exponentials": {"registers": logged}}
     }
-    assert _gpu_evidence.with_registers(asked.resources, Path(asked.binary)) == asked.resources
+    assert gpu_evidence.with_registers(asked.resources, Path(asked.binary)) == asked.resources
 
 
 @pytest.mark.parametrize("size", [0, 3, 64, 700])
 def test_a_file_that_is_no_whole_cubin_states_nothing(tmp_path: Path, size: int) -> None:
     asked = request(tmp_path)
     (tmp_path / "cut").write_bytes(Path(asked.binary).read_bytes()[:size])
-    assert _gpu_evidence.read_registers(tmp_path / "cut") == {}
-    assert _gpu_evidence.read_registers(tmp_path / "missing") == {}
-    assert _gpu_evidence.with_registers({"registers": 9}, tmp_path / "cut") == {"registers": 9}
+    assert gpu_evidence.read_registers(tmp_path / "cut") == {}
+    assert gpu_evidence.read_registers(tmp_path / "missing") == {}
+    assert gpu_evidence.with_registers({"registers": 9}, tmp_path / "cut") == {"registers": 9}
 
 
 def test_ptx_is_read_where_no_disassembler_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_static_view, "find_disassembler", lambda: "")
+    monkeypatch.setattr(static_view, "find_disassembler", lambda: "")
     found = view(tmp_path)
     assert (found.source, found.code_bytes) == ("ptx", 0)
     assert found.loop_instructions["mufu"] == 1
@@ -250,17 +250,17 @@ esac
     monkeypatch.setenv("PATH", f"{older.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_HOME", str(Path(newer).parents[1]))
     assert find_disassembler() == str(older)
-    assert view(tmp_path).source == _static_view.disassembler_version(newer)
+    assert view(tmp_path).source == static_view.disassembler_version(newer)
 
 
 def test_the_reason_why_there_is_no_ptx_need_not_be_utf8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = ("sh", "-c", r"printf 'cannot open \351t\351\n' >&2; exit 1")
-    monkeypatch.setattr(_ptx_view, "module_command", lambda *_: failing)
+    monkeypatch.setattr(ptx_view, "module_command", lambda *_: failing)
     job = CompileJob("cuda", str(tmp_path), "k.cu", (), (), "sm_80", "")
-    with pytest.raises(_ptx_view.NoPtx, match="cannot open \ufffdt\ufffd"):
-        _ptx_view.compiled_ptx(job, tmp_path / "job", 60.0)
+    with pytest.raises(ptx_view.NoPtx, match="cannot open \ufffdt\ufffd"):
+        ptx_view.compiled_ptx(job, tmp_path / "job", 60.0)
 
 
 def test_without_both_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,15 +268,15 @@ def test_without_both_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monk
     broken.write_text("#!/bin/sh\necho 'nvdisasm fatal   : unknown architecture' >&2\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     asked = EvidenceRequest(
-        profile=_profiles.named("h200"),
+        profile=gpu_profiles.named("h200"),
         dtype="float16",
         binary="x.cubin",
         plan=LaunchPlan("f", (), (), ()),
         tensors=(),
     )
-    monkeypatch.setattr(_static_view, "find_disassembler", lambda: "")
+    monkeypatch.setattr(static_view, "find_disassembler", lambda: "")
     with pytest.raises(NoStaticView, match=r"no nvdisasm was found; fix: pip install"):
         static_views(asked)
-    monkeypatch.setattr(_static_view, "find_disassembler", lambda: str(broken))
+    monkeypatch.setattr(static_view, "find_disassembler", lambda: str(broken))
     with pytest.raises(NoStaticView, match="nvdisasm failed: nvdisasm fatal : unknown arch"):
         static_views(asked)

@@ -9,10 +9,10 @@ import pytest
 
 from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
-from evotune.backends.cuda import _discover, _presence, _profiles
-from evotune.backends.cuda._discover import find_gpu, find_gpus, open_profile, same_gpu
-from evotune.backends.cuda._presence import cuda_problem, gpus_present
-from evotune.backends.cuda._probe import GpuState
+from evotune.backends.cuda import discovery, gpu_profiles, presence
+from evotune.backends.cuda.discovery import find_gpu, find_gpus, open_profile, same_gpu
+from evotune.backends.cuda.gpu_probe import GpuState
+from evotune.backends.cuda.presence import cuda_problem, gpus_present
 from evotune.backends.registry import work_together
 from evotune.errors import EnvironmentProblem, UsageError
 
@@ -20,7 +20,7 @@ from evotune.errors import EnvironmentProblem, UsageError
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A made-up machine without a GPU."""
-    monkeypatch.setattr(_presence, "SYSTEM_ROOT", tmp_path)
+    monkeypatch.setattr(presence, "SYSTEM_ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "bin").mkdir()
@@ -147,7 +147,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_of_one_line(machine: Path, requ
 
 
 def _gpu(name: str, id: str) -> DeviceProfile:
-    return dataclasses.replace(_profiles.named("l4"), name=name, id=id)
+    return dataclasses.replace(gpu_profiles.named("l4"), name=name, id=id)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def two_gpus(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _driver_lists(machine, "NVIDIA H200", "NVIDIA L4")
     found = (_gpu("NVIDIA H200", "GPU-a"), _gpu("NVIDIA L4", "GPU-b"))
     state = GpuState(("NVIDIA H200", "NVIDIA L4"), "", found)
-    monkeypatch.setattr(_discover, "_ask", lambda visible: state)
+    monkeypatch.setattr(discovery, "_ask", lambda visible: state)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_run_resumes_on_its_own_gpu_or_on_one_of_its_model() -> None:
 
 
 def test_compiling_needs_a_name_and_no_gpu() -> None:
-    assert open_profile("l4", compile_only=True) == _profiles.named("l4")
+    assert open_profile("l4", compile_only=True) == gpu_profiles.named("l4")
     with pytest.raises(EnvironmentProblem, match=r"fix: name one, --device l4\|a100\|h100\|h200"):
         open_profile("auto", compile_only=True)
     with pytest.raises(EnvironmentProblem, match="CUDA kernels need a GPU and no NVIDIA GPU was"):
@@ -224,7 +224,7 @@ def test_gpus_of_different_models_work_together_only_where_that_is_asked_for() -
     both = work_together([l4, other], allow_mixed=True)
     assert both.attributes["multiprocessors"] == l4.attributes["multiprocessors"]
     assert both.attributes["shared_bytes_per_block"] == 1000
-    hopper = dataclasses.replace(_profiles.named("h200"), id="GPU-c")
+    hopper = dataclasses.replace(gpu_profiles.named("h200"), id="GPU-c")
     with pytest.raises(EnvironmentProblem, match=r"different machine code \(sm_89, sm_90a?\)"):
         work_together([l4, hopper], allow_mixed=True)
     twins = [l4, dataclasses.replace(l4, id="GPU-d")]

@@ -17,13 +17,13 @@ from evotune.backends.base.evidence import (
     EvidenceRequest,
 )
 from evotune.backends.base.launch import Launch, LaunchPlan
-from evotune.backends.cuda import CudaBackend, _discover, _gpu_evidence, _nsight, _profiles
+from evotune.backends.cuda import CudaBackend, discovery, gpu_evidence, gpu_profiles, nsight
 from evotune.backends.cuda.tool_messages import PROFILED_BASELINE
 from evotune.problems.problem import Case
 from evotune.util.channel import decode, encode
 
 CUDA = registry.named("cuda")
-H200 = _profiles.named("h200")
+H200 = gpu_profiles.named("h200")
 HERE = dataclasses.replace(H200, id="GPU-1")
 MEASURED = Ceilings(kind="measured", fma_flops=6e13)
 COUNTERS = Counters(source="ncu 2025.3", time_us=6.2, pipes={"tensor": 0.2}, stalls={"wait": 1.15})
@@ -54,32 +54,32 @@ BASELINE = BaselineRequest(
 )
 
 
-def seen(kernel: str) -> _nsight.ProfiledLaunch:
-    return _nsight.ProfiledLaunch(kernel, 264, 384, 168, 0, 200_000, COUNTERS)
+def seen(kernel: str) -> nsight.ProfiledLaunch:
+    return nsight.ProfiledLaunch(kernel, 264, 384, 168, 0, 200_000, COUNTERS)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is here, with measured ceilings."""
-    monkeypatch.setattr(_gpu_evidence, "gpus_present", lambda: ["NVIDIA H200"])
-    monkeypatch.setattr(_discover, "find_gpus", lambda request, count: [HERE])
-    monkeypatch.setattr(_gpu_evidence, "measured", lambda *_: MEASURED)
+    monkeypatch.setattr(gpu_evidence, "gpus_present", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(discovery, "find_gpus", lambda request, count: [HERE])
+    monkeypatch.setattr(gpu_evidence, "measured", lambda *_: MEASURED)
 
 
-def profiling(monkeypatch: pytest.MonkeyPatch, launches: Sequence[_nsight.ProfiledLaunch]) -> None:
+def profiling(monkeypatch: pytest.MonkeyPatch, launches: Sequence[nsight.ProfiledLaunch]) -> None:
     def profile(
         module: str, job: str, environment: Mapping[str, str]
-    ) -> list[_nsight.ProfiledLaunch]:
+    ) -> list[nsight.ProfiledLaunch]:
         assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
         return list(launches)
 
-    monkeypatch.setattr(_nsight, "profile", profile)
+    monkeypatch.setattr(nsight, "profile", profile)
 
 
 def test_without_the_gpu_there_are_occupancy_and_the_models_ceilings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_gpu_evidence, "gpus_present", list)
+    monkeypatch.setattr(gpu_evidence, "gpus_present", list)
     found = CUDA.gather_evidence(REQUEST)
     attend, merge = found.launches
     assert (attend.kernel, attend.blocks, attend.threads) == ("attend", 128, 128)
@@ -127,7 +127,7 @@ def test_another_gpu_of_the_same_model_serves_and_one_of_another_model_does_not(
     changed = {"profile": old}
     request = EvidenceRequest(**{**_fields(REQUEST), **changed})
     assert CUDA.gather_evidence(request).launches[0].counters == COUNTERS
-    changed = {"profile": _profiles.named("l4")}
+    changed = {"profile": gpu_profiles.named("l4")}
     request = EvidenceRequest(**{**_fields(REQUEST), **changed})
     found = CUDA.gather_evidence(request)
     assert found.unavailable["counters"] == "no NVIDIA L4 is on this machine"
@@ -156,7 +156,7 @@ def test_a_baselines_kernels_are_known_by_the_profiler_alone(
 def test_without_counters_a_baselines_launches_are_not_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_gpu_evidence, "gpus_present", list)
+    monkeypatch.setattr(gpu_evidence, "gpus_present", list)
     found = CUDA.gather_baseline_evidence(BASELINE)
     assert found.launches == ()
     assert found.unavailable["launches"] == "no NVIDIA H200 is on this machine"

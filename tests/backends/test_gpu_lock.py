@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import _presence, _profiles
-from evotune.backends.cuda._presence import GpuLock
+from evotune.backends.cuda import gpu_profiles, presence
+from evotune.backends.cuda.presence import GpuLock
 from evotune.backends.registry import measuring_alone
 from evotune.errors import RunLocked
 
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_presence, "FOLDER", tmp_path)
+    monkeypatch.setattr(presence, "FOLDER", tmp_path)
 
 
 def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
@@ -32,9 +32,9 @@ def test_a_gpu_is_locked_once_and_free_again_afterwards() -> None:
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, pathlib; from evotune.backends.cuda import _presence\n"
-        "_presence.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
-        "_presence.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
+        "import os, pathlib; from evotune.backends.cuda import presence\n"
+        "presence.FOLDER = pathlib.Path(os.environ['FOLDER'])\n"
+        "presence.GpuLock('GPU-1').__enter__(); os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "FOLDER": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
@@ -44,7 +44,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_all_gpus_of_a_run_are_locked_or_none() -> None:
-    gpus = [dataclasses.replace(_profiles.named("l4"), id=id) for id in ("GPU-1", "GPU-2")]
+    gpus = [dataclasses.replace(gpu_profiles.named("l4"), id=id) for id in ("GPU-1", "GPU-2")]
     with GpuLock("GPU-2"):
         with pytest.raises(RunLocked, match="GPU-2"), measuring_alone(gpus):
             pass

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import _nsight
-from evotune.backends.cuda._nsight import FORBIDDEN, NoCounters, profile, read_launches
+from evotune.backends.cuda import nsight
+from evotune.backends.cuda.nsight import FORBIDDEN, NoCounters, profile, read_launches
 
 # One launch of attention-mma's champion on an H200, as `ncu --csv --page raw` names and shows it.
 FIGURES = {
@@ -61,9 +61,9 @@ def table(*launches: Mapping[str, str]) -> str:
 def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is all of PATH; `stand_in` puts an ncu there."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(_nsight, "_INSTALLED", str(tmp_path / "none"))
+    monkeypatch.setattr(nsight, "_INSTALLED", str(tmp_path / "none"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    _nsight.ncu_version.cache_clear()
+    nsight.ncu_version.cache_clear()
     return tmp_path
 
 
@@ -116,9 +116,7 @@ def test_conflicts_are_those_beyond_the_ideal_where_ncu_tells(ncu: Path) -> None
     assert "memory_l1_wavefronts_shared_ideal" not in FIGURES
     (found,) = read_launches(table(ideal), "ncu")
     assert (found.counters.shared_wavefronts, found.counters.shared_conflicts) == (900, 400)
-    text = table(ideal).replace(
-        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", _nsight._IDEAL
-    )
+    text = table(ideal).replace("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", nsight._IDEAL)
     (found,) = read_launches(text, "ncu")
     assert found.counters.shared_conflicts == 500
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cuda import _perturbed_build
-from evotune.backends.cuda._perturbed_build import with_delays
-from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
+from evotune.backends.cuda import perturbed_build
 from evotune.backends.cuda.compiler import NvrtcCompiler
 from evotune.backends.cuda.cuda_session import perturbation_job
+from evotune.backends.cuda.perturbed_build import with_delays
+from evotune.backends.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.util.channel import encode
 from tests.patience import PATIENCE_S
 
@@ -180,8 +180,8 @@ def test_the_driver_assembles_what_nvjitlink_does_not(
     (tmp_path / "job").write_bytes(encode(perturbation_job("sm_80")))
     ptx = "bar.sync 0;\n"
     monkeypatch.setattr(NvrtcCompiler, "ptx", lambda compiler, job: ptx)
-    monkeypatch.setattr(_perturbed_build, "cubin_of", lambda made, arch: assembled)
+    monkeypatch.setattr(perturbed_build, "cubin_of", lambda made, arch: assembled)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "job"), str(tmp_path)])
-    _perturbed_build.main()
+    perturbed_build.main()
     content = (tmp_path / written).read_bytes()
     assert content == (assembled or with_delays(ptx)[0].encode()) + b"\0"

@@ -14,7 +14,7 @@ import pytest
 
 from evotune.backends.base.launch import Argument, Launch, LaunchPlan, TensorMap
 from evotune.backends.base.session import LaunchFailure
-from evotune.backends.cuda import _kernel
+from evotune.backends.cuda import cuda_kernel
 
 MAP = TensorMap("float16", (2, 8, 500, 64), (1, 1, 128, 64), 128, 256)
 
@@ -69,7 +69,7 @@ def test_a_plan_with_maps_crosses_processes() -> None:
 
 def test_bytes_passed_by_value_are_aligned() -> None:
     for _ in range(16):
-        encoded = _kernel.aligned_bytes(128, 64)
+        encoded = cuda_kernel.aligned_bytes(128, 64)
         assert (ctypes.sizeof(encoded), ctypes.addressof(encoded) % 64) == (128, 0)
 
 
@@ -91,29 +91,29 @@ def stand_in_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """)
     library = tmp_path / "driver.so"
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    monkeypatch.setattr(_kernel, "LIBRARY", str(library))
-    _kernel._encoder.cache_clear()
+    monkeypatch.setattr(cuda_kernel, "LIBRARY", str(library))
+    cuda_kernel._encoder.cache_clear()
     yield
-    _kernel._encoder.cache_clear()
+    cuda_kernel._encoder.cache_clear()
 
 
 @pytest.mark.usefixtures("stand_in_driver")
 def test_the_driver_is_asked_with_the_innermost_dimension_first() -> None:
-    words = (ctypes.c_uint64 * 16).from_buffer(_kernel.encode(MAP, 0x7000))
+    words = (ctypes.c_uint64 * 16).from_buffer(cuda_kernel.encode(MAP, 0x7000))
     assert list(words)[:7] == [6, 4, 0x7000, 64, 2, 128, 8 * 500 * 128]
     assert list(words)[7:15] == [64, 128, 1, 1, 0, 3, 3, 0]
     argument = Argument("tensor_map", "k", tensor_map=MAP)
-    bound = (ctypes.c_uint64 * 16).from_buffer(_kernel._value(argument, {"k": 0x7000}))
+    bound = (ctypes.c_uint64 * 16).from_buffer(cuda_kernel._value(argument, {"k": 0x7000}))
     assert list(bound) == list(words)
     with pytest.raises(LaunchFailure, match=r"the driver refuses TensorMap.*CUDA error 1"):
-        _kernel.encode(MAP, 0)
+        cuda_kernel.encode(MAP, 0)
 
 
 def test_a_driver_without_the_call_is_a_launch_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kernel, "LIBRARY", "libm.so.6")
-    _kernel._encoder.cache_clear()
+    monkeypatch.setattr(cuda_kernel, "LIBRARY", "libm.so.6")
+    cuda_kernel._encoder.cache_clear()
     with pytest.raises(LaunchFailure, match=r"CUDA 12\.0 or later"):
-        _kernel.encode(MAP, 0x7000)
+        cuda_kernel.encode(MAP, 0x7000)
 
 
 def test_the_enumerations_are_those_of_the_headers() -> None:
@@ -131,7 +131,7 @@ def test_the_enumerations_are_those_of_the_headers() -> None:
         return re.findall(r"^ *CU_TENSOR_MAP_(\w+)", body.group(1), re.MULTILINE)
 
     types = members("CUtensorMapDataType")
-    for dtype, value in _kernel.DATA_TYPES.items():
+    for dtype, value in cuda_kernel.DATA_TYPES.items():
         name = "uint8" if dtype.startswith("float8") else dtype
         assert types[value] == f"DATA_TYPE_{name.upper()}"
     assert members("CUtensorMapSwizzle")[:4] == [

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
 from evotune.backends.base.sources import fingerprint, read_sources
-from evotune.backends.cuda._triton_compiler import TritonCompiler, parameter_bytes
+from evotune.backends.cuda.triton_compiler import TritonCompiler, parameter_bytes
 from evotune.trial import Json, OutcomeKind
 from tests.patience import PATIENCE_S
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from evotune.backends.cuda._triton_compiler import _module
+from evotune.backends.cuda.triton_compiler import _module
 
 FUNCTION = "def scale(x):\n    return 2 * x\n"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from report.runs import make_run, ok
 
-from evotune.backends.cuda import _profiles
+from evotune.backends.cuda import gpu_profiles
 from evotune.errors import SpaceError
 from evotune.runs.folder import list_runs
 from evotune.runs.setup import load_setup
@@ -302,8 +302,8 @@ def test_kernels_for_a_gpu_are_executed_only_once_somebody_agreed(
     space = folder / "space.yaml"
     space.write_text(GPU.replace("SOURCE", source).replace("LAUNCH", LAUNCHES[source]))
     monkeypatch.setattr(
-        "evotune.backends.cuda._discover.open_profile",
-        lambda *asked, **named: _profiles.named("h200"),
+        "evotune.backends.cuda.discovery.open_profile",
+        lambda *asked, **named: gpu_profiles.named("h200"),
     )
     with pytest.raises(SpaceError, match=rf"space\.yaml:6:\d+: .*{source}, which .* add --trust"):
         load_setup(space, "h200")

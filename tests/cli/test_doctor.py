@@ -8,8 +8,8 @@ import pytest
 
 from evotune.api import machine
 from evotune.backends.base.backend import Finding, Status
-from evotune.backends.cuda import _cuda_doctor, _nsight, _profiles
-from evotune.backends.cuda._probe import GpuState, probe
+from evotune.backends.cuda import cuda_doctor, gpu_profiles, nsight
+from evotune.backends.cuda.gpu_probe import GpuState, probe
 
 from .conftest import Invoke
 
@@ -27,7 +27,7 @@ NO_GPU = GpuState(())
 
 def examine(monkeypatch: pytest.MonkeyPatch, state: GpuState) -> list[Finding]:
     """The findings of `doctor` on a machine whose probe answers `state`."""
-    monkeypatch.setattr("evotune.backends.cuda._cuda_doctor.probe", lambda: state)
+    monkeypatch.setattr("evotune.backends.cuda.cuda_doctor.probe", lambda: state)
     return machine.examine()
 
 
@@ -122,29 +122,29 @@ def test_the_real_probe_answers_where_gpus_are_hidden() -> None:
 
 
 def test_doctor_tells_whether_counters_are_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = GpuState(("NVIDIA L4",), "", (_profiles.named("l4"),))
+    state = GpuState(("NVIDIA L4",), "", (gpu_profiles.named("l4"),))
     launches: list[str] = []
 
     def permitted(module: str, *_: object, only: str) -> None:
         launches.append(module)
 
     def forbidden(*_: object, only: str) -> None:
-        raise _nsight.NoCounters(_nsight.FORBIDDEN)
+        raise nsight.NoCounters(nsight.FORBIDDEN)
 
     def counters() -> tuple[Status, str, str]:
-        found = by_name(list(_cuda_doctor._counters(state)))["counters"]
+        found = by_name(list(cuda_doctor._counters(state)))["counters"]
         return found.status, found.detail, found.fix
 
-    monkeypatch.setattr(_nsight, "find_ncu", lambda: "")
+    monkeypatch.setattr(nsight, "find_ncu", lambda: "")
     status, detail, fix = counters()
     assert (status, detail) == (Status.ABSENT, "Nsight Compute (ncu) was not found")
     assert "CUDA toolkit" in fix
-    monkeypatch.setattr(_nsight, "find_ncu", lambda: "/usr/bin/ncu")
-    monkeypatch.setattr(_nsight, "ncu_version", lambda path: "ncu 2025.3")
-    monkeypatch.setattr(_nsight, "profile", permitted)
+    monkeypatch.setattr(nsight, "find_ncu", lambda: "/usr/bin/ncu")
+    monkeypatch.setattr(nsight, "ncu_version", lambda path: "ncu 2025.3")
+    monkeypatch.setattr(nsight, "profile", permitted)
     assert counters() == (Status.OK, "ncu 2025.3, permitted", "")
     assert launches == ["evotune.backends.cuda.profiled_launch"]
-    monkeypatch.setattr(_nsight, "profile", forbidden)
+    monkeypatch.setattr(nsight, "profile", forbidden)
     status, detail, fix = counters()
     assert (status, detail[:17]) == (Status.ABSENT, "ERR_NVGPUCTRPERM:")
     assert fix.startswith("run as root")

@@ -103,7 +103,7 @@ def test_devices_that_were_asked_for_are_kept() -> None:
 def test_the_way_to_compile_without_a_gpu_names_the_space(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evotune.backends.cuda._discover.gpus_present", list)
+    monkeypatch.setattr("evotune.backends.cuda.discovery.gpus_present", list)
     invoke("init", "my-kernel", "--language", "cuda")
     (tmp_path / "my-kernel").rename(tmp_path / "my kernel")
     for space, asked, expected in (

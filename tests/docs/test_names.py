@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from evotune.backends.cpu.cpu_profile import profile as cpu_profile
-from evotune.backends.cuda import _profiles
+from evotune.backends.cuda import gpu_profiles
 from evotune.space.case_scope import COMPILED_FIGURES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-kernel.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_the_values_of_gpus_are_those_of_the_profiles() -> None:
     names = [cell.strip() for cell in DEVICES.splitlines()[0].strip("| ").split("|")]
     assert names == ["l4", "a100", "h100", "h200"]
     shown = {row[0].strip("`"): row[1:] for row in cells(DEVICES)}
-    profiles = [_profiles.named(name).attributes for name in names]
+    profiles = [gpu_profiles.named(name).attributes for name in names]
     assert shown == {name: [f"{each[name]:,.0f}" for each in profiles] for name in profiles[0]}
 
 

@@ -21,7 +21,7 @@ from evotune.backends.base.evidence import (
     StaticView,
     Work,
 )
-from evotune.backends.cuda._profiles import named
+from evotune.backends.cuda.gpu_profiles import named
 from evotune.runs.folder import RunFolder
 from evotune.trial import Measurement, Outcome, OutcomeKind, Value
 

@@ -12,11 +12,11 @@ from report.runs import make_run, ok, recorded
 
 from evotune.errors import UsageError
 from evotune.explain import explaining
-from evotune.explain._machine_differences import Machine, against_of
-from evotune.explain._subjects import chosen_subject, machine_on, read_run, side_of
 from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
 from evotune.explain.explanation import html_page_of
 from evotune.explain.findings import Suggestion
+from evotune.explain.machine_differences import Machine, against_of
+from evotune.explain.subjects import chosen_subject, machine_on, read_run, side_of
 from evotune.runs.evidence_gathering import Access, keep_evidence
 from evotune.runs.folder import RunFolder
 

@@ -18,16 +18,16 @@ from report.runs import make_run, ok, recorded
 from evotune.api.run import Run
 from evotune.backends.base.evidence import Ceilings
 from evotune.errors import EvotuneError, StoreError, UsageError
-from evotune.explain import _limiter, _subjects, explaining, report_parts
-from evotune.explain._explanation_text import against_line, shown_effects
-from evotune.explain._measured_pairs import pairs_to_measure, with_measurements
-from evotune.explain._sentences import limiter_words
-from evotune.explain._subjects import chosen_subject, machine_on, read_run, side_of
-from evotune.explain._suggestions import with_tries
+from evotune.explain import explaining, limiter_rules, report_parts, subjects
 from evotune.explain.assembling import TrialStudy, explain_data
 from evotune.explain.explaining import ExplainRequest, Gathering, explain_run
 from evotune.explain.explanation import Explanation, html_page_of
+from evotune.explain.explanation_text import against_line, shown_effects
 from evotune.explain.findings import Effect, Pair, Suggestion
+from evotune.explain.measured_pairs import pairs_to_measure, with_measurements
+from evotune.explain.sentences import limiter_words
+from evotune.explain.subjects import chosen_subject, machine_on, read_run, side_of
+from evotune.explain.suggestions import with_tries
 from evotune.runs.ablation import AblationRow, Change
 from evotune.runs.folder import RunFolder
 from evotune.store import RunStore
@@ -325,7 +325,7 @@ def test_of_several_cases_it_is_said_which_one_is_explained(tmp_path: Path) -> N
 def test_a_trial_that_the_sample_of_a_long_run_lacks_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_subjects, "MOST_TRIALS", 10)
+    monkeypatch.setattr(subjects, "MOST_TRIALS", 10)
     run = planted_run(tmp_path / "runs")
     left_out = {trial.number for trial in read_run(run).trials}
     number, other = [
@@ -469,7 +469,7 @@ def test_the_text_tells_the_machine_code_and_the_waits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("share", "said"), [(0.4999, 49), (0.5, 50), (0.29, 29), (0.699, 69)])
 def test_a_share_below_a_bound_does_not_read_as_the_bound(share: float, said: int) -> None:
-    assert _limiter._whole_percent(share) == said
+    assert limiter_rules._whole_percent(share) == said
 
 
 def test_suggestions_that_are_configurations_are_tried(

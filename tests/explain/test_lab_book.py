@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from evotune.backends.base.evidence import Counters
-from evotune.explain._limiter import Case, limiter_of
-from evotune.explain._roofline import roofline_of
+from evotune.explain.limiter_rules import Case, limiter_of
+from evotune.explain.roofline import roofline_of
 
 from .planted import CASE, CEILINGS, DEVICE, gathered, launch
 

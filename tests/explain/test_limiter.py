@@ -9,10 +9,10 @@ import pytest
 
 from evotune.backends.base.evidence import Ceilings, Work
 from evotune.backends.cpu import CpuBackend
-from evotune.explain._limiter import Case, limiter_of
-from evotune.explain._roofline import roofline_of
-from evotune.explain._sentences import held_text
 from evotune.explain.findings import Limiter, Roofline
+from evotune.explain.limiter_rules import Case, limiter_of
+from evotune.explain.roofline import roofline_of
+from evotune.explain.sentences import held_text
 from evotune.problems import create_problem
 from evotune.runs.evidence_gathering import CountsExponentials
 

@@ -11,18 +11,18 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from evotune.explain._explanation_pictures import (
+from evotune.explain.assembling import explain_data
+from evotune.explain.explanation import Explanation, html_of
+from evotune.explain.explanation_pictures import (
     ceilings_of_picture,
     effects_picture,
     explanation_pictures,
     no_waits_text,
     roofline_picture,
 )
-from evotune.explain._sentences import held_text, winner_sentences
-from evotune.explain._subjects import read_run
-from evotune.explain.assembling import explain_data
-from evotune.explain.explanation import Explanation, html_of
 from evotune.explain.findings import Effect, Fact, Limiter, Roofline, Unit
+from evotune.explain.sentences import held_text, winner_sentences
+from evotune.explain.subjects import read_run
 from evotune.report.html.pictures import (
     Drawing,
     Picture,

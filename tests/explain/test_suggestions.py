@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from report.runs import make_run
 
-from evotune.explain._limiter import Case
-from evotune.explain._subjects import read_run
-from evotune.explain._suggestions import _measured_already, _moved, is_worth_a_line, techniques_of
 from evotune.explain.assembling import SpaceView, explain_data
 from evotune.explain.explanation import Explanation
 from evotune.explain.findings import Effect, Limiter, Suggestion, Unit
+from evotune.explain.limiter_rules import Case
 from evotune.explain.predicting import LaunchFigures, Predictor, table_of
+from evotune.explain.subjects import read_run
+from evotune.explain.suggestions import _measured_already, _moved, is_worth_a_line, techniques_of
 from evotune.search.gaussian_process import Difference
 from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import parse_space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.export._compute_source import compute_source
+from evotune.export.compute_source import compute_source
 from evotune.runs.spaces import shipped_spaces
 
 HEAD = """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
-from evotune.export._case_shapes import to_json
+from evotune.export.case_shapes import to_json
 from evotune.export.runtime._case_expressions import Names, NoValue
 from evotune.export.runtime._case_expressions import evaluate as read_and_evaluate
 from evotune.runs.setup import KernelSetup, load_setup

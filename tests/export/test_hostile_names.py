@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from evotune.export._descriptions import _summary, json_text
-from evotune.export._package_readme import readme
+from evotune.export.descriptions import _summary, json_text
+from evotune.export.package_readme import readme
 from evotune.export.runtime._checking import Result, Row
 from evotune.export.runtime._missed import Misses
 from evotune.export.runtime._package import Facts

@@ -11,8 +11,8 @@ import pytest
 
 from evotune.backends import registry
 from evotune.errors import EvotuneError, SpaceError
-from evotune.export._case_shapes import case_shapes
-from evotune.export._kernel_plan import KernelPlan, comparable, kernel_plan
+from evotune.export.case_shapes import case_shapes
+from evotune.export.kernel_plan import KernelPlan, comparable, kernel_plan
 from evotune.problems.problem import Case
 from evotune.runs.launches import Rejected
 from evotune.runs.setup import KernelSetup, load_setup

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evotune.errors import UsageError
-from evotune.export._case_shapes import call_name
+from evotune.export.case_shapes import call_name
 from evotune.export.exporting import export_runs
 from evotune.problems import Problem, create_problem
 from evotune.runs.folder import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from evotune.export._case_shapes import (
+from evotune.export.case_shapes import (
     MeasuredCase,
     exact_regions,
     in_order,

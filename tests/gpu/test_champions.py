@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from evotune.backends.base.backend import TOOLS
-from evotune.backends.cuda._discover import open_profile
-from evotune.backends.cuda._sanitizer import find_sanitizer
+from evotune.backends.cuda.discovery import open_profile
+from evotune.backends.cuda.sanitizer import find_sanitizer
 from evotune.trial import Json
 from evotune.verify.champion_launches import WORDS
 from evotune.workers.device_worker import open_session

@@ -16,7 +16,7 @@ from evotune.backends.base.launch import (
     LaunchPlan,
 )
 from evotune.backends.base.session import LaunchFailure
-from evotune.backends.cuda._discover import open_profile
+from evotune.backends.cuda.discovery import open_profile
 from evotune.workers.compile_worker import compiler_for
 from evotune.workers.device_worker import open_session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.backends.cuda._presence import cuda_problem, gpus_present
+from evotune.backends.cuda.presence import cuda_problem, gpus_present
 
 pytestmark = pytest.mark.gpu
 

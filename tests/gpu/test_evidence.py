@@ -17,8 +17,8 @@ import pytest
 from evotune.backends import registry
 from evotune.backends.base.evidence import BaselineRequest, Ceilings, Evidence, EvidenceRequest
 from evotune.backends.base.launch import Binary, DeviceProfile
-from evotune.backends.cuda import _gpu_evidence
-from evotune.backends.cuda._discover import find_gpu
+from evotune.backends.cuda import gpu_evidence
+from evotune.backends.cuda.discovery import find_gpu
 from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.trial import Configuration, Json
 from evotune.workers.build_cache import BuildCache
@@ -46,7 +46,7 @@ def gpu() -> DeviceProfile:
 @pytest.fixture(scope="module")
 def ceilings(gpu: DeviceProfile) -> Ceilings:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.id}
-    found = _gpu_evidence._measure(gpu, environment, bfloat=False)
+    found = gpu_evidence._measure(gpu, environment, bfloat=False)
     print(json.dumps(figures(found), indent=1))
     return found
 
@@ -91,7 +91,7 @@ def mission_champion() -> dict[str, Json]:
 
 
 def test_ceilings_are_near_the_published_figures(gpu: DeviceProfile, ceilings: Ceilings) -> None:
-    published = _gpu_evidence.modelled(gpu, "float16")
+    published = gpu_evidence.modelled(gpu, "float16")
     assert ceilings.kind == "measured"
     for name in ("fma_flops", "exp2_per_s", "issue_per_s", "shared_bytes_per_s"):
         assert getattr(ceilings, name) == pytest.approx(getattr(published, name), rel=WITHIN), name
@@ -105,7 +105,7 @@ def test_ceilings_are_near_the_published_figures(gpu: DeviceProfile, ceilings: C
 
 def test_measuring_again_gives_the_same(gpu: DeviceProfile, ceilings: Ceilings) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.id}
-    again = _gpu_evidence._measure(gpu, environment, bfloat=True)
+    again = gpu_evidence._measure(gpu, environment, bfloat=True)
     for name, value in figures(ceilings).items():
         if isinstance(value, float):
             assert getattr(again, name) == pytest.approx(value, rel=0.1), name

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from evotune.backends import registry
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cuda._discover import open_profile
+from evotune.backends.cuda.discovery import open_profile
 from evotune.workers.compile_worker import compiler_for
 from tests.export.runtime.packages import CASE, HEAD_DIM, description, imported, region, write
 

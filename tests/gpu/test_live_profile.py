@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.base.launch import CompileJob, DeviceProfile
-from evotune.backends.cuda import _profiles
-from evotune.backends.cuda._discover import find_gpu
-from evotune.backends.cuda._limits import occupancy
+from evotune.backends.cuda import gpu_profiles
 from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.discovery import find_gpu
+from evotune.backends.cuda.gpu_limits import occupancy
 
 pytestmark = pytest.mark.gpu
 
@@ -27,15 +27,15 @@ def test_the_profile_is_complete(gpu: DeviceProfile) -> None:
     assert gpu.name.startswith("NVIDIA ")
     assert gpu.id.startswith("GPU-")
     assert gpu.driver
-    assert gpu.attributes.keys() == _profiles.named("l4").attributes.keys()
+    assert gpu.attributes.keys() == gpu_profiles.named("l4").attributes.keys()
     assert all(value > 0 for value in gpu.attributes.values())
 
 
 def test_a_model_known_by_name_has_the_limits_of_its_profile(gpu: DeviceProfile) -> None:
-    name = next((n for n in _profiles.names() if _profiles.matches(n, gpu.name)), "")
+    name = next((n for n in gpu_profiles.names() if gpu_profiles.matches(n, gpu.name)), "")
     if not name:
         pytest.skip(f"no profile is named after {gpu.name}")
-    known = _profiles.named(name)
+    known = gpu_profiles.named(name)
     assert gpu.arch == known.arch
     assert find_gpu(name) == gpu
     of_the_board = ("memory_bytes", "memory_gbps")  # these differ between boards of a model

@@ -15,9 +15,9 @@ import torch
 
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
 from evotune.backends.base.session import Disturb, LaunchFailure, Session
-from evotune.backends.cuda._discover import open_profile
-from evotune.backends.cuda._perturbed_build import build
 from evotune.backends.cuda.cuda_session import read_limits
+from evotune.backends.cuda.discovery import open_profile
+from evotune.backends.cuda.perturbed_build import build
 from evotune.workers.compile_worker import compiler_for
 from evotune.workers.device_worker import open_session
 

@@ -9,7 +9,7 @@ import torch
 
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, Launch, LaunchPlan
 from evotune.backends.base.session import LaunchFailure
-from evotune.backends.cuda._discover import open_profile
+from evotune.backends.cuda.discovery import open_profile
 from evotune.problems import create_problem
 from evotune.verify.pool import InputPool
 from evotune.workers.compile_worker import compiler_for

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evotune.backends.base.session import Intervention
-from evotune.backends.cuda._discover import open_profile
+from evotune.backends.cuda.discovery import open_profile
 from evotune.workers.device_worker import open_session
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from evotune.portfolios.building import build_portfolio
 from evotune.portfolios.matrix_store import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.problem import Case
-from evotune.runs import _planning
+from evotune.runs import planning
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.observer import Observer, SilentObserver
 from evotune.runs.starting import RunRequest, RunResult
@@ -171,7 +171,7 @@ def pretending(search: PretendedSearch, candidates: int = 100) -> Iterator[None]
     planned: these take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(case_searches, "start_run", search.start)
-        patch.setattr(_planning, "_RANDOM_TESTS", 20)
+        patch.setattr(planning, "_RANDOM_TESTS", 20)
         patch.setattr(drawn_cases, "_CANDIDATES", candidates)
         patch.setattr(drawn_cases, "_TRIES", 5 * candidates)
         yield

@@ -16,7 +16,7 @@ from evotune.portfolios.matrix_store import SIZES, PortfolioRequest, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio
 from evotune.problems.attention import Attention
 from evotune.problems.problem import Case
-from evotune.runs import _planning
+from evotune.runs import planning
 from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
@@ -42,7 +42,7 @@ LONG = 200
 def calls_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few random tests are planned, which takes most of the time."""
     monkeypatch.setattr(CpuBackend, "exported_call_us", 0.0)
-    monkeypatch.setattr(_planning, "_RANDOM_TESTS", 8)
+    monkeypatch.setattr(planning, "_RANDOM_TESTS", 8)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from evotune.backends.base.launch import CompileFailure
 from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import create_problem
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import KernelSetup, load_setup
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict

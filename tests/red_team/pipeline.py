@@ -6,7 +6,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import Setup, load_setup
 from evotune.space.specs import ParameterSpec
 from evotune.trial import Configuration, Outcome

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, OutcomeKind, Region
 from evotune.verify.champion_launches import launch_served

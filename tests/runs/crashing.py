@@ -165,7 +165,7 @@ def _become(request: dict[str, str]) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     from evotune.runs import search_loop
-    from evotune.runs._kernel_run import InlineExecutor
+    from evotune.runs.kernel_run import InlineExecutor
     from evotune.store import RunStore
     from evotune.workers.local import LocalExecutor
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from evotune.runs import _planning, ablation, confirming
+from evotune.runs import ablation, confirming, planning
 from evotune.runs.folder import RunFolder, list_runs
 from evotune.runs.observer import SilentObserver
 from evotune.runs.starting import RunRequest, start_run
@@ -58,9 +58,9 @@ def few_random_tests(count: int) -> Iterator[None]:
     """Plans so many for a champion, and no launches at served sizes. To draw and to plan them all
     takes up to a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_planning, "_RANDOM_TESTS", count)
-        patch.setattr(_planning, "_MOST_RANDOM_TESTS", count)
-        patch.setattr(_planning, "served_cases", lambda *given: ([], ()))
+        patch.setattr(planning, "_RANDOM_TESTS", count)
+        patch.setattr(planning, "_MOST_RANDOM_TESTS", count)
+        patch.setattr(planning, "served_cases", lambda *given: ([], ()))
         yield
 
 

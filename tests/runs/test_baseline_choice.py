@@ -8,7 +8,7 @@ import pytest
 from workers.faulty import SPACE
 
 from evotune.errors import SpaceError
-from evotune.runs._kernel_run import chosen_baseline
+from evotune.runs.kernel_run import chosen_baseline
 from evotune.runs.setup import load_setup
 from evotune.workers.executor import TIMED, BaselineTiming
 

@@ -13,8 +13,8 @@ from report.runs import META, failed, make_run, ok
 
 from evotune.run_options import RunOptions
 from evotune.runs import confirming
-from evotune.runs._kernel_run import KernelRun
 from evotune.runs.confirming import confirm
+from evotune.runs.kernel_run import KernelRun
 from evotune.runs.observer import SilentObserver
 from evotune.store import UNCONFIRMED, RunStore
 from evotune.timing.processes import LEAST, MOST

@@ -18,9 +18,9 @@ import pytest
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.errors import EnvironmentProblem, UsageError
 from evotune.runs import cluster_run
-from evotune.runs._kernel_run import InlineExecutor
 from evotune.runs.cluster_run import ClusterRequest, cluster_request, connected
 from evotune.runs.folder import list_runs
+from evotune.runs.kernel_run import InlineExecutor
 from evotune.store import RunStore
 from evotune.user_code import trust
 from evotune.workers import cluster_executor

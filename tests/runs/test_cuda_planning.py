@@ -12,8 +12,8 @@ import yaml
 
 from evotune.backends.base.launch import Binary, Launch
 from evotune.errors import EnvironmentProblem, SpaceError, UsageError
-from evotune.runs._planning import Planner
 from evotune.runs.confirming import timed_again
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Value
 from evotune.workers.executor import HELD_OUT, Proposal

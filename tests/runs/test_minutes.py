@@ -14,7 +14,7 @@ from evotune.cli.run_commands import resume, run
 from evotune.report import wording
 from evotune.run_options import RunOptions
 from evotune.runs import search_loop, starting
-from evotune.runs._kernel_run import InlineExecutor, KernelRun, RecordedRun
+from evotune.runs.kernel_run import InlineExecutor, KernelRun, RecordedRun
 from evotune.runs.observer import SilentObserver
 from evotune.runs.starting import resume_run, stored_options
 from evotune.space.reading.schema import schema_text

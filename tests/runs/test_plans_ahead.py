@@ -15,8 +15,8 @@ from evotune.backends import registry
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import UsageError
 from evotune.run_options import RunOptions
-from evotune.runs import _kernel_run
-from evotune.runs._kernel_run import InlineExecutor, KernelRun, PlansAhead
+from evotune.runs import kernel_run
+from evotune.runs.kernel_run import InlineExecutor, KernelRun, PlansAhead
 from evotune.runs.observer import SilentObserver
 from evotune.runs.search_loop import SearchLoop, first_asked
 from evotune.runs.setup import load_kernel_setup
@@ -115,8 +115,8 @@ def test_the_best_so_far_are_planned_and_compiled_ahead(
     kind: KernelRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry.named("cpu"), "exclusive", False)
-    monkeypatch.setattr(_kernel_run, "_LOOK_S", 0.0)
-    monkeypatch.setattr(_kernel_run, "_LOOK_SHARE", 0)
+    monkeypatch.setattr(kernel_run, "_LOOK_S", 0.0)
+    monkeypatch.setattr(kernel_run, "_LOOK_SHARE", 0)
     executor = Compiling()
     kind.expect_finalists(executor)
     best = [trial for trial in kind._store.best_first()][:2]

@@ -12,8 +12,8 @@ import pytest
 
 from evotune.errors import EnvironmentProblem, EvotuneError, RunLocked, UsageError
 from evotune.runs import environment, search_loop
-from evotune.runs._kernel_run import RecordedRun
 from evotune.runs.folder import RunFolder, list_runs
+from evotune.runs.kernel_run import RecordedRun
 from evotune.runs.observer import SilentObserver
 from evotune.runs.setup import GpuRequest
 from evotune.runs.starting import resume_run

@@ -10,7 +10,7 @@ import pytest
 from evotune.backends.base.launch import Argument
 from evotune.errors import SpaceError
 from evotune.problems.problem import Case
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.workers.executor import EDGE, HELD_OUT, RANDOM, TIMED, CaseJob, Proposal

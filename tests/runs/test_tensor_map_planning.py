@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from evotune.backends.base.launch import LaunchPlan, TensorMap
 from evotune.errors import SpaceError
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.workers.executor import Proposal
 

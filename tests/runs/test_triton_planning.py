@@ -11,7 +11,7 @@ import pytest
 
 from evotune.backends.base.launch import DYNAMIC_SHARED_BYTES, Argument, Binary, Launch
 from evotune.errors import SpaceError
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration
 from evotune.user_code import trust

@@ -19,7 +19,7 @@ from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import Tensor, UserProblem, create_problem
 from evotune.problems.problem import rounding_of
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, OutcomeKind
 from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite, worst_element

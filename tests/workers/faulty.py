@@ -13,8 +13,8 @@ import msgspec
 from report.runs import make_run, ok
 
 from evotune.backends.base.launch import Argument, CompileJob, DeviceProfile, Workspace
-from evotune.runs._planning import Planner
 from evotune.runs.folder import RunFolder
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.runs.spaces import snapshot
 from evotune.store import RunStore

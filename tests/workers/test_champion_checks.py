@@ -18,10 +18,10 @@ from evotune.backends.base.launch import CompileJob
 from evotune.backends.base.session import Disturb
 from evotune.backends.cuda.cuda_session import classify
 from evotune.trial import CUT_SHORT, Check, Outcome, OutcomeKind
-from evotune.workers import _champion_checks, _trial_runner
-from evotune.workers._champion_checks import NO_TIME
-from evotune.workers._trial_runner import TrialRunner
+from evotune.workers import champion_checks, trial_runner
+from evotune.workers.champion_checks import NO_TIME
 from evotune.workers.messages import TrialRequest
+from evotune.workers.trial_runner import TrialRunner
 
 from .test_graph_sessions import CASES, PROBLEM, PROFILE, GraphSession, job
 
@@ -30,7 +30,7 @@ JOB = CompileJob("cpp", ".", "k.cpp", (), (), "native", "")
 
 @pytest.fixture(autouse=True)
 def _short_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_trial_runner, "_START_S", 0.1)  # kernels in Python would take it all
+    monkeypatch.setattr(trial_runner, "_START_S", 0.1)  # kernels in Python would take it all
 
 
 class DisturbedSession(GraphSession):
@@ -97,7 +97,7 @@ def test_checks_that_have_no_time_are_skipped_and_the_confirmation_says_so(
 
     backend = type(registry.named(PROFILE.backend))
     monkeypatch.setattr(backend, "sanitizing", sanitizing)
-    monkeypatch.setattr(_champion_checks, "_LEAST_S", 0.1)
+    monkeypatch.setattr(champion_checks, "_LEAST_S", 0.1)
     session = DisturbedSession({case.label: kernel(case, exact) for case in CASES})
     request = msgspec.structs.replace(job("held_out", confirm=True, audit=True), until_s=0.0)
     runner = TrialRunner(session, PROFILE, PROBLEM, deterministic=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from evotune.backends.base.launch import Binary, CompileFailure, CompileJob
-from evotune.backends.cuda import _profiles
-from evotune.runs._planning import Planner
+from evotune.backends.cuda import gpu_profiles
+from evotune.runs.planning import Planner
 from evotune.runs.setup import load_setup
 from evotune.trial import Configuration, Outcome, OutcomeKind, Value
 from evotune.workers.compile_pool import CompilePool
@@ -35,7 +35,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory, planner: Planner) -> Iter
     made = open_local_executor(
         folder=folder / "logs",
         cache=folder / "cache",
-        profiles=[_profiles.named("l4")],
+        profiles=[gpu_profiles.named("l4")],
         problem="attention",
         dtype="float16",
         deterministic=True,

@@ -12,7 +12,7 @@ import pytest
 
 from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
-from evotune.backends.cuda import _discover, _profiles
+from evotune.backends.cuda import discovery, gpu_profiles
 from evotune.problems import create_problem
 from evotune.workers.device_slot import DeviceSlot, ProblemSource
 from evotune.workers.early_worker import EarlyWorker
@@ -107,10 +107,10 @@ def test_what_a_worker_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch)
     def ask() -> NoReturn:
         raise AssertionError("another process was asked")
 
-    gpu = _profiles.named("l4")
-    monkeypatch.setattr(_discover, "ask_present_gpus", ask)
-    monkeypatch.setattr(_discover, "gpus_present", lambda: [gpu.name])
-    monkeypatch.setattr(_discover, "_answers", {})
+    gpu = gpu_profiles.named("l4")
+    monkeypatch.setattr(discovery, "ask_present_gpus", ask)
+    monkeypatch.setattr(discovery, "gpus_present", lambda: [gpu.name])
+    monkeypatch.setattr(discovery, "_answers", {})
     registry.named("cuda").learn([gpu])
     assert registry.named("cuda").profile("auto") == gpu
 

@@ -26,11 +26,11 @@ from evotune.timing.paired import TimingSettings, measure_paired
 from evotune.trial import Check, Measurement, Outcome, OutcomeKind
 from evotune.verify import gate
 from evotune.verify.pool import InputPool
-from evotune.workers import _timer, _trial_runner
-from evotune.workers._timer import FailedBaseline
-from evotune.workers._trial_runner import TrialRunner
+from evotune.workers import trial_runner, trial_timer
 from evotune.workers.executor import HELD_OUT, TIMED, BaselineTiming
 from evotune.workers.messages import TrialCase, TrialRequest
+from evotune.workers.trial_runner import TrialRunner
+from evotune.workers.trial_timer import FailedBaseline
 
 CASES = (make_case(33, causal=True), make_case(20, causal=False))
 PROFILE = DeviceProfile("GPU", "cpu", "", {})
@@ -89,7 +89,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
         min_rounds=1, max_rounds=2, sample_us=1.0, places=3, graphs=2, baseline_graphs=2
     )
     monkeypatch.setattr(TimingSettings, "thorough", lambda: settings)
-    monkeypatch.setattr(_trial_runner, "_START_S", 0.1)  # kernels in Python would take it all
+    monkeypatch.setattr(trial_runner, "_START_S", 0.1)  # kernels in Python would take it all
 
 
 def run(session: CpuSession, **fields: Any) -> Outcome:
@@ -126,7 +126,7 @@ def test_only_what_decides_between_champions_is_timed_on_while_in_doubt(
             asked.append((how["held_out"], bool(how["settings"].extra_rounds), *speedups))
         return measure_paired(*samplers, **how)
 
-    monkeypatch.setattr(_timer, "measure_paired", noted)
+    monkeypatch.setattr(trial_timer, "measure_paired", noted)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     assert run(session, confirm=confirm, contender=math.log(1e-9)).ok
     needed = pytest.approx(1e-9)
@@ -173,7 +173,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
     """A champion's time is reported even if it does not lead. A slow candidate of the search does
     not matter."""
     asked: list[str] = []
-    monkeypatch.setattr(_trial_runner, "reuse", lambda case, *rest: asked.append(case.label))
+    monkeypatch.setattr(trial_runner, "reuse", lambda case, *rest: asked.append(case.label))
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})
     assert run(session, confirm=confirm, contender=math.log(1e9)).ok
     both = [case.label for case in CASES]
@@ -184,7 +184,7 @@ def test_whether_a_slow_champion_reuses_results_is_asked_too(
 def test_a_champion_that_is_hard_to_believe_is_audited(
     confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_trial_runner, "_SUSPICIOUS_SPEEDUP", 0.0)
+    monkeypatch.setattr(trial_runner, "_SUSPICIOUS_SPEEDUP", 0.0)
     monkeypatch.setattr(gate, "_AUDITED_RUNS", 5)
     monkeypatch.setattr(gate, "_REUSE_ASKED", 1)
     session = GraphSession({case.label: kernel(case, exact) for case in CASES})

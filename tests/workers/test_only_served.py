@@ -6,10 +6,10 @@ from verify.kernels import PROBLEM, Memory, exact, kernel, make_case, plan
 
 from evotune.problems.executed_sizes import LengthPlan
 from evotune.trial import ExecutedLengths, Outcome, OutcomeKind
-from evotune.workers._trial_runner import TrialRunner
 from evotune.workers.executor import SERVED, Proposal
 from evotune.workers.in_flight import InFlight
 from evotune.workers.messages import TrialCase, TrialRequest
+from evotune.workers.trial_runner import TrialRunner
 
 from .test_graph_sessions import PROFILE, GraphSession
 

@@ -9,7 +9,7 @@ import pytest
 from evotune.backends.base.launch import DeviceProfile
 from evotune.problems import Tensor, UserProblem
 from evotune.trial import Measurement
-from evotune.workers._trial_runner import impossible, is_near_peak
+from evotune.workers.trial_runner import impossible, is_near_peak
 
 PEAK = 989e3
 PROFILE = DeviceProfile("GPU", "cuda", "", {}, peak_gflops=PEAK)

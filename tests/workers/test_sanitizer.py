@@ -12,8 +12,8 @@ import pytest
 from evotune.backends.base.backend import TOOLS, SanitizedCase, not_sanitized
 from evotune.backends.base.evidence import normal_values
 from evotune.backends.base.launch import LaunchPlan
-from evotune.backends.cuda import _sanitizer
-from evotune.backends.cuda._sanitizer import (
+from evotune.backends.cuda import sanitizer
+from evotune.backends.cuda.sanitizer import (
     DONE,
     disqualification,
     find_sanitizer,
@@ -195,7 +195,7 @@ def test_a_tool_that_hangs_or_cannot_start_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = install(tmp_path, monkeypatch, "import time; time.sleep(60)")
-    monkeypatch.setattr(_sanitizer, "LIMIT_S", 0.3)
+    monkeypatch.setattr(sanitizer, "LIMIT_S", 0.3)
     details = [check.detail for check in checks_of_tools()]
     assert details == [f"{name} did not end within 0.3 s" for name in TOOLS]
     tool.write_text("#!/no/such/interpreter\n")
@@ -217,7 +217,7 @@ def test_the_program_under_a_tool_that_hangs_has_ended_with_its_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = install_above_a_program(tmp_path, monkeypatch)
-    monkeypatch.setattr(_sanitizer, "LIMIT_S", 1.0)
+    monkeypatch.setattr(sanitizer, "LIMIT_S", 1.0)
     details = [check.detail for check in checks_of_tools()]
     assert details == [f"{name} did not end within 1 s" for name in TOOLS]
     pids = begun.read_text().split() if begun.exists() else []  # late on a busy machine

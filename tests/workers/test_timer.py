@@ -14,7 +14,7 @@ from evotune.timing.paired import TimingSettings
 from evotune.trial import Measurement, OutcomeKind
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.workers._timer import BaselineSamplers, CaseTimer
+from evotune.workers.trial_timer import BaselineSamplers, CaseTimer
 
 CASE = make_case(33, causal=True)
 

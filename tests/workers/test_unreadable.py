@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from evotune.backends.base.launch import CompileFailure, DeviceProfile
-from evotune.backends.cuda import _perturbed_build
+from evotune.backends.cuda import perturbed_build
 from evotune.errors import EnvironmentProblem
 from evotune.runs import cluster_run
 from evotune.trial import QUARANTINED, Outcome, OutcomeKind
@@ -295,10 +295,10 @@ def test_a_problem_worker_that_cannot_read_its_request_is_the_machine_s_problem(
 def test_a_build_that_cannot_read_its_job_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_perturbed_build, "encode", lambda job: b"\xc1")
-    found = _perturbed_build.build(compile_job("none"), tmp_path, 60.0)
+    monkeypatch.setattr(perturbed_build, "encode", lambda job: b"\xc1")
+    found = perturbed_build.build(compile_job("none"), tmp_path, 60.0)
     assert all(str(each).startswith("the job cannot be read: ") for each in found.values())
-    assert set(found) == set(_perturbed_build.WAYS)
+    assert set(found) == set(perturbed_build.WAYS)
 
 
 def test_a_sanitized_launch_that_cannot_read_its_job_ends_with_a_line(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from evotune.backends.base.backend import TOOLS, Backend
-from evotune.backends.cuda import _profiles, stated_options
+from evotune.backends.cuda import gpu_profiles, stated_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
@@ -76,53 +76,53 @@ class CudaBackend(Backend):
     packages = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py", "triton")
 
     def understands(self, request: str) -> bool:
-        return request in _profiles.names() or _REQUEST.fullmatch(request) is not None
+        return request in gpu_profiles.names() or _REQUEST.fullmatch(request) is not None
 
     def models(self) -> tuple[str, ...]:
-        return _profiles.names()
+        return gpu_profiles.names()
 
     def model(self, name: str) -> DeviceProfile:
-        return _profiles.named(name)
+        return gpu_profiles.named(name)
 
     def completions(self) -> tuple[str, ...]:
         """The first two GPUs by number, then the models."""
-        return ("cuda:0", "cuda:1", *_profiles.names())
+        return ("cuda:0", "cuda:1", *gpu_profiles.names())
 
     def is_here(self) -> bool:
-        from evotune.backends.cuda._presence import gpus_present
+        from evotune.backends.cuda.presence import gpus_present
 
         return bool(gpus_present())
 
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
-        from evotune.backends.cuda import _discover
+        from evotune.backends.cuda import discovery
 
-        return _discover.open_profile(request, compile_only=compile_only)
+        return discovery.open_profile(request, compile_only=compile_only)
 
     def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
-        from evotune.backends.cuda import _discover
+        from evotune.backends.cuda import discovery
 
-        return _discover.find_gpus(request, count)
+        return discovery.find_gpus(request, count)
 
     def same_device(self, profile: DeviceProfile) -> str:
-        from evotune.backends.cuda import _discover
+        from evotune.backends.cuda import discovery
 
-        return _discover.same_gpu(profile)
+        return discovery.same_gpu(profile)
 
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
-        from evotune.backends.cuda._presence import GpuLock
+        from evotune.backends.cuda.presence import GpuLock
 
         return GpuLock(profile.id)
 
     def take_device(self, stack: ExitStack) -> str:
-        from evotune.backends.cuda import _discover
+        from evotune.backends.cuda import discovery
 
-        return _discover.take_gpu(stack)
+        return discovery.take_gpu(stack)
 
     def offered(self) -> DeviceProfile:
         return self.profiles("auto", 1)[0]
 
     def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
-        from evotune.backends.cuda._discover import busy_gpu
+        from evotune.backends.cuda.discovery import busy_gpu
 
         return busy_gpu(profile)
 
@@ -131,12 +131,12 @@ class CudaBackend(Backend):
             from evotune.backends.cuda.compiler import NvrtcCompiler
 
             return NvrtcCompiler()
-        from evotune.backends.cuda._triton_compiler import TritonCompiler
+        from evotune.backends.cuda.triton_compiler import TritonCompiler
 
         return TritonCompiler()
 
     def limits(self) -> Limits | None:
-        from evotune.backends.cuda._limits import GpuLimits
+        from evotune.backends.cuda.gpu_limits import GpuLimits
 
         return GpuLimits()
 
@@ -151,75 +151,75 @@ class CudaBackend(Backend):
         return CudaSession(profile)
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        from evotune.backends.cuda._kernel import CudaCaller
+        from evotune.backends.cuda.cuda_kernel import CudaCaller
 
         return CudaCaller(profile)
 
     def exported_files(self, package: str) -> Mapping[str, bytes]:
-        from evotune.backends.cuda import _exported
+        from evotune.backends.cuda import exported_launchers
 
-        return _exported.files()
+        return exported_launchers.files()
 
     def exported_slower_because(self) -> str:
-        from evotune.backends.cuda import _exported
+        from evotune.backends.cuda import exported_launchers
 
-        return _exported.slower_because()
+        return exported_launchers.slower_because()
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": profile.id} if profile.id else {}
 
     def likely_environment(self) -> Mapping[str, str] | None:
-        from evotune.backends.cuda._presence import only_gpu
+        from evotune.backends.cuda.presence import only_gpu
 
         return {"CUDA_VISIBLE_DEVICES": found} if (found := only_gpu()) else None
 
     def devices_here(self) -> tuple[DeviceProfile, ...]:
-        from evotune.backends.cuda._presence import cuda_problem
-        from evotune.backends.cuda._probe import profiles
+        from evotune.backends.cuda.gpu_probe import profiles
+        from evotune.backends.cuda.presence import cuda_problem
 
         return () if cuda_problem() else tuple(profiles())
 
     def learn(self, devices: Sequence[DeviceProfile]) -> None:
-        from evotune.backends.cuda import _discover
+        from evotune.backends.cuda import discovery
 
-        _discover.learn(devices)
+        discovery.learn(devices)
 
     def sanitizing(
         self, cases: Sequence[SanitizedCase]
     ) -> AbstractContextManager[Callable[[], list[Check]]]:
-        from evotune.backends.cuda._sanitizer import sanitizing
+        from evotune.backends.cuda.sanitizer import sanitizing
 
         return sanitizing(cases)
 
     def sanitizer_limit_s(self) -> float:
-        from evotune.backends.cuda._sanitizer import LIMIT_S
+        from evotune.backends.cuda.sanitizer import LIMIT_S
 
         return LIMIT_S * len(TOOLS)
 
     def disqualification(self, check: Check, *, mbarriers: bool | None) -> OutcomeKind | None:
-        from evotune.backends.cuda._sanitizer import disqualification
+        from evotune.backends.cuda.sanitizer import disqualification
 
         return disqualification(check, mbarriers=mbarriers)
 
     def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
-        from evotune.backends.cuda._perturbed_build import WAYS, build
+        from evotune.backends.cuda.perturbed_build import WAYS, build
 
         return {WAYS[way]: made for way, made in build(job, folder, limit_s).items()}
 
     def gather_evidence(self, request: EvidenceRequest) -> Evidence:
-        from evotune.backends.cuda import _gpu_evidence
+        from evotune.backends.cuda import gpu_evidence
 
-        return _gpu_evidence.gather(request)
+        return gpu_evidence.gather(request)
 
     def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
-        from evotune.backends.cuda import _gpu_evidence
+        from evotune.backends.cuda import gpu_evidence
 
-        return _gpu_evidence.gather_baseline(request)
+        return gpu_evidence.gather_baseline(request)
 
     def doctor(self) -> tuple[list[Finding], list[Finding]]:
-        from evotune.backends.cuda import _cuda_doctor
+        from evotune.backends.cuda import cuda_doctor
 
-        return _cuda_doctor.examine()
+        return cuda_doctor.examine()
 
 
 ROOM = CudaBackend()

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from evotune.backends.base.launch import CompileFailure, CompileJob, Launch
-from evotune.backends.cuda._kernel import CudaKernel
 from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.cuda_kernel import CudaKernel
 from evotune.errors import EnvironmentProblem
 from evotune.util.files import scratch_folder
 

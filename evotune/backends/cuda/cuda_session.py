@@ -38,8 +38,8 @@ from evotune.backends.base.session import (
     Sampler,
     Write,
 )
-from evotune.backends.cuda._kernel import LIBRARY, CudaKernel, bind
 from evotune.backends.cuda.compiler import NvrtcCompiler
+from evotune.backends.cuda.cuda_kernel import LIBRARY, CudaKernel, bind
 from evotune.errors import EnvironmentProblem
 from evotune.trial import DeviceState, Json, OutcomeKind
 from evotune.util.files import scratch_folder

@@ -11,7 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from evotune.backends.cuda._nsight import LIMIT_S
+from evotune.backends.cuda.nsight import LIMIT_S
 from evotune.backends.cuda.tool_messages import PROFILED_BASELINE
 from evotune.errors import EvotuneError
 from evotune.problems.loading import create_problem

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from evotune.backends.cuda._nsight import LIMIT_S
+from evotune.backends.cuda.nsight import LIMIT_S
 from evotune.backends.cuda.sanitized_launch import buffers, open_device
 from evotune.backends.cuda.tool_messages import PROFILED_LAUNCH
 from evotune.util.channel import UnreadableMessage, decode
@@ -20,7 +20,7 @@ def main() -> None:
     signal.alarm(round(LIMIT_S))
     from cupy.cuda import profiler
 
-    from evotune.backends.cuda._kernel import CudaKernel, bind
+    from evotune.backends.cuda.cuda_kernel import CudaKernel, bind
 
     try:
         case = decode(PROFILED_LAUNCH, Path(sys.argv[1]).read_bytes())

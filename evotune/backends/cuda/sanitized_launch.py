@@ -19,7 +19,7 @@ import numpy as np
 
 from evotune.backends.base.backend import SanitizedCase
 from evotune.backends.base.evidence import normal_values
-from evotune.backends.cuda._sanitizer import DONE, LIMIT_S
+from evotune.backends.cuda.sanitizer import DONE, LIMIT_S
 from evotune.backends.cuda.tool_messages import SANITIZED_LAUNCHES
 from evotune.problems.problem import ELEMENT_BYTES
 from evotune.util.channel import UnreadableMessage, decode
@@ -29,7 +29,7 @@ _POISON_BYTE = 0xFF
 
 def main() -> None:
     signal.alarm(round(LIMIT_S))
-    from evotune.backends.cuda._kernel import CudaKernel
+    from evotune.backends.cuda.cuda_kernel import CudaKernel
 
     try:
         job = decode(SANITIZED_LAUNCHES, Path(sys.argv[1]).read_bytes())
@@ -54,7 +54,7 @@ def open_device() -> Any:
 
 
 def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> None:
-    from evotune.backends.cuda._kernel import bind
+    from evotune.backends.cuda.cuda_kernel import bind
 
     with buffers(runtime, case, poison=poison) as pointers:
         bind(kernel, case.plan, pointers, lambda: 0)()

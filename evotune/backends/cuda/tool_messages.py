@@ -10,7 +10,7 @@ from evotune.backends.base.evidence import BaselineRequest
 from evotune.backends.base.launch import CompileJob
 
 PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)
-"""The message to the programs that compile a job again: `_perturbed_build` and `_ptx_view`."""
+"""The message to the programs that compile a job again: `perturbed_build` and `ptx_view`."""
 
 
 class SanitizedLaunches(msgspec.Struct, frozen=True, tag=True):

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from evotune.backends.cuda import _discover, _profiles
+from evotune.backends.cuda import discovery, gpu_profiles
 from evotune.runs import setup
-from evotune.runs._planning import Planner
+from evotune.runs.planning import Planner
 
 
 def planner_on(multiprocessors: int, space: Path) -> Planner:
     """The planner of a space for an H200 with this number of multiprocessors."""
-    profile = _profiles.named("h200")
+    profile = gpu_profiles.named("h200")
     attributes = {**profile.attributes, "multiprocessors": multiprocessors}
     profile = dataclasses.replace(profile, attributes=attributes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_discover, "open_profile", lambda *_, **__: profile)
+        patch.setattr(discovery, "open_profile", lambda *_, **__: profile)
         planner = setup.load_setup(space, "h200", compile_only=True).planner
     assert planner is not None
     return planner

@@ -25,8 +25,8 @@ import torch
 from torch.nn import functional
 
 from evotune.backends import registry
-from evotune.backends.cuda import _exported
-from evotune.export._case_shapes import NONE
+from evotune.backends.cuda import exported_launchers
+from evotune.export.case_shapes import NONE
 from tests.export.runtime.packages import (
     CASE,
     HEAD_DIM,
@@ -934,24 +934,24 @@ def test_check_calls_what_users_call(opened: Open, driver: Any, capsys: Any) -> 
 @pytest.mark.soak
 def test_the_native_launcher_is_built_alike_each_time() -> None:
     files = registry.named("cuda").exported_files("any")
-    name = f"_native_{_exported.platform()}.so"
+    name = f"_native_{exported_launchers.platform()}.so"
     sources = {n.removeprefix("native/"): files[n] for n in files if n.startswith("native/")}
-    assert files[name] == _exported.build.__wrapped__(tuple(sources.items())).library
-    assert _exported.slower_because() == ""
+    assert files[name] == exported_launchers.build.__wrapped__(tuple(sources.items())).library
+    assert exported_launchers.slower_because() == ""
 
 
 def test_without_a_compiler_packages_have_no_native_launcher_and_an_export_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    missing = _exported.build.__wrapped__((("f.cpp", b"int f();"),))
+    missing = exported_launchers.build.__wrapped__((("f.cpp", b"int f();"),))
     assert not missing.library
     assert missing.reason == "no C++ compiler was found (no-such-compiler)"
     monkeypatch.setenv("CXX", "g++")
-    wrong = _exported.build.__wrapped__((("f.cpp", b"int f("),))
+    wrong = exported_launchers.build.__wrapped__((("f.cpp", b"int f("),))
     assert not wrong.library
     assert "g++ fails (f.cpp:1:" in wrong.reason
-    monkeypatch.setattr(_exported, "build", lambda sources: wrong)
+    monkeypatch.setattr(exported_launchers, "build", lambda sources: wrong)
     said = registry.named("cuda").exported_slower_because()
     assert said == f"calls go through ctypes, which is slower: {wrong.reason}"
 

@@ -21,8 +21,8 @@ import torch
 import evotune
 from evotune.backends import registry
 from evotune.backends.cpu import cpu_profile
-from evotune.export._case_shapes import NONE
-from evotune.export._descriptions import INIT
+from evotune.export.case_shapes import NONE
+from evotune.export.descriptions import INIT
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from evotune.export._case_shapes import NONE as NOTHING_FIXED
-from evotune.export._case_shapes import to_json
+from evotune.export.case_shapes import NONE as NOTHING_FIXED
+from evotune.export.case_shapes import to_json
 from evotune.export.runtime._asked_features import (
     NONE,
     Asked,

@@ -22,7 +22,7 @@ from evotune.backends.base.launch import (
 )
 from evotune.backends.base.launch import UNIT_BYTES as MAP_UNIT_BYTES
 from evotune.errors import EvotuneError
-from evotune.export._case_shapes import to_json
+from evotune.export.case_shapes import to_json
 from evotune.languages import language
 from evotune.problems.problem import ELEMENT_BYTES
 from evotune.space.case_scope import CaseScope, evaluate

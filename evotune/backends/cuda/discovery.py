@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from evotune.backends.base.launch import DeviceProfile
-from evotune.backends.cuda import _profiles
-from evotune.backends.cuda._presence import GpuLock, are_hidden, gpus_present
-from evotune.backends.cuda._probe import GpuState, ask_present_gpus
+from evotune.backends.cuda import gpu_profiles
+from evotune.backends.cuda.gpu_probe import GpuState, ask_present_gpus
+from evotune.backends.cuda.presence import GpuLock, are_hidden, gpus_present
 from evotune.errors import EnvironmentProblem, NoSuchGpu, RunLocked, UsageError
 from evotune.util.words import counted
 
@@ -56,9 +56,9 @@ def find_gpu(request: str) -> DeviceProfile:
         raise EnvironmentProblem(
             f"GPU found ({gpus[0]}) but {state.problem}; or tune C++ kernels with --device cpu"
         )
-    if request in _profiles.names():
+    if request in gpu_profiles.names():
         for profile in state.profiles:
-            if _profiles.matches(request, profile.name):
+            if gpu_profiles.matches(request, profile.name):
                 return profile
         raise _no_model(request, [profile.name for profile in state.profiles])
     if index >= len(state.profiles):
@@ -75,8 +75,8 @@ def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
         )
     find_gpu(request)
     found = list(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles)
-    if request in _profiles.names():
-        found = [profile for profile in found if _profiles.matches(request, profile.name)]
+    if request in gpu_profiles.names():
+        found = [profile for profile in found if gpu_profiles.matches(request, profile.name)]
     if count is not None and count > len(found):
         names = ", ".join(profile.name for profile in found)
         raise EnvironmentProblem(
@@ -111,7 +111,7 @@ def _too_few(request: str, count: int) -> EnvironmentProblem:
 
 
 def _no_gpu(request: str) -> EnvironmentProblem:
-    if request in _profiles.names():
+    if request in gpu_profiles.names():
         return _no_model(request, [])
     where = "is visible (CUDA_VISIBLE_DEVICES hides all of them)" if are_hidden() else "was found"
     if request == "auto":
@@ -126,7 +126,7 @@ def _no_gpu(request: str) -> EnvironmentProblem:
 
 
 def _no_model(request: str, found: Sequence[str]) -> NoSuchGpu:
-    product = _profiles.product(request)
+    product = gpu_profiles.product(request)
     return NoSuchGpu(
         f"--device {request}: this machine has no {product} (found: {', '.join(found) or 'none'}); "
         "fix: run on one",
@@ -154,12 +154,12 @@ def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
     With `compile_only` a model's name is enough and no such GPU need be here. Raises
     EnvironmentProblem (exit 3) if the GPU is not here.
     """
-    if compile_only and request in _profiles.names():
-        return _profiles.named(request)
+    if compile_only and request in gpu_profiles.names():
+        return gpu_profiles.named(request)
     if compile_only and request == "auto" and not gpus_present():
         raise EnvironmentProblem(
             "no NVIDIA GPU was found to compile for; fix: name one, "
-            f"--device {'|'.join(_profiles.names())}"
+            f"--device {'|'.join(gpu_profiles.names())}"
         )
     return find_gpu(request)
 

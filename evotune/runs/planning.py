@@ -28,8 +28,8 @@ from evotune.runs._champion_cases import (
     symbols_kept,
     symbols_kept_in_search,
 )
-from evotune.runs._served_cases import served_cases
 from evotune.runs.launches import CasePlanner, NoInteger, Rejected, refuse_unknown_arguments
+from evotune.runs.served_cases import served_cases
 from evotune.runs.spaces import source_path
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import CaseEvaluator

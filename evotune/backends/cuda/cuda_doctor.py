@@ -15,11 +15,11 @@ from evotune.backends.base.launch import (
     Launch,
     LaunchPlan,
 )
-from evotune.backends.cuda import _nsight, _profiles
 from evotune.backends.cuda import compiler as cuda
-from evotune.backends.cuda._probe import GpuState, probe
-from evotune.backends.cuda._sanitizer import find_sanitizer
-from evotune.backends.cuda._static_view import (
+from evotune.backends.cuda import gpu_profiles, nsight
+from evotune.backends.cuda.gpu_probe import GpuState, probe
+from evotune.backends.cuda.sanitizer import find_sanitizer
+from evotune.backends.cuda.static_view import (
     DISASSEMBLER,
     INSTALL,
     disassembler_version,
@@ -81,7 +81,7 @@ def _cuda_compiler(*, needed: bool) -> Iterator[Finding]:
         major, minor = cuda.nvrtc_version()
         folders = cuda.include_folders()
         with scratch_folder() as root:
-            result = _compiled(root, _profiles.named("l4").arch)
+            result = _compiled(root, gpu_profiles.named("l4").arch)
     except EnvironmentProblem as error:
         what, _, fix = str(error).partition("; fix: ")
         yield Finding("NVRTC", Status.BROKEN, what, fix)
@@ -129,16 +129,16 @@ def _sanitizer() -> Iterator[Finding]:
 def _counters(state: GpuState) -> Iterator[Finding]:
     """Whether `explain` can count events of a kernel. Counts one in a test kernel, because nothing
     else shows whether this user may."""
-    if not (path := _nsight.find_ncu()):
-        what, _, fix = _nsight.NOT_INSTALLED.partition("; fix: ")
+    if not (path := nsight.find_ncu()):
+        what, _, fix = nsight.NOT_INSTALLED.partition("; fix: ")
         yield Finding("counters", Status.ABSENT, what, fix)
         return
     if not state.profiles:  # its own finding says why
         return
     try:
-        version = _nsight.ncu_version(path)
+        version = nsight.ncu_version(path)
         _count_in_a_test_kernel(state.profiles[0])
-    except _nsight.NoCounters as error:
+    except nsight.NoCounters as error:
         what, _, fix = str(error).partition("; fix: ")
         yield Finding("counters", Status.ABSENT, what, fix)
     else:
@@ -154,13 +154,13 @@ def _count_in_a_test_kernel(profile: DeviceProfile) -> None:
         try:
             built = _compiled(root, profile.arch)
         except EnvironmentProblem as error:
-            raise _nsight.NoCounters(str(error)) from error
+            raise nsight.NoCounters(str(error)) from error
         if isinstance(built, CompileFailure):
-            raise _nsight.NoCounters(f"a test kernel does not compile: {built.reason}")
+            raise nsight.NoCounters(f"a test kernel does not compile: {built.reason}")
         job = root / "job"
         job.write_bytes(encode(SanitizedCase(str(root / _TEST_BINARY), plan, tensors)))
         module = "evotune.backends.cuda.profiled_launch"
-        _nsight.profile(module, str(job), os.environ, only="smsp__inst_executed.sum")
+        nsight.profile(module, str(job), os.environ, only="smsp__inst_executed.sum")
 
 
 def _compiled(root: Path, arch: str) -> Mapping[str, Json] | CompileFailure:

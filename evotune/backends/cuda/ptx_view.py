@@ -4,7 +4,7 @@ PTX shows tensor core, MUFU and memory instructions as they will be, but neither
 ptxas unrolls, moves and merges.
 
 NVRTC may crash or hang, so it runs in a separate process: `python -m
-evotune.backends.cuda._ptx_view JOB` prints the PTX of the CompileJob in the file JOB.
+evotune.backends.cuda.ptx_view JOB` prints the PTX of the CompileJob in the file JOB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evotune.errors import EnvironmentProblem
 from evotune.util.channel import UnreadableMessage, decode, encode
 from evotune.util.processes import module_command
 
-_SELF = "evotune.backends.cuda._ptx_view"
+_SELF = "evotune.backends.cuda.ptx_view"
 
 _CLASSES = (
     ("tensor", r"(?:wgmma|tcgen05)\.mma|wmma\.mma|mma\."),

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from evotune.explain._limiter import CONFLICTS, GRID, LATENCY, SPILLS, Case, stalls_of
-from evotune.explain._measured_pairs import TrialTable
-from evotune.explain._roofline import DRAM, FMA, ISSUE, L2, LAUNCH, MUFU, SHARED, TENSOR
-from evotune.explain._sentences import STALLS
 from evotune.explain.findings import Effect, Limiter, Suggestion
+from evotune.explain.limiter_rules import CONFLICTS, GRID, LATENCY, SPILLS, Case, stalls_of
+from evotune.explain.measured_pairs import TrialTable
 from evotune.explain.predicting import LaunchFigures, Predictor
+from evotune.explain.roofline import DRAM, FMA, ISSUE, L2, LAUNCH, MUFU, SHARED, TENSOR
+from evotune.explain.sentences import STALLS
 from evotune.report.wording import configuration_text, value_text
 from evotune.search.gaussian_process import Difference
 from evotune.space.bound import BoundSpace

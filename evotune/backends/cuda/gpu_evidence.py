@@ -26,10 +26,10 @@ from evotune.backends.base.evidence import (
     StaticView,
 )
 from evotune.backends.base.launch import DeviceProfile, Launch, entry_resources, resources_of
-from evotune.backends.cuda import _discover, _limits, _nsight, _static_view
-from evotune.backends.cuda._discover import busy_gpu
-from evotune.backends.cuda._presence import gpus_present
+from evotune.backends.cuda import discovery, gpu_limits, nsight, static_view
 from evotune.backends.cuda.ceiling_run import LIMIT_S
+from evotune.backends.cuda.discovery import busy_gpu
+from evotune.backends.cuda.presence import gpus_present
 from evotune.errors import EvotuneError
 from evotune.trial import NamedFigures, Value, whole
 from evotune.util.channel import encode
@@ -53,14 +53,14 @@ def gather(request: EvidenceRequest) -> Evidence:
     views: Mapping[str, StaticView] = {}
     if "static" not in request.without:
         try:
-            views = _static_view.static_views(request)
-        except _static_view.NoStaticView as error:
+            views = static_view.static_views(request)
+        except static_view.NoStaticView as error:
             missing["static"] = str(error)
     counters: Sequence[Counters | None] = [None] * len(request.plan.launches)
     if "counters" not in request.without:
         try:
             counters = _counters(request)
-        except (_NotHere, _nsight.NoCounters) as error:
+        except (_NotHere, nsight.NoCounters) as error:
             missing["counters"] = str(error)
     launches = []
     for launch, counted in zip(request.plan.launches, counters, strict=True):
@@ -84,9 +84,9 @@ def gather_baseline(request: BaselineRequest) -> Evidence:
             job = folder / "job"
             job.write_bytes(encode(request))
             module = "evotune.backends.cuda.profiled_baseline"
-            seen = _nsight.profile(module, str(job), environment)
+            seen = nsight.profile(module, str(job), environment)
         launches = tuple(_profiled(each, profile.attributes, missing) for each in seen)
-    except (_NotHere, _nsight.NoCounters) as error:
+    except (_NotHere, nsight.NoCounters) as error:
         missing["counters"] = missing["launches"] = str(error)
     return Evidence(device=profile.name, ceilings=ceilings, launches=launches, unavailable=missing)
 
@@ -97,7 +97,7 @@ def _here(profile: DeviceProfile) -> DeviceProfile:
     if not gpus_present():
         raise _NotHere(f"no {profile.name} is on this machine")
     try:
-        present = _discover.find_gpus("auto", None)
+        present = discovery.find_gpus("auto", None)
     except EvotuneError as error:
         raise _NotHere(str(error)) from error
     same = [each for each in present if profile.id and each.id == profile.id]
@@ -131,10 +131,10 @@ def _counters(request: EvidenceRequest) -> list[Counters]:
         case = SanitizedCase(request.binary, request.plan, request.tensors, request.indices)
         job.write_bytes(encode(case))
         module = "evotune.backends.cuda.profiled_launch"
-        seen = _nsight.profile(module, str(job), environment)
+        seen = nsight.profile(module, str(job), environment)
     if len(seen) != len(request.plan.launches):
         planned = len(request.plan.launches)
-        raise _nsight.NoCounters(f"ncu saw {len(seen)} of {planned} launches")
+        raise nsight.NoCounters(f"ncu saw {len(seen)} of {planned} launches")
     return [each.counters for each in seen]
 
 
@@ -155,7 +155,7 @@ def _planned(
 
 
 def _profiled(
-    seen: _nsight.ProfiledLaunch, device: Mapping[str, Value], missing: dict[str, str]
+    seen: nsight.ProfiledLaunch, device: Mapping[str, Value], missing: dict[str, str]
 ) -> LaunchEvidence:
     found = LaunchEvidence(
         kernel=seen.kernel,
@@ -176,7 +176,7 @@ def _with_occupancy(
         missing["occupancy"] = "the registers of the kernel are not known"
         return launch
     try:
-        found = _limits.occupancy(
+        found = gpu_limits.occupancy(
             device,
             threads=launch.threads,
             registers=registers,

@@ -11,7 +11,7 @@ from typing import Final
 from evotune.backends.base.evidence import GatheredEvidence
 from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import UsageError
-from evotune.explain._machine_differences import Machine
+from evotune.explain.machine_differences import Machine
 from evotune.report.data import RunData
 from evotune.report.leaderboard import rank
 from evotune.runs.folder import RunFolder, find_run

@@ -1,7 +1,7 @@
 """Queries the GPU libraries in a separate process, so that a hanging driver hangs only that
 process.
 
-`python -m evotune.backends.cuda._probe` prints one JSON value a line: the GPUs that are present,
+`python -m evotune.backends.cuda.gpu_probe` prints one JSON value a line: the GPUs that are present,
 then, if there are any, why they cannot be used (empty if they can), then their profiles. So the
 process that asks gets neither torch nor CuPy nor a CUDA context.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.base.time_limits import communicate
-from evotune.backends.cuda._profiles import target
+from evotune.backends.cuda.gpu_profiles import target
 from evotune.trial import Json, Value
 from evotune.util.processes import module_command
 
@@ -43,7 +43,7 @@ class GpuState:
     profiles: tuple[DeviceProfile, ...] = field(default=())
 
 
-_SELF = "evotune.backends.cuda._probe"
+_SELF = "evotune.backends.cuda.gpu_probe"
 _PRESENT = "present"
 
 
@@ -107,7 +107,7 @@ def _parse(output: bytes) -> GpuState:
 
 def main() -> None:
     """Prints the answers, in the child process."""
-    from evotune.backends.cuda._presence import cuda_problem, gpus_present
+    from evotune.backends.cuda.presence import cuda_problem, gpus_present
 
     gpus = gpus_present()
     print(json.dumps(gpus), flush=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from evotune.explain._sentences import BASES, STALLS
+from evotune.explain.sentences import BASES, STALLS
 from evotune.report import wording
 from evotune.report.screen import paragraph, plain
 from evotune.trial import Json

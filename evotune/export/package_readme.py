@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from evotune.export._case_shapes import NONE
-from evotune.export._compute_source import COMPUTE_FILE
+from evotune.export.case_shapes import NONE
+from evotune.export.compute_source import COMPUTE_FILE
 from evotune.trial import Domain, Json
 from evotune.util.words import counted, markdown_text
 

@@ -20,7 +20,7 @@ from evotune.backends.base.evidence import (
 )
 from evotune.backends.base.launch import resources_of
 from evotune.backends.base.time_limits import Tool
-from evotune.backends.cuda import _ptx_view
+from evotune.backends.cuda import ptx_view
 from evotune.trial import NamedFigures, whole
 from evotune.util.files import scratch_folder
 
@@ -88,10 +88,10 @@ def static_views(request: EvidenceRequest) -> dict[str, StaticView]:
         raise NoStaticView("; ".join(reasons))
     try:
         with scratch_folder() as folder:
-            ptx = _ptx_view.compiled_ptx(request.compile, folder / "job", _LIMIT_S)
-    except _ptx_view.NoPtx as error:
+            ptx = ptx_view.compiled_ptx(request.compile, folder / "job", _LIMIT_S)
+    except ptx_view.NoPtx as error:
         raise NoStaticView("; ".join([*reasons, str(error)])) from error
-    return _views(_ptx_view.read_functions(ptx), request.resources, "ptx")
+    return _views(ptx_view.read_functions(ptx), request.resources, "ptx")
 
 
 def _views(

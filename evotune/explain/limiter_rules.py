@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from evotune.backends.base.evidence import Evidence, GatheredEvidence, LaunchEvidence
-from evotune.explain._roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
-from evotune.explain._sentences import STALLS
 from evotune.explain.findings import Fact, Limiter, Roofline, Unit
+from evotune.explain.roofline import LAUNCH, SHARED, idle_of, largest_launch, launch_counters
+from evotune.explain.sentences import STALLS
 from evotune.trial import Value
 
 SPILLS, CONFLICTS, GRID, LATENCY = "spills", "bank conflicts", "grid", "latency"

@@ -25,8 +25,7 @@ from evotune.verify.champion_launches import in_order, run_random_tests
 from evotune.verify.gate import Gate, Subject, Verdict, audit, reuse, watch_long_rows
 from evotune.verify.kept_checks import worth_keeping
 from evotune.verify.pool import InputPool
-from evotune.workers._champion_checks import Beside, ChampionChecks, Rebuilt, Stages
-from evotune.workers._timer import BaselineSamplers, BaselineTimer, CaseTimer, Placed
+from evotune.workers.champion_checks import Beside, ChampionChecks, Rebuilt, Stages
 from evotune.workers.executor import (
     CHECKS,
     EDGE,
@@ -38,6 +37,7 @@ from evotune.workers.executor import (
     BaselineTiming,
 )
 from evotune.workers.messages import PrepareRequest, TrialCase, TrialRequest
+from evotune.workers.trial_timer import BaselineSamplers, BaselineTimer, CaseTimer, Placed
 
 Loaded: TypeAlias = tuple[TrialCase, Subject]
 

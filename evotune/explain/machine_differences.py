@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from evotune.backends.base.evidence import Counters, GatheredEvidence, LaunchEvidence, StaticView
-from evotune.explain._limiter import PTX, Case, stalls_of
-from evotune.explain._roofline import launch_counters
-from evotune.explain._sentences import STALLS
 from evotune.explain.findings import Against, Kind, Line
+from evotune.explain.limiter_rules import PTX, Case, stalls_of
+from evotune.explain.roofline import launch_counters
+from evotune.explain.sentences import STALLS
 from evotune.report.wording import difference
 from evotune.trial import Json, NamedFigures, Value
 

@@ -12,7 +12,8 @@ from typing import Any
 from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
 from evotune.export._built_kernels import BuiltChampion
-from evotune.export._case_shapes import (
+from evotune.export._champions import Selection
+from evotune.export.case_shapes import (
     CaseShapes,
     call_name,
     calls,
@@ -20,9 +21,8 @@ from evotune.export._case_shapes import (
     score_mods,
     to_json,
 )
-from evotune.export._champions import Selection
-from evotune.export._compute_source import COMPUTE_FILE, compute_source
-from evotune.export._package_readme import length_words, readme
+from evotune.export.compute_source import COMPUTE_FILE, compute_source
+from evotune.export.package_readme import length_words, readme
 from evotune.packages import __version__
 from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import UserProblem

@@ -19,8 +19,8 @@ from evotune.problems import Case
 from evotune.problems.libraries import LIBRARIES, asked
 from evotune.run_options import RunOptions
 from evotune.runs import confirming
-from evotune.runs._calibration import calibrate
 from evotune.runs.baseline_choice import chosen_baseline
+from evotune.runs.calibration import calibrate
 from evotune.runs.confirming import ConfirmingTime
 from evotune.runs.folder import RunFolder
 from evotune.runs.kernel_executor import open_kernel_executor

@@ -1,6 +1,6 @@
 """Builds a champion's CUDA sources again so that races show: with delays, and with late copies.
 
-It runs as `python -m evotune.backends.cuda._perturbed_build JOB FOLDER`, where the file JOB has a
+It runs as `python -m evotune.backends.cuda.perturbed_build JOB FOLDER`, where the file JOB has a
 CompileJob. It is a separate process because a compiler can be stopped only by killing its process.
 For each way it writes PTX into the folder, which the driver assembles when it loads it, or a file
 with the reason why there is none.
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evotune.backends.base.launch import CompileFailure, CompileJob
-from evotune.backends.cuda._ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.compiler import NvrtcCompiler, nvrtc_version
+from evotune.backends.cuda.ptx_late_copies import UnknownCopy, with_late_copies
 from evotune.backends.cuda.tool_messages import PERTURBED_BUILD
 from evotune.util.channel import UnreadableMessage, decode, encode
 from evotune.util.processes import module_command
@@ -101,7 +101,7 @@ WAYS = {
     "late": "with copies as late as may be",
 }
 _JOB = "job"
-_SELF = "evotune.backends.cuda._perturbed_build"
+_SELF = "evotune.backends.cuda.perturbed_build"
 _FORMS = ("cubin", "ptx")
 _NO_REASON = "the build was given up"
 

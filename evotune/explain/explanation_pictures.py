@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from evotune.explain._explanation_text import shown_effects, waits_of
-from evotune.explain._sentences import BASES, STALLS, other_text
+from evotune.explain.explanation_text import shown_effects, waits_of
+from evotune.explain.sentences import BASES, STALLS, other_text
 from evotune.report import wording
 from evotune.report.html.pictures import NARROW, WIDE, Drawing, Picture, fitting, text_width, widest
 
