@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import evotune
-from evotune.runs.able_spaces import profile_of
+from evotune.runs.given_cases import profile_of
 
 _WIDTH, _HEADS, _LAYERS = 256, 4, 4
 

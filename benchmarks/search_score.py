@@ -29,8 +29,7 @@ from lab.search_peers import FOLDER, PEERS, Times, peer_runs
 
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
-from evotune.runs.replay import replay
-from evotune.search.performance import PerformanceScale
+from evotune.runs.replay import PerformanceScale, replay
 
 RESULTS = Path(__file__).parent / "results" / "search_score.json"
 # evolution@16 has 16 proposals in flight, as a run on a device has.

@@ -21,9 +21,8 @@ from tuning import derive
 
 from evotune.backends.cuda import CudaBackend
 from evotune.problems.libraries import asked
-from evotune.runs.baseline_choice import chosen_baseline
 from evotune.runs.confirming import outcome_of, repeated
-from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.kernel_executor import chosen_baseline, open_kernel_executor
 from evotune.runs.setup import load_kernel_setup
 from evotune.trial import Configuration, Measurement
 from evotune.workers.executor import HELD_OUT, TIMED

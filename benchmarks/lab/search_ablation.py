@@ -3,7 +3,7 @@
     python benchmarks/lab/search_ablation.py [FOLDER] [--repeats 10] [--evaluations 120]
         [--lookahead 0] [--parts NAME,NAME,…] [-o FILE]
 
-Scores (`evotune.search.performance`) are over the first evaluations only, where the parts differ
+Scores (`evotune.runs.replay`) are over the first evaluations only, where the parts differ
 most, and are paired by seed. The last column is the lead of the whole search.
 """
 
@@ -24,9 +24,8 @@ import numpy as np
 
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.run_options import SearchSettings
-from evotune.runs.replay import replay
+from evotune.runs.replay import PerformanceScale, replay
 from evotune.search import evolution, gaussian_process
-from evotune.search.performance import PerformanceScale
 
 FOLDER = Path(__file__).parents[2] / "shared" / "recorded_spaces"
 SMALLEST_BUDGET = 25

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 from evotune.backends.base.recorded import RecordedSpace
 from evotune.run_options import SearchSettings
-from evotune.runs.replay import replay
-from evotune.search.performance import PerformanceScale
+from evotune.runs.replay import PerformanceScale, replay
 from evotune.space.search_space import (
     Boolean,
     Categorical,

@@ -43,8 +43,8 @@ from numpy.typing import NDArray
 
 from evotune.backends.base.recorded import RecordedSpace, read_recorded_space
 from evotune.run_options import SearchSettings
+from evotune.runs.replay import PerformanceScale
 from evotune.search.catalog import create_strategy
-from evotune.search.performance import PerformanceScale
 from evotune.search.strategy import Strategy
 from evotune.timing.paired import TimingSettings, measure_paired
 from evotune.trial import Configuration, Measurement, Outcome, OutcomeKind, Trial

@@ -30,10 +30,9 @@ from evotune.run_options import SearchSettings
 from evotune.runs import replay as engine
 from evotune.runs.cluster_run import cluster_request
 from evotune.runs.folder import find_run
-from evotune.runs.replay import Evaluation, Repeat, Score
+from evotune.runs.replay import Evaluation, PerformanceScale, Repeat, Score
 from evotune.runs.setup import GpuRequest
 from evotune.runs.starting import RunRequest, RunResult, start_run
-from evotune.search.performance import PerformanceScale
 from evotune.trial import Trial
 from evotune.util.commands import RUNS_DIR
 

@@ -40,7 +40,7 @@ _COMMANDS = {
     "verify": "evotune.cli.verify_command:verify",
     "export": "evotune.cli.export_commands:export",
     "portfolio": "evotune.cli.export_commands:portfolio",
-    "record": "evotune.cli.record_command:record",
+    "record": "evotune.cli.run_commands:record",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.inspection:compile_command",
     "init": "evotune.cli.init_command:init",

@@ -11,10 +11,11 @@ import msgspec
 
 from evotune.backends import registry
 from evotune.backends.base.evidence import Ceilings, Evidence, GatheredEvidence, Work
-from evotune.explain._cliffs import cliffs_of, hopeless_values
 from evotune.explain._space_effects import (
     ablation_steps,
+    cliffs_of,
     effects_of,
+    hopeless_values,
     importance_of,
     marginal_differences,
     marginals_of,

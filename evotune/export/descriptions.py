@@ -11,8 +11,7 @@ from typing import Any
 
 from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
-from evotune.export._built_kernels import BuiltChampion
-from evotune.export._champions import Selection
+from evotune.export._champions import BuiltChampion, Selection
 from evotune.export.case_shapes import (
     CaseShapes,
     call_name,

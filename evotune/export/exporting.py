@@ -21,8 +21,15 @@ from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
 from evotune.backends.registry import cores_in_use
 from evotune.errors import UsageError
-from evotune.export._built_kernels import BuiltChampion, built, checked_cases
-from evotune.export._champions import Selection, confirmed, selected, selected_by_rule
+from evotune.export._champions import (
+    BuiltChampion,
+    Selection,
+    built,
+    checked_cases,
+    confirmed,
+    selected,
+    selected_by_rule,
+)
 from evotune.export.case_shapes import CaseShapes, call_name, case_shapes
 from evotune.export.descriptions import certificate, dispatch, frame, json_text, package_files
 from evotune.problems import UserProblem

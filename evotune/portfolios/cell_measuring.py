@@ -12,8 +12,8 @@ from evotune.errors import SpaceError
 from evotune.portfolios.matrix_store import REFUSED, Cell, Matrix, Score
 from evotune.problems.executed_sizes import band_pairs, joined_lengths, joined_pairs
 from evotune.problems.problem import Case, Place
-from evotune.runs.baseline_choice import chosen_baseline
 from evotune.runs.confirmed_champions import Champion, is_won, widened_alone
+from evotune.runs.kernel_executor import chosen_baseline
 from evotune.runs.launches import Rejected
 from evotune.trial import Domain, ExecutedLengths, Outcome, Region
 from evotune.workers.executor import CaseJob, Executor, Proposal

@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from evotune.recorder import _seen_calls
-from evotune.recorder._listeners import LISTENERS
 from evotune.recorder._replaced_functions import (
     FAST_PATHS,
+    INSIDE,
     LAYER,
+    NOTED,
     PACKAGE_FUNCTIONS,
     SDPA,
     SIGNATURES,
     Seen,
     named_arguments,
 )
-from evotune.recorder._seen_calls import SizeOf
-from evotune.recorder._traced_functions import INSIDE, NOTED
+from evotune.recorder._seen_calls import LISTENERS, SizeOf
 from evotune.recorder.described_calls import SeenCall
 
 MODULE = "torch._dynamo.output_graph"

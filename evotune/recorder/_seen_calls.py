@@ -1,15 +1,22 @@
-"""The facts of a call from its tensors: their shapes, strides and types, never their values."""
+"""Calls of attention that were seen: their facts, and the open recordings, which are told of them.
+
+The facts are the shapes, strides and types of a call's tensors, never their values. A call is told
+to all open recordings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+import os
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from evotune.recorder.described_calls import SeenCall, SeenTensor, Sizes
 from evotune.trial import Value
 
 SizeOf: TypeAlias = Callable[[Any], int]
 """An integer of a size, which a graph of torch.compile may leave open."""
+Make: TypeAlias = Callable[..., "SeenCall | None"]
 
 
 def of_sdpa(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any]) -> SeenCall:
@@ -251,3 +258,62 @@ def of_transformers(
     if seen.mask is not None and len(seen.mask.shape) == 2 and flash:
         return seen._replace(mask=_layer_mask(seen.mask, 1))
     return seen
+
+
+class Listener(Protocol):
+    def heard(self, key: Hashable, make: Make, *given: object) -> None:
+        """Counts a call. Equal keys are equal calls; `make(*given)` gives the facts of a new one,
+        and None for a call that is none of the program's."""
+
+    def missed(self, words: str) -> None:
+        """Keeps that a call could not be described."""
+
+
+class Stopwatch(Protocol):
+    def timed(self, call: Callable[[], Any], *, on_gpu: bool) -> tuple[Any, Callable[[], float]]:
+        """The result of the call, and a function that gives its time in µs when all is over."""
+
+    def keep(self, seen: SeenCall, time_us: Callable[[], float]) -> None:
+        """Keeps the time of a call."""
+
+
+class Listeners:
+    """The open recordings of the process. `told` is read at every call, so it is a plain tuple.
+
+    `inside` tells, for the thread that asks, how many recorded functions are running: a call that
+    one of them makes is a part of it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.told: tuple[Listener, ...] = ()
+        self.stopwatch: Stopwatch | None = None
+        self.inside = _Inside()
+
+    def heard(self, seen: SeenCall) -> None:
+        for listener in self.told:
+            listener.heard(seen, _itself, seen)
+
+    def missed(self, words: str) -> None:
+        for listener in self.told:
+            listener.missed(words)
+
+
+def _itself(seen: SeenCall) -> SeenCall:
+    return seen
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+LISTENERS = Listeners()
+
+
+def _leave_to_the_parent() -> None:
+    """A child process records nothing: a thread of the parent may hold a lock at a fork."""
+    LISTENERS.lock = threading.RLock()
+    LISTENERS.told = ()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

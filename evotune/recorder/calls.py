@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.errors import UsageError
-from evotune.recorder._listeners import Listener, Make
+from evotune.recorder._seen_calls import Listener, Make
 from evotune.recorder.described_calls import SeenCall, described, label_of, mask_words
-from evotune.runs.able_spaces import SpaceAnswer, spaces_for, why_none
+from evotune.runs.given_cases import SpaceAnswer, spaces_for, why_none
 from evotune.space.reading.case_file import CaseEntry, read_cases
 from evotune.util.files import whole_file
 from evotune.util.words import counted, printable

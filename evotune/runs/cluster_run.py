@@ -25,11 +25,10 @@ from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.packages import __version__
 from evotune.problems.libraries import asked
-from evotune.runs.calibration import calibrate
 from evotune.runs.confirming import timed_again
 from evotune.runs.folder import RunFolder
 from evotune.runs.given_cases import stored_cases
-from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.kernel_executor import calibrate, open_kernel_executor
 from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.trial import Calibration, Configuration, Outcome
 from evotune.user_code import trust

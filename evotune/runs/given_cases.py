@@ -1,26 +1,35 @@
-"""Cases that a user gives in place of those of a space: those are kept that a kernel takes."""
+"""Cases that a user or a recording gives: which of them a kernel of the space takes, and which
+shipped spaces can compute a case.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from evotune.backends import registry
 from evotune.backends.base.launch import DeviceProfile
 from evotune.errors import UsageError
-from evotune.problems.problem import Problem, WrongSymbol
-from evotune.runs._champion_cases import refusal_of
-from evotune.runs.able_spaces import AbleSpaces, refused_variant, unserved
-from evotune.space.document import SpaceDocument
+from evotune.problems import create_problem
+from evotune.problems.problem import Case, Problem, WrongSymbol
+from evotune.runs.champion_cases import refusal_of
+from evotune.runs.spaces import shipped_spaces
+from evotune.space.document import SpaceDocument, load_space
 from evotune.space.reading.case_file import CaseEntry
+from evotune.space.reading.yaml_source import Data
 from evotune.space.specs import GivenCase
 from evotune.trial import Json, Value
 from evotune.util.words import counted
 
 GIVEN_CASES = "given_cases"
 """A fact of a run's store: the cases that took the place of those of the space."""
+ATTENTION = ("attention", "attention_varlen", "attention_paged")
+"""The problems of calls of attention."""
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +129,141 @@ def _apart(problem: Problem, entry: CaseEntry) -> tuple[dict[str, Value], dict[s
         shape = {n: value for n, value in entry.symbols.items() if n not in of_variants}
         variant = {n: value for n, value in entry.symbols.items() if n in of_variants}
     return dict(shape), dict(variant)
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceAnswer:
+    """Whether a shipped space can compute a case.
+
+    - `why`: why it cannot, in words; "" when it can.
+    - `dtype`: the case's, where the space's file has to say this one instead of its own; else "".
+    - `questions`: so many of these the case passed: the problem, the device, the mask, the dtype,
+      the sizes, the kernels.
+    """
+
+    space: str
+    why: str = ""
+    dtype: str = ""
+    questions: int = 0
+
+
+def spaces_for(entry: CaseEntry, device: str = "auto") -> tuple[SpaceAnswer, ...]:
+    """The answer of each shipped space of attention: those that can compute the case come first,
+    and of these those whose file need not change.
+
+    `entry`: a case as a file of cases, a miss log or a recording has it. `device`: as `--device`
+    has it; a GPU's name needs no GPU. UsageError for an unknown device.
+    """
+    profile = profile_of(device)
+    why = unserved(entry.call)
+    found = []
+    for name, document in _shipped(ATTENTION):
+        found.append(SpaceAnswer(name, why) if why else _answer(name, document, entry, profile))
+    return tuple(sorted(found, key=lambda each: (bool(each.why), bool(each.dtype))))
+
+
+def why_none(answers: Sequence[SpaceAnswer]) -> str:
+    """Why no space can compute the case: what most of those answer that came closest. "" where a
+    space can."""
+    if not all(each.why for each in answers):
+        return ""
+    furthest = max(each.questions for each in answers)
+    reasons = Counter(each.why for each in answers if each.questions == furthest)
+    return reasons.most_common(1)[0][0]
+
+
+def profile_of(device: str) -> DeviceProfile:
+    """The device that a request means, which need not be here. UsageError for an unknown one."""
+    backend = registry.asked_for(device) or registry.choose(device)
+    return backend.profile(device, compile_only=True)
+
+
+def unserved(call: Mapping[str, Data]) -> str:
+    """Why no kernel serves a recorded call, whatever its case; "" where one may."""
+    if call.get("grad"):
+        return "an input requires grad, kernels compute no gradients (use torch.no_grad())"
+    if call.get("dropout"):
+        return f"dropout {call['dropout']:g}: kernels have none (use model.eval())"
+    return str(call.get("obstacle", ""))
+
+
+def refused_variant(problem: Problem, variant: Mapping[str, object]) -> str:
+    """Why the problem has no case with such a mask, in words; "" where it may."""
+    if "mask" in variant and "mask" not in problem.variant_symbols:
+        return f"the call has a mask ({variant['mask']}): problem {problem.name} has none"
+    return ""
+
+
+def _answer(
+    name: str, document: SpaceDocument, entry: CaseEntry, profile: DeviceProfile
+) -> SpaceAnswer:
+    spec = document.problem
+    assert spec is not None
+    wanted = entry.problem or ATTENTION[0]
+    if spec.name != wanted:
+        return SpaceAnswer(name, f"computes {spec.name}, the call is {wanted}")
+    if not _is_for(document, profile):
+        return SpaceAnswer(name, f"no kernels for {profile.name}", questions=1)
+    dtype = entry.dtype or spec.dtype
+    own = create_problem(spec.name, spec.dtype)
+    if why := refused_variant(own, entry.variant):
+        return SpaceAnswer(name, why, questions=2)
+    refused = [kernel.unsupported({"dtype": dtype}) for kernel in document.kernels]
+    if dtype not in own.dtypes and not all(refused):
+        refused = [f"problem {spec.name} has no dtype {dtype}"]
+    if all(refused):
+        return SpaceAnswer(name, str(refused[0]), questions=3)
+    try:
+        problem = create_problem(spec.name, dtype)
+        case = problem.case(dict(entry.shape), dict(entry.variant))
+    except ValueError as error:
+        return SpaceAnswer(name, str(error), questions=4)
+    why = refusal_of(document, problem, case)
+    return SpaceAnswer(name, why, dtype if dtype != spec.dtype else "", questions=5)
+
+
+@functools.cache
+def _shipped(problems: tuple[str, ...]) -> list[tuple[str, SpaceDocument]]:
+    """Shipped spaces of these problems."""
+    documents = ((name, load_space(path)) for name, path in shipped_spaces().items())
+    return [
+        (name, document)
+        for name, document in documents
+        if document.problem is not None and document.problem.name in problems
+    ]
+
+
+def _is_for(document: SpaceDocument, profile: DeviceProfile) -> bool:
+    """Whether the space's kernels run on such a device."""
+    kernel = document.kernels[0]
+    arch = {n: v for n, v in profile.attributes.items() if n == "arch"}
+    same = registry.speaking(kernel.language).name == profile.backend
+    return same and kernel.unsupported(arch) is None
+
+
+class AbleSpaces:
+    """Finds the shipped spaces of the same problem, dtype and device as a space's."""
+
+    def __init__(self, problem: Problem, profile: DeviceProfile) -> None:
+        self._problem = problem
+        self._profile = profile
+
+    def hint(self, case: Case) -> str:
+        """` (use attention-features-cpu)`: those that take a case; "" for none."""
+        names = [
+            name
+            for name, document in self._documents
+            if not refusal_of(document, self._problem, case)
+        ]
+        return f" (use {' or '.join(names[:_MOST_NAMED])})" if names else ""
+
+    @functools.cached_property
+    def _documents(self) -> list[tuple[str, SpaceDocument]]:
+        return list(self._alike())
+
+    def _alike(self) -> Iterator[tuple[str, SpaceDocument]]:
+        for name, document in _shipped((self._problem.name,)):
+            spec = document.problem
+            same = spec is not None and spec.dtype == self._problem.dtype
+            if same and _is_for(document, self._profile):
+                yield name, document

@@ -11,8 +11,8 @@ from evotune.backends import registry
 from evotune.problems import UserProblem, create_problem
 from evotune.problems.loading import baseline_names
 from evotune.problems.problem import HasAdvice
-from evotune.runs.baseline_choice import require_baseline
 from evotune.runs.compiling import distinct_samples
+from evotune.runs.kernel_executor import require_baseline
 from evotune.runs.setup import KernelSetup, load_setup
 from evotune.runs.spaces import find_space, read_kernel_sources
 from evotune.search.catalog import strategy_names

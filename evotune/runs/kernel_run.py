@@ -19,11 +19,9 @@ from evotune.problems import Case
 from evotune.problems.libraries import LIBRARIES, asked
 from evotune.run_options import RunOptions
 from evotune.runs import confirming
-from evotune.runs.baseline_choice import chosen_baseline
-from evotune.runs.calibration import calibrate
 from evotune.runs.confirming import ConfirmingTime
 from evotune.runs.folder import RunFolder
-from evotune.runs.kernel_executor import open_kernel_executor
+from evotune.runs.kernel_executor import calibrate, chosen_baseline, open_kernel_executor
 from evotune.runs.observer import BASELINES, OPENING, OTHER_WORK, WARNING, Observer, PhaseTimes
 from evotune.runs.setup import KernelSetup, RecordedSetup
 from evotune.store import UNCONFIRMED, RunStore

@@ -20,16 +20,16 @@ from evotune.problems.executed_sizes import ranges_between
 from evotune.problems.problem import Case, HasLayouts, Problem
 from evotune.problems.short_cases import pair_cases
 from evotune.problems.user import UserProblem
-from evotune.runs._champion_cases import (
+from evotune.runs.champion_cases import (
     obstacle,
     refusal,
     scalars_skipped,
+    served_cases,
     strides_untold,
     symbols_kept,
     symbols_kept_in_search,
 )
 from evotune.runs.launches import CasePlanner, NoInteger, Rejected, refuse_unknown_arguments
-from evotune.runs.served_cases import served_cases
 from evotune.runs.spaces import source_path
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import CaseEvaluator

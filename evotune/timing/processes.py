@@ -171,7 +171,7 @@ def _known(value: float | None) -> float:
 
 # Compares the devices that share a run, by their calibrations.
 #
-# `runs/calibration.py` keeps a calibration of each device: its id and model, the baselines'
+# `runs/kernel_executor.py` keeps a calibration of each device: its id and model, the baselines'
 # times in microseconds by case, and the reference configuration's speedup with its interval.
 _AGREE: Final = 0.02
 

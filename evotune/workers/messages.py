@@ -291,7 +291,7 @@ class Tried(msgspec.Struct, frozen=True, tag=True):
 
 
 PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(
-    "evotune.workers.problem_worker",
+    "evotune.workers.problem_check",
     "the process that tried it",
     Decoder(TryProblem),
     Decoder(Tried),

@@ -1,19 +1,32 @@
-"""Tries a user's problem once in a separate process, which imports PyTorch and may crash."""
+"""Tries a user's problem once on the CPU, in a separate process, because it may crash.
+
+That process is `python -m evotune.workers.problem_check`. It imports PyTorch.
+"""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from evotune.errors import EnvironmentProblem, ProblemMistake
-from evotune.problems.examination import ordinary_case, smallest_case, tiny_case
+from evotune.problems import UserProblem, create_problem
+from evotune.problems.examination import (
+    baselines_of,
+    examine,
+    mistake_of,
+    ordinary_case,
+    smallest_case,
+    tiny_case,
+)
 from evotune.problems.problem import Case
-from evotune.problems.user import UserProblem
+from evotune.user_code import trust
 from evotune.util.files import scratch_folder
 from evotune.util.processes import describe_status
 from evotune.workers.child import Child, wait_readable
 from evotune.workers.device_slot import ProblemSource
-from evotune.workers.entry import cannot_read
+from evotune.workers.entry import cannot_read, open_channel
 from evotune.workers.messages import PROBLEM_WORKER, Tried, TryProblem
 
 _LIMIT_S = 120.0
@@ -56,3 +69,35 @@ def _answer(child: Child[TryProblem, Tried], source: ProblemSource) -> Tried:
     if child.unreadable:
         return Tried(f"{source.name}: {child.end_in_words(status)}")
     return Tried(f"the process that tried {source.name} {describe_status(status)}")
+
+
+def main() -> None:
+    with open_channel(PROBLEM_WORKER, owns_processes=False) as channel:
+        request = channel.receive()
+        if request is not None:
+            channel.send(_tried(request))
+            channel.receive()  # the parent kills this process, as the problem's threads may go on
+
+
+def _tried(request: TryProblem) -> Tried:
+    warnings.simplefilter("ignore")
+    told = request.problem
+    trust.agree(told.sha256)  # the parent has the user's agreement
+    try:
+        problem = create_problem(told.name, told.dtype, Path(told.root))
+    except ProblemMistake as mistake:
+        return Tried(str(mistake))
+    assert isinstance(problem, UserProblem)
+    try:
+        warned = examine(problem, request.case, timed=request.timed, ordinary=request.ordinary)
+        named = request.named
+        return Tried("", () if named is None else baselines_of(problem, named), warned)
+    except (Exception, SystemExit) as error:
+        found = mistake_of(problem, error)
+        if found is None:
+            raise
+        return Tried(str(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ import pytest
 from report.runs import make_run
 
 from evotune.backends.base.recorded import read_recorded_space
-from evotune.search.performance import PerformanceScale
+from evotune.runs.replay import PerformanceScale
 
 from .conftest import ROOT, Invoke
 

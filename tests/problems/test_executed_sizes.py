@@ -22,7 +22,7 @@ from evotune.problems.executed_sizes import (
 )
 from evotune.problems.problem import Place
 from evotune.problems.short_cases import pair_cases
-from evotune.runs.served_cases import wanted_lengths
+from evotune.runs.champion_cases import wanted_lengths
 from evotune.trial import ExecutedLengths, Region, Value
 
 PROBLEM = Attention("float32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evotune.errors import UsageError
-from evotune.runs.able_spaces import ATTENTION, spaces_for, why_none
+from evotune.runs.given_cases import ATTENTION, spaces_for, why_none
 from evotune.runs.spaces import shipped_spaces
 from evotune.space.document import load_space
 from evotune.space.reading.case_file import CaseEntry

@@ -13,7 +13,7 @@ import pytest
 
 from evotune.backends.base.recorded import read_recorded_space
 from evotune.run_options import RunOptions
-from evotune.runs.calibration import calibrate
+from evotune.runs.kernel_executor import calibrate
 from evotune.runs.kernel_run import InlineExecutor
 from evotune.runs.observer import SilentObserver
 from evotune.runs.search_loop import SearchLoop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evotune.errors import UsageError
-from evotune.search.performance import PerformanceScale
+from evotune.runs.replay import PerformanceScale
 
 # Ten times, worst first: 10 … 1. Median 5.5, optimum 1, target 1 + 4.5 * 0.05 = 1.225, which only
 # the last one (index 9) meets: ceil(9 / (11 - 9)) = 5 evaluations.

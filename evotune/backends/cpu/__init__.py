@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from evotune.backends.base.backend import Backend
-from evotune.backends.cpu import cpp_options
 from evotune.languages import Language, Template
 
 if TYPE_CHECKING:
@@ -18,13 +18,52 @@ if TYPE_CHECKING:
     from evotune.backends.base.launch import DeviceProfile
     from evotune.backends.base.session import Compiler, Session
 
+_SWITCHES = (
+    # how exactly arithmetic is done
+    *("fast-math", "unsafe-math-optimizations", "associative-math", "reciprocal-math"),
+    *("finite-math-only", "signed-zeros", "math-errno", "trapping-math", "rounding-math"),
+    # loops and vectors
+    *("unroll-loops", "unroll-all-loops", "peel-loops", "split-loops", "tree-vectorize"),
+    *("vectorize", "slp-vectorize", "tree-loop-vectorize", "tree-slp-vectorize", "ivopts"),
+    *("loop-interchange", "loop-unroll-and-jam", "tree-loop-distribution", "loop-nest-optimize"),
+    *("prefetch-loop-arrays", "split-ivs-in-unroller", "variable-expansion-in-unroller"),
+    # the rest
+    *("semantic-interposition", "inline-functions", "strict-aliasing", "omit-frame-pointer"),
+    *("schedule-insns", "schedule-insns2", "rename-registers", "modulo-sched", "gcse-las"),
+)
+_INSTRUCTIONS = r"sse4\.[12]|avx|avx2|avx512[a-z0-9]+|avxvnni|fma|f16c|bmi2?"
+_OPTION = re.compile(
+    r"-O(?:[0-3s]|fast)"
+    rf"|-f(?:no-)?(?:{'|'.join(_SWITCHES)})"
+    r"|-ffp-contract=(?:fast|on|off)"
+    r"|-fexcess-precision=(?:fast|standard)"
+    r"|-fvect-cost-model=(?:unlimited|dynamic|cheap|very-cheap)"
+    r"|-mprefer-vector-width=(?:none|128|256|512)"
+    r"|-m(?:arch|tune|cpu)=[A-Za-z0-9][A-Za-z0-9._+-]*"
+    rf"|-m(?:no-)?(?:{_INSTRUCTIONS})"
+)
+_OPTIONS_IN_WORDS = (
+    "-O0 to -O3, -Os, -Ofast, -march=NAME, -mtune=NAME, -ffast-math, -funroll-loops, "
+    "-ffp-contract=fast and others that name no file (docs/writing-a-kernel.md has the list)"
+)
+
+
+def takes_option(option: str) -> bool:
+    """Whether a space may give the option to a C++ compiler in addition to `cpp_compiler.FLAGS`.
+
+    None of these options names a file, loads a plugin or writes anything but the machine code. A
+    compiler that does not know an option reports it as its own error.
+    """
+    return _OPTION.fullmatch(option) is not None
+
+
 _CPP = Language(
     name="cpp",
     suffixes=(".cpp", ".cc", ".cxx"),
     stated_suffixes=(".c", ".h", ".hpp"),
     needs="a C++ compiler",
-    takes_option=cpp_options.is_allowed,
-    options_in_words=cpp_options.IN_WORDS,
+    takes_option=takes_option,
+    options_in_words=_OPTIONS_IN_WORDS,
     template=Template(__name__, "kernel.cpp", "space_cpp.yaml"),
 )
 

@@ -1,4 +1,5 @@
-"""The short cases of a champion that execute each length which a package could serve.
+"""The further cases of a configuration that is confirmed: which its kernel can run, and the short
+ones that execute each length which a package could serve.
 
 A package serves the sizes between won cases and a tenth around them. Which cases are won is not
 known yet, so all timed and held-out cases count.
@@ -7,7 +8,7 @@ known yet, so all timed and held-out cases count.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from evotune.errors import SpaceError
 from evotune.problems.executed_sizes import (
@@ -19,7 +20,7 @@ from evotune.problems.executed_sizes import (
     near_ranges,
     ranges_between,
 )
-from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.problem import Case, HasFeatures, Place, Problem, TensorSpec
 from evotune.problems.short_cases import (
     MOST_BYTES,
     SMALL,
@@ -33,7 +34,13 @@ from evotune.problems.short_cases import (
 )
 from evotune.problems.user import UserProblem
 from evotune.runs.launches import Rejected
-from evotune.trial import Region
+from evotune.space.bound import BoundSpace
+from evotune.space.document import SpaceDocument
+from evotune.space.language import Expression
+from evotune.space.language.nodes import truth
+from evotune.space.specs import KernelSpec
+from evotune.trial import Check, Configuration, Region
+from evotune.verify.kept_checks import ALL_KINDS
 from evotune.workers.executor import HELD_OUT, TIMED, CaseJob
 
 _EACH = 512
@@ -48,6 +55,173 @@ that are not timed, lengths that stand for others, short lengths."""
 _STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
 
 Spans = list[tuple[int, int]]
+
+
+def obstacle(
+    bound: BoundSpace,
+    kernel: KernelSpec,
+    configuration: Configuration,
+    case: Case,
+    sibling: Case,
+    *,
+    names: Collection[str] | None = None,
+) -> str:
+    """Why the kernel, compiled for this configuration, cannot run `sibling`, a variant of a `case`
+    that it is tuned on; "" when it can.
+
+    `names`: the symbols that the kernel must get as arguments if the two cases differ in them;
+    None: all of them.
+    """
+    unsupported = kernel.unsupported(sibling.symbols)
+    if unsupported is not None:
+        return unsupported
+    differing = [n for n, value in sibling.symbols.items() if case.symbols.get(n) != value]
+    told = _symbols_told(bound.document, kernel)
+    untold = [n for n in differing if n not in told and (names is None or n in names)]
+    if untold:
+        return f"kernel {kernel.name} does not receive {', '.join(untold)}"
+    for spec in bound.document.constraints:
+        try:
+            holds = truth(bound.evaluate(spec.expression, configuration, sibling.symbols))
+        except SpaceError as error:
+            return error.message
+        if not holds:
+            return f"the configuration is not valid for it: {spec}"
+    return ""
+
+
+def refusal(  # noqa: PLR0917
+    bound: BoundSpace,
+    kernel: KernelSpec,
+    configuration: Configuration,
+    case: Case,
+    tuned: Iterable[Case],
+    names: Collection[str],
+) -> str:
+    """Why the kernel cannot run `case`, given the cases that it is tuned on; "" when there is no
+    `obstacle` for one of them."""
+    reasons = [obstacle(bound, kernel, configuration, like, case, names=names) for like in tuned]
+    return reasons[0] if all(reasons) else ""
+
+
+def symbols_kept(
+    document: SpaceDocument,
+    kernel: KernelSpec,
+    scalars: Iterable[str],
+    tensors: Iterable[TensorSpec] = (),
+) -> set[str]:
+    """The symbols that keep their values in every additional case of the kernel.
+
+    - Compiled-in symbols, because another value needs another binary. A compiled-in `let` does not
+      count: see `symbols_kept_in_search`.
+    - The `scalars` that the kernel does not receive.
+    - `layout`, unless the kernel receives the strides of all `tensors`.
+    """
+    kept = set(kernel.define).difference(document.let)
+    kept |= set(scalars) - _symbols_told(document, kernel)
+    strided = [spec for spec in tensors if spec.stride_symbols]
+    if strided and strides_untold(document, kernel, strided):
+        kept.add("layout")
+    return kept
+
+
+def symbols_kept_in_search(
+    document: SpaceDocument,
+    kernel: KernelSpec,
+    scalars: Iterable[str],
+    tensors: Sequence[TensorSpec] = (),
+) -> set[str]:
+    """`symbols_kept` for trials of the search. They also keep `layout` if a compiled-in `let`
+    depends on strides: then each layout needs a separate binary. Trials compile the layouts that
+    the space times, and only the confirmation of a champion compiles the others."""
+    kept = symbols_kept(document, kernel, scalars, tensors)
+    derived = [document.let[name] for name in kernel.compiled_in if name in document.let]
+    strides = {symbol for spec in tensors for symbol in spec.stride_symbols}
+    if strides & _names(derived, document.let):
+        kept.add("layout")
+    return kept
+
+
+def strides_untold(
+    document: SpaceDocument, kernel: KernelSpec, tensors: Iterable[TensorSpec]
+) -> tuple[str, ...]:
+    """The stride symbols of `tensors` that the kernel would have to take as arguments. A tensor map
+    contains the strides."""
+    told = _symbols_told(document, kernel)
+    pointers = {argument.name for argument in kernel.arguments if argument.tensor_map is None}
+    pointers |= {memory.tensor for memory in kernel.constant_memory}
+    return tuple(
+        symbol
+        for spec in tensors
+        if spec.name in pointers
+        for symbol in spec.stride_symbols
+        if symbol not in told
+    )
+
+
+def scalars_skipped(
+    document: SpaceDocument, kernel: KernelSpec, scalars: Iterable[str]
+) -> list[Check]:
+    """A skipped check that names the scalars that keep the space's value in every case."""
+    kept = symbols_kept(document, kernel, scalars)
+    names = ", ".join(name for name in scalars if name in kept)
+    if not names:
+        return []
+    how = "is compiled for" if set(kernel.define) & set(scalars) else "does not receive"
+    detail = f"kernel {kernel.name} {how} {names}"
+    return [Check(f"other values of {names}", ALL_KINDS, "skipped", detail=detail)]
+
+
+def names_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
+    """The names of symbols and tensors that reach the kernel, or that it names in `supports`."""
+    return _symbols_told(document, kernel) | {each.symbol for each in kernel.supports}
+
+
+def _symbols_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
+    """The names that reach the kernel: compiled in, as arguments, or in a launch."""
+    whens = (launch.when for launch in kernel.launches if launch.when is not None)
+    names = _names((*kernel.expressions(), *whens), document.let)
+    names |= {argument.name for argument in kernel.arguments if argument.name is not None}
+    return names | set(kernel.define)
+
+
+def _names(expressions: Iterable[Expression], let: Mapping[str, Expression]) -> set[str]:
+    """All names in the expressions, and in their definitions by `let`."""
+    found: set[str] = set()
+    waiting = list(expressions)
+    while waiting:
+        for name in waiting.pop().names:
+            if name.name not in found:
+                found.add(name.name)
+                waiting += [let[name.name]] if name.name in let else []
+    return found
+
+
+def refusal_of(document: SpaceDocument, problem: Problem, case: Case) -> str:
+    """Why no kernel of the space can compute the case; "" if one can."""
+    reasons = []
+    for kernel in document.kernels:
+        why = _kernels_refusal(document, kernel, problem, case)
+        if not why:
+            return ""
+        reasons.append(why)
+    return reasons[0]
+
+
+def _kernels_refusal(
+    document: SpaceDocument, kernel: KernelSpec, problem: Problem, case: Case
+) -> str:
+    if why := kernel.unsupported(case.symbols):
+        return why
+    strided = [spec for spec in problem.tensors(case) if spec.strides]
+    if strides_untold(document, kernel, strided):
+        return f"kernel {kernel.name} takes contiguous tensors only"
+    if isinstance(problem, HasFeatures):
+        told = names_told(document, kernel)
+        untold = [n for n, known_by in problem.features_of(case).items() if not known_by & told]
+        if untold:
+            return f"kernel {kernel.name} does not compute {', '.join(untold)}"
+    return ""
 
 
 def served_cases(  # noqa: PLR0917
