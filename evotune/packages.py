@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import resource
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -113,6 +114,8 @@ def doctor(names: Sequence[str], arguments: Sequence[str]) -> int:
 
 _ENVIRONMENT_2 = 3
 _LOADER_WORDS = ("failed to map segment", "cannot allocate memory")
+_WITHOUT_AN_ERROR = "returned NULL without setting an exception"
+"""Of a SystemError: C code found no memory even for its MemoryError, or it has a bug."""
 
 
 def is_no_memory(error: BaseException) -> bool:
@@ -122,8 +125,14 @@ def is_no_memory(error: BaseException) -> bool:
         isinstance(each, MemoryError)
         or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
         or (isinstance(each, ImportError) and any(word in str(each) for word in _LOADER_WORDS))
+        or (isinstance(each, SystemError) and _WITHOUT_AN_ERROR in str(each) and _is_limited())
         for each in _chain(error)
     )
+
+
+def _is_limited() -> bool:
+    """Whether the process may have only so much memory (`ulimit -v`)."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def say_no_memory(error: BaseException) -> int:

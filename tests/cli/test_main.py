@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from rich.console import Console
 import evotune
 from evotune.cli import main
 from evotune.cli.terminal import text_table
+from evotune.packages import is_no_memory
 from evotune.trial import OutcomeKind
 from tests.patience import PATIENCE_S
 from tests.sweeps import swept
@@ -261,6 +263,16 @@ def test_no_memory_is_a_matter_of_the_machine(
     result = invoke("status")
     assert result.exit_code == 3
     assert result.stderr == f"error: no memory is left{more}\n"
+
+
+@pytest.mark.parametrize(("limit", "is_none"), [(1 << 25, True), (resource.RLIM_INFINITY, False)])
+def test_an_error_that_c_code_could_not_name_is_a_lack_of_memory_under_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_none: bool
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    error = SystemError("<function f> returned NULL without setting an exception")
+    assert is_no_memory(error) == is_none
+    assert not is_no_memory(SystemError("bad argument to internal function"))
 
 
 @pytest.mark.parametrize("value", ["0", "1", "²", "-1"])

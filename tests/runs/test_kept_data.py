@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -75,10 +76,12 @@ def _pause(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGSTOP)
     below = descendants(pid)
     for each in below:
-        os.kill(each, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # it ended before it was stopped
+            os.kill(each, signal.SIGSTOP)
     time.sleep(seconds)
     for each in (pid, *below):
-        os.kill(each, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGCONT)
 
 
 def test_a_disk_that_fills_up_at_every_byte_of_a_new_store(
