@@ -10,11 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tuning import derive
@@ -27,8 +27,43 @@ from evotune.runs.setup import load_kernel_setup
 from evotune.trial import Configuration, Measurement
 from evotune.workers.executor import HELD_OUT, TIMED
 
-if TYPE_CHECKING:
-    from attention_cuda import Job
+Shape = tuple[int, int, int, int, int, int]
+"""Batch, query heads, key and value heads, queries, keys, head size."""
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    space: str
+    shape: Shape
+    masks: tuple[bool, ...]
+    """Causal or not. With both, one configuration is tuned for the mean of the two."""
+    trials: int
+    start: dict[str, Any] = field(default_factory=dict)
+    """The first configuration to try, where the space's own suits the shape badly."""
+    layout: str = ""
+    """Where the tensors lie, if not contiguous."""
+
+    def problem(self) -> dict[str, Any]:
+        lie = {"layout": self.layout} if self.layout else {}
+        return {
+            "shapes": [self.sizes()],
+            "variants": [{"causal": causal, **lie} for causal in self.masks],
+            "held_out": [self._sizes(self._nearby())],
+        }
+
+    def _nearby(self) -> Shape:
+        """The held-out shape: another batch size, and lengths that no tile divides."""
+        batch, heads, kv_heads, queries, keys, head_dim = self.shape
+        return (batch + 1, heads, kv_heads, max(1, queries - 12), keys - 12, head_dim)
+
+    def sizes(self) -> dict[str, int]:
+        return self._sizes(self.shape)
+
+    @staticmethod
+    def _sizes(shape: Shape) -> dict[str, int]:
+        names = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
+        return dict(zip(names, shape, strict=True))
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attention_confirmations import DEFAULT_DTYPE, confirm_all, type_of
+from attention_confirmations import DEFAULT_DTYPE, Job, Shape, confirm_all, type_of
 from tuning import champion, derive, environment, told, tune
 
 from evotune.problems.attention import Attention
@@ -47,43 +46,6 @@ from evotune.problems.problem import Case
 DTYPES = (DEFAULT_DTYPE, "bfloat16")
 PROBLEM = Attention(DEFAULT_DTYPE)
 """Its cases, bytes and operations are those of both types."""
-Shape = tuple[int, int, int, int, int, int]
-"""Batch, query heads, key and value heads, queries, keys, head size."""
-
-
-@dataclass(frozen=True)
-class Job:
-    name: str
-    space: str
-    shape: Shape
-    masks: tuple[bool, ...]
-    """Causal or not. With both, one configuration is tuned for the mean of the two."""
-    trials: int
-    start: dict[str, Any] = field(default_factory=dict)
-    """The first configuration to try, where the space's own suits the shape badly."""
-    layout: str = ""
-    """Where the tensors lie, if not contiguous."""
-
-    def problem(self) -> dict[str, Any]:
-        lie = {"layout": self.layout} if self.layout else {}
-        return {
-            "shapes": [self.sizes()],
-            "variants": [{"causal": causal, **lie} for causal in self.masks],
-            "held_out": [self._sizes(self._nearby())],
-        }
-
-    def _nearby(self) -> Shape:
-        """The held-out shape: another batch size, and lengths that no tile divides."""
-        batch, heads, kv_heads, queries, keys, head_dim = self.shape
-        return (batch + 1, heads, kv_heads, max(1, queries - 12), keys - 12, head_dim)
-
-    def sizes(self) -> dict[str, int]:
-        return self._sizes(self.shape)
-
-    @staticmethod
-    def _sizes(shape: Shape) -> dict[str, int]:
-        names = ("batch", "heads", "kv_heads", "seq_len_q", "seq_len_k", "head_dim")
-        return dict(zip(names, shape, strict=True))
 
 
 def square(batch: int, heads: int, length: int, head_dim: int) -> Shape:
