@@ -259,7 +259,7 @@ def test_a_figure_that_is_added_as_the_guide_says_is_drawn(
 ) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```js\n(.*?)```", guide, re.DOTALL)
-    asset, payload = html_module._asset, html_module.run_payload
+    asset, columns = html_module._asset, html_module._columns
 
     def with_example(name: str) -> str:
         text = asset(name)
@@ -269,7 +269,7 @@ def test_a_figure_that_is_added_as_the_guide_says_is_drawn(
 
     monkeypatch.setattr(html_module, "_asset", with_example)
     monkeypatch.setattr(
-        html_module, "run_payload", lambda *given: {**payload(*given), "verify_s": [0.1, 1.0, 10.0]}
+        html_module, "_columns", lambda *given: {**columns(*given), "verify_s": [0.1, 1.0, 10.0]}
     )
     file = tmp_path / "report.html"
     file.write_text(html_page([RunData.load(make_run(tmp_path, [ok(1.2)] * 3))]), encoding="utf-8")

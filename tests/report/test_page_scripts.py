@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 import evotune
 from evotune.report.data import RunData
 from evotune.report.html import run_payload
-from evotune.trial import Json
+from evotune.trial import Json, OutcomeKind
 
-from .runs import make_run, ok
+from .runs import failed, make_run, ok
 
 ASSETS = Path(evotune.__file__).parent / "report" / "html" / "assets"
 _EFFECT = """
@@ -48,6 +49,13 @@ _ERROR = """
 const [text, error] = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const columns = resultColumns({ recorded: false });
 console.log(JSON.stringify(compileFilter(text, columns)({ error })));
+"""
+_EXAMPLE = """
+const section = (title, note, node) => node;
+const chart = (label, height, make) => make();
+const run = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const { marks } = verifySection(run, trialRows(run));
+console.log(JSON.stringify(marks[0].points.map((point) => [point.x, point.y])));
 """
 _BASELINES = """
 const el = (tag, attributes, ...children) => children.flat().join(" ");
@@ -154,3 +162,19 @@ def test_errors_are_filtered_by_the_percents_that_are_shown(
     text: str, error: float | None, kept: bool
 ) -> None:
     assert called(("sections.js", "filter.js"), _ERROR, [text, error]) == kept
+
+
+def test_the_guides_figure_has_a_point_for_each_trial_with_its_value(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```js\n(.*?)```", guide, re.DOTALL)
+    outcomes = [ok(1.2), failed(OutcomeKind.COMPILE_ERROR), ok(1.5)]
+    data = RunData.load(make_run(tmp_path, outcomes))
+    (named,) = re.findall(r"`item\.trial\.outcome\.stage_s\.get\(\"(\w+)\"\)`", guide)
+    payload = run_payload(data)
+    taken = {trial.number: trial.outcome.stage_s.get(named) for trial in data.trials}
+    payload["trials"] = {
+        **payload["trials"],
+        "verify_s": [taken[number] for number in payload["trials"]["number"]],
+    }
+    points = called(("sections.js",), example + _EXAMPLE, payload)
+    assert sorted(points) == [[0, 0.25], [2, 0.25]]
