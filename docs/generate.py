@@ -17,6 +17,8 @@ from evotune.space.counting.expansion import FULL, SHOWN_S
 from evotune.space.reading.schema import schema_text
 
 FOLDER = Path(__file__).parent
+EXAMPLE = FOLDER / "complete_space.yaml"
+"""A space with most keys."""
 _GLOBAL = ("color", "quiet", "verbose", "help")
 _SECTIONS = {
     "ProblemModel": "problem",
@@ -123,6 +125,8 @@ def space_reference() -> str:
         "[Names](writing-a-kernel.md#names-in-expressions) are parameters, sizes of the problem, "
         "`let` and `device.*`.\n",
         _LIMITS,
+        "## A complete space\n",
+        f"```yaml\n{EXAMPLE.read_text()}```\n",
         "## The file\n",
         _keys(schema),
     ]

@@ -15,11 +15,11 @@ from evotune.trial import Value
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 OVERVIEW = (ROOT / "docs" / "README.md").read_text()
-YOUR_KERNEL = (ROOT / "docs" / "your-kernel.md").read_text()
+SPACES = (ROOT / "docs" / "spaces.md").read_text()
 
 
 def test_the_example_space_is_valid() -> None:
-    (example,) = re.findall(r"```yaml\n(# yaml-language-server.*?)```", YOUR_KERNEL, re.S)
+    _, example = re.findall(r"```yaml\n(# yaml-language-server.*?)```", SPACES, re.S)
     document = parse_space(example, Path("my.yaml"))
     symbols: dict[str, Value] = {
         "batch": 1,

@@ -33,6 +33,6 @@ def test_the_values_of_gpus_are_those_of_the_profiles() -> None:
 
 
 def test_the_names_of_a_cpu_are_those_of_its_profile() -> None:
-    (line,) = (line for line in SECTION.splitlines() if line.startswith("A CPU has "))
-    named = re.findall(r"`(?:device\.)?(\w+)`", line)
+    (text,) = (part for part in SECTION.split("\n\n") if part.startswith("A CPU has "))
+    named = re.findall(r"`(?:device\.)?(\w+)`", text)
     assert sorted(named) == sorted(cpu_profile().attributes)
