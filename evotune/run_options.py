@@ -99,8 +99,9 @@ class RunOptions(SearchSettings):
 
     @classmethod
     def from_json(cls, stored: Json) -> RunOptions:
-        """Raises TypeError or ValueError for anything but the values of a run's store. A store of
-        an older evotune lacks the options that came later: they have their defaults."""
+        """Reads the options from a run's store. Raises TypeError or ValueError if a value is
+        invalid. Options that the store of an older evotune lacks get their defaults.
+        """
         for name in _ALWAYS_STORED:
             if name not in stored:
                 raise ValueError(f"the setting {name} is missing")

@@ -31,7 +31,7 @@ AnyCases: TypeAlias = "str | Path | Sequence[Mapping[str, Value]]"
 
 
 def case_entries(cases: AnyCases | None) -> list[CaseEntry]:
-    """Raises SpaceError for a mistake in them."""
+    """Converts the given cases to entries of a case file. Raises SpaceError for a mistake."""
     if cases is None:
         return []
     return read_cases(Path(cases)) if isinstance(cases, str | Path) else given_cases(cases)
@@ -110,7 +110,7 @@ def materialize(space: Space, folder: Path, *, compile_only: bool = False) -> Pa
     kernels passed as text, a problem passed as a class. Files need the same agreement as the files
     that a space file names.
 
-    Raises SpaceError if a source cannot be read, or nobody agreed to execute it. With
+    Raises SpaceError if a source cannot be read, or the user has not agreed to execute it. With
     `compile_only` only Python is executed.
     """
     document, written = space.document, space.written_files

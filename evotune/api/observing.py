@@ -80,7 +80,7 @@ def watching(
 class Follower:
     """Reads a run's store and notifies an observer, as the run itself would. Outcomes come in the
     order in which they were stored, whereas the run notifies in the order of the proposals. So the
-    trial at which a generation begins may be off by a few.
+    reported first trial of a generation may be a few trials off.
     """
 
     def __init__(self, run: RunFolder, observer: Observer) -> None:

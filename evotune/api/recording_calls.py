@@ -28,8 +28,8 @@ def recording(device: str = "auto") -> Iterator[Calls]:
     It sees `F.scaled_dot_product_attention`, the fast paths of `nn.MultiheadAttention` and
     `nn.TransformerEncoder`, the attention functions of transformers, and those of exported
     packages, eager and in graphs of torch.compile. Results stay as they are. What is compiled
-    already compiles once more, and has its own graph again afterwards. A captured CUDA graph tells
-    its calls once, when it is captured; replays run no Python.
+    already compiles once more, and has its own graph again afterwards. The calls of a CUDA graph
+    are recorded once, when it is captured, because replays run no Python.
 
     `device`: the one for which the table names the spaces; a GPU's name needs no GPU. UsageError,
     when the table is made, for an unknown one.
@@ -55,7 +55,7 @@ def record(
     """Calls `model(*inputs, **named)` once and records its calls of attention; see `recording`.
 
     The model runs as it would without: with gradients unless the caller has switched them off, and
-    calls that need some are told as such. `time`: the model runs once more, and each call is timed,
+    calls that need gradients are marked. `time`: the model runs once more, and each call is timed,
     on a GPU by events, elsewhere by a clock; calls in graphs of torch.compile are not.
     """
     with recording(device) as calls:

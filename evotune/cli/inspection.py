@@ -55,11 +55,10 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
     """Validate SPACE and measure its size.
 
     Shows what each constraint removes, in up to 10 seconds: how many configurations break it
-    (`removes alone`), and how many break it and no other one (`removes last`). Shows whether a
-    sample compiles.
+    (`removes alone`), and how many break only it (`removes last`). Shows whether a sample compiles.
     A mistake in the file is reported as file:line:column, with exit code 2. The methods of a
-    problem's Python file are tried on a tiny shape; a mistake there is reported as file:line.
-    If no configuration of the sample compiles, the exit code is 1.
+    problem's Python file are tried on a tiny shape; a mistake there is reported as file:line. If no
+    configuration of the sample compiles, the exit code is 1.
     """
 
     found = evotune.check(space, device=device)

@@ -367,7 +367,7 @@ class Standing:
 
     @property
     def confirmed_wins(self) -> bool:
-        """Of the confirmed trial that stands first in `confirmations`."""
+        """Whether the confirmed trial with the greatest fitness wins."""
         sound = [each for each in self.confirmed.values() if each.fitness is not None]
         return self.wins(max(sound, key=lambda each: each.fitness or 0.0, default=None))
 

@@ -424,9 +424,9 @@ def record(
 
     It runs as `python SCRIPT ARGS` would, and its results stay as they are. At its end stderr shows
     a table of the calls, with the shipped spaces that can compute each, or why none can. FILE lists
-    them for `run SPACE --cases`. Everything behind SCRIPT is the script's, but for `-o FILE` as the
-    last two words when it does not stand before SCRIPT. The exit code is the script's. Ctrl-C
-    writes what was recorded so far. Child processes are not recorded.
+    them for `run SPACE --cases`. All arguments after SCRIPT go to the script, except `-o FILE` at
+    the end when it does not stand before SCRIPT. The exit code is the script's. Ctrl-C writes what
+    was recorded so far. Child processes are not recorded.
     """
     if output is None and len(arguments) >= 2 and arguments[-2] in _OUTPUT:
         arguments, output = arguments[:-2], arguments[-1]

@@ -585,8 +585,9 @@ _MOST_BASES: Final = 256  # valid configurations in which a value is put
 
 
 def hopeless_values(table: TrialTable, space: BoundSpace | None) -> tuple[Hopeless, ...]:
-    """Tried values first, those with most trials before the others. Without the space, values that
-    were never tried are not named."""
+    """The values without a valid trial, those with most trials first. Values that were never tried
+    are included only if `space` is given.
+    """
     found: list[Hopeless] = []
     for parameter in table.parameters:
         by_value: dict[tuple[type, Value], list[Trial]] = {}

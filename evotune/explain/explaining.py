@@ -259,7 +259,7 @@ _PAIRED = 3  # a paired measurement takes about so many times the search's own
 class Gathering:
     """The evidence and the ablation of the subject of a `study`.
 
-    - `missing`: the parts that could not be had, in words.
+    - `missing`: the parts that could not be measured, in words.
     - `note` gets a line before each step.
 
     The methods raise RunLocked while another process works on the run.

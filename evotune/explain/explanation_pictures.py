@@ -43,7 +43,7 @@ _IN_CODE: Final = {
 
 
 def explanation_pictures(found: Findings) -> list[Picture]:
-    """Those for which there is something to show, in the order of reading."""
+    """The pictures for which there are data, in the order of reading."""
     return [*_machine(found), *_choices(found)]
 
 
@@ -564,7 +564,9 @@ def _ceilings(drawing: Drawing, plot: _Plot, flops: float, ceilings: Sequence[Ce
 
 
 def _diagonal(plot: _Plot, bandwidth: Ceiling, top: float) -> tuple[Place, Place]:
-    """Its ends: where it enters the plot, and where it meets the highest level line, `top`."""
+    """The ends of the line of a bandwidth: where it enters the plot, and where it meets the highest
+    level line, `top`.
+    """
     start = max(plot.least[0], plot.least[1] / bandwidth.rate)
     end = max(start, min(plot.most[0], top / bandwidth.rate))
     return (

@@ -122,8 +122,9 @@ def _machine(found: Findings) -> Iterator[_Paragraph | str]:
 
 
 def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
-    """The effects that say something: measured in turn, or with an interval that leaves out 1. Of
-    two trials of a quiet run also those whose interval is narrow."""
+    """The effects worth showing: measured in alternation, or with an interval that excludes 1. Of
+    two trials of a quiet run also those whose interval is narrow.
+    """
     return [e for e in effects if e.worth is not None and not e.same_code and _says_something(e)]
 
 
@@ -196,7 +197,7 @@ def _space(found: OverSpace) -> Iterator[_Paragraph | str]:
 
 
 def pair_line(pair: Pair) -> str:
-    """Its text, its basis, and why."""
+    """A line about a pair of choices: its text, how it is known, and why it is so."""
     return f"{pair.text} ({pair.basis})" + (f"; {pair.because}" if pair.because else "")
 
 

@@ -51,7 +51,7 @@ _SHARED_STALLS: Final = ("short_scoreboard", "mio_throttle")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that the rules look at."""
+    """All inputs of the rules."""
 
     roofline: Roofline | None
     gathered: GatheredEvidence | None
@@ -282,7 +282,7 @@ def _work_facts(case: Case) -> Iterator[Fact]:
 
 
 def _busiest(case: Case) -> Iterator[Fact]:
-    """The busiest unit first, with the others of its kind."""
+    """A fact for each kind of evidence: the busy shares of at most four units, busiest first."""
     shown = [unit for unit in case.units if unit.share >= 0.01][:4]
     for kind in dict.fromkeys(unit.kind for unit in shown):
         units = [unit for unit in shown if unit.kind == kind]

@@ -179,7 +179,9 @@ def launch_counters(evidence: Evidence | None) -> Sequence[Counters]:
 
 
 def uses_tensor_cores(evidence: Evidence | None, dtype: str) -> bool:
-    """By its counters, else by its machine code, else by the dtype."""
+    """Whether the kernel uses tensor cores: by its counters, else by its machine code, else by the
+    dtype.
+    """
     counted = [one.pipes["tensor"] for one in launch_counters(evidence) if "tensor" in one.pipes]
     if counted:
         return max(counted) > _LEAST_TENSOR

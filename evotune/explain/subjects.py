@@ -24,7 +24,7 @@ BASELINE, DEFAULT = "baseline", "default"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A trial of a run with its deciding outcome, on the case that is looked at.
+    """A trial of a run with its deciding outcome, on the case that is explained.
 
     `case` and `baseline` are "" on a recorded space; `time_us` is None for a trial that failed.
     """
@@ -197,7 +197,7 @@ def facts_now(run: RunFolder) -> Facts:
 @dataclass(frozen=True, slots=True)
 class Side:
     """The candidate to hold the explained one against. A baseline and a default that was not tried
-    have no `number`. `own_run`: it is of the explained trial's run."""
+    have no `number`. `own_run`: whether it belongs to the explained trial's run."""
 
     name: str
     run: RunFolder
@@ -214,7 +214,7 @@ def number_in(text: str) -> int | None:
 
 
 def side_of(run: RunFolder, data: RunData, subject: Subject, text: str) -> Side | None:
-    """Raises UsageError for a text that names nothing."""
+    """The side of a comparison that a text names. Raises UsageError if it names nothing."""
     if not text:
         return None
     if text == BASELINE:

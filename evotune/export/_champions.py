@@ -177,8 +177,10 @@ _Timed = Mapping[Cell, Measurement]
 
 
 def selected_by_rule(folder: Path) -> Selection:
-    """Raises UsageError for a portfolio that is not finished, StoreError for one whose runs have
-    changed, and EvotuneError (exit 1) if its rule names no kernel."""
+    """The champions that a portfolio's rule names. Raises UsageError if the portfolio is not
+    finished, StoreError if its runs have changed, and EvotuneError (exit 1) if its rule names no
+    kernel.
+    """
     found, timed, further = read_portfolio(folder)
     if not found.rule:
         raise EvotuneError(

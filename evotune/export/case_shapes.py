@@ -124,8 +124,9 @@ class CaseShapes:
 
 
 def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
-    """Raises UsageError if the shapes cannot be written as sums of sizes, or for a problem whose
-    calls an exported package does not understand. The shapes are compared on all of `cases`."""
+    """Writes the shapes of a problem as sums of sizes. Raises UsageError if that is impossible, or
+    if a package cannot describe the problem's calls. The shapes are compared on all of `cases`.
+    """
     specs = problem.tensors(cases[0])
     if why := _beyond_packages(problem, cases):
         raise UsageError(f"problem {problem.name} cannot be exported: a package takes no {why}")
@@ -464,7 +465,9 @@ def near_regions(
 
 
 def in_order(regions: Iterable[ServedRegion]) -> list[ServedRegion]:
-    """The order in which a package looks: exact regions first, and the greatest speedup first."""
+    """The order in which a package searches its regions: exact regions first, then the greatest
+    speedup first.
+    """
     return sorted(
         regions,
         key=lambda region: (

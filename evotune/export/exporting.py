@@ -46,7 +46,7 @@ from evotune.util.words import counted
 class Exported:
     """A package that was written.
 
-    - `folder`: has `pyproject.toml`; `name`: the package's.
+    - `folder`: the folder with `pyproject.toml`; `name`: the package's name.
     - `call`: its function: `attention`, or the problem's name; `inputs`: the tensors it takes.
     - `champions`: run and trial of each kernel; `served`: the number of regions that they won.
     - `whole_domain`: whether they serve all cases that they were checked on, won or not.
@@ -94,9 +94,8 @@ def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None
 
 
 def export_portfolio(portfolio: Path, folder: Path, name: str | None = None) -> Exported:
-    """The same of the portfolio in a folder of runs: its kernels and its rule.
-
-    Raises UsageError for a portfolio that is not finished, StoreError for one that was changed.
+    """Writes the package of the portfolio in a folder of runs: its kernels and its rule. Raises
+    UsageError if the portfolio is not finished, StoreError if it was changed.
     """
     _require_place(folder, name)
     chosen = selected_by_rule(portfolio)

@@ -370,7 +370,7 @@ def _argument(found: Mapping[str, Any]) -> Argument:
 
 
 def _mapped(found: Any, change: Callable[[Node], Json]) -> Any:
-    """The same dicts and lists with each expression changed."""
+    """A copy of nested dicts and lists in which each expression is changed."""
     if isinstance(found, Node):
         return change(found)
     if isinstance(found, Mapping):

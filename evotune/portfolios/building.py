@@ -323,7 +323,9 @@ class PortfolioWork:
     # --- searches ----------------------------------------------------------------------------
 
     def _search_first(self) -> None:
-        """The cases that stand for the others. Searches of an earlier part are finished first."""
+        """The representative cases that are searched first. Searches of an earlier part are
+        finished first.
+        """
         labels = self._matrix.store.meta("first")
         if labels is None:
             chosen = representatives(

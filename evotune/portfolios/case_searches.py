@@ -53,7 +53,7 @@ class CaseSearches:
         return label in self.runs and _state(self.runs[label]).startswith("finished")
 
     def trials(self) -> int:
-        """Of all runs together."""
+        """The number of trials of all runs together."""
         found = 0
         for run in self.runs.values():
             with RunStore.open_for_reading(run.store, checked=True) as store:

@@ -177,8 +177,9 @@ def extended_domain(
     domain: Domain, champion: Champion, passed: Sequence[Case], launched: Sequence[Region]
 ) -> Domain:
     """The domain of a champion, extended by the cases that `passed` in the matrix and by the
-    regions in which it was `launched` at sizes one by one. If confirmation executed lengths for
-    some binaries only (not for a specialised one, for example), the others still have none."""
+    regions in which it was `launched` at each size. If confirmation executed lengths for some
+    binaries only (not for a specialised one, for example), the others still have none.
+    """
     places = [champion.place(case) for case in passed]
     with_lengths = [region.fixed for region in domain.regions if region.executed is not None]
     regions = []

@@ -98,7 +98,7 @@ def locked_matrix(runs_dir: Path, facts: Mapping[str, Json] | None) -> Iterator[
 
 @contextlib.contextmanager
 def read_matrix(runs_dir: Path) -> Iterator[Matrix]:
-    """The same for reading."""
+    """The portfolio's matrix, opened for reading, without a lock."""
     with RunStore.open_for_reading(matrix_path(runs_dir)) as store:
         yield Matrix(store)
 

@@ -1,6 +1,6 @@
 """`portfolio.json`: the kernels of a portfolio, the rule that serves cases with them, the figures.
 
-The matrix keeps the SHA-256 of the file, so a file that somebody changed is refused.
+The matrix keeps the SHA-256 of the file, so a changed file is refused.
 """
 
 from __future__ import annotations

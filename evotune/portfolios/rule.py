@@ -379,7 +379,7 @@ class Tree:
 
 
 class _Split(NamedTuple):
-    """The first `below` cells along an axis, and the others."""
+    """A split of a box along `axis`: the first `below` cells, and the rest."""
 
     axis: int
     below: int
@@ -446,7 +446,9 @@ class Grid:
         self._best: dict[_Numbers, _Best] = {}
 
     def best_tree(self) -> Tree:
-        """In a tie the smallest tree, then the one that begins with the most even split."""
+        """The best tree on the grid. In a tie the smallest tree, then the one that begins with the
+        most even split.
+        """
         # The parts of a box come before it in this order.
         for extent in itertools.product(*(range(1, cells + 1) for cells in self._whole[1])):
             self._best[extent] = self._of(extent)

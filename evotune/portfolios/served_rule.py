@@ -3,7 +3,7 @@
 The kernels of a rule are launched at the sizes that the rule gives them. A run's confirmation
 executes the lengths near its own case. A rule reaches from one case of the list to the next, so its
 kernels are launched at the lengths between them too, before they serve one. The outcome is kept in
-the matrix, beside the cells.
+the matrix, next to the cells.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ class Attention:
         return 2 * s["batch"] * s["heads"] * visible * (s["head_dim"] + s["value_dim"])
 
     def bytes_moved(self, case: Case) -> int:
-        """Keys that a window hides from every row need not be read."""
+        """The bytes that a kernel must at least move. Keys that a window hides from every row are
+        not counted.
+        """
         mine = Features.of(case)
         found = sum(spec.nbytes for spec in self.tensors(case))
         if mine.has_window:
@@ -340,7 +342,7 @@ class Attention:
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
     ) -> tuple[int, torch.Tensor] | None:
-        """Nothing: none of the tensors has lengths or places."""
+        """Nothing: none of the tensors has lengths or indices."""
         return None
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:

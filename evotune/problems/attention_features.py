@@ -268,7 +268,7 @@ def drawn(
 
 
 def changed(features: Features, told: Mapping[str, Value], kept: Collection[str]) -> Features:
-    """The features with other numbers, unless these are kept."""
+    """The features with other numbers, except the numbers that are to be kept."""
     numbers: dict[str, Any] = {
         name: told[name] for name in features.scalars() if name in told and name not in kept
     }

@@ -130,7 +130,7 @@ def _check_inputs(problem: UserProblem, case: Case, device: str) -> None:
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal, but for the order of sums in floating-point ones."""
+    """Whether two tensors are equal. Floating-point values may differ by the order of sums."""
     if not one.is_floating_point():
         return bool((one == other).all())
     size, off = one.double().abs(), one.double() - other.double()

@@ -172,8 +172,9 @@ def _inside(ranges: Ranges, name: str, number: int) -> tuple[int | float, int | 
 
 
 def tightened(ranges: Ranges) -> dict[str, tuple[int | float, int | float]]:
-    """The same cases, with ranges no wider than the ratio of the lengths and batch * heads leave
-    them."""
+    """Ranges that hold the same cases, made as narrow as the ratio of the lengths and batch * heads
+    allow.
+    """
     found = dict(ranges)
     queries, keys = found.get("seq_len_q"), found.get("seq_len_k")
     if queries and keys and "length_ratio" in found:
@@ -255,10 +256,10 @@ class LengthPlan(msgspec.Struct, frozen=True):
 
     - `fixed`, `alike`: the fixed values and the ratios of sizes that the cases have.
     - `name`: the quantity.
-    - `numbers`: the lengths, rising; the kernel takes no other one of the range, or others stand
-      for it: see `each`.
-    - `each`: `numbers` has all lengths that the kernel takes. Otherwise it has lengths for each
-      remainder mod the tile sizes, which count only together.
+    - `numbers`: the lengths to execute, in rising order.
+    - `each`: whether `numbers` has every length from `low` to `high` that the kernel takes.
+      Otherwise it has some lengths for each remainder mod the tile sizes; then all of them must be
+      executed before the others count.
     """
 
     fixed: Mapping[str, Value]

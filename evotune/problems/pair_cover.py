@@ -70,9 +70,10 @@ class _Holding:
 
 
 class PairCover:
-    """An iterator without end over sizes; None if none could be made.
+    """An endless iterator over sizes that covers the pairs of size classes. It yields None if no
+    sizes could be made.
 
-    Sets of classes are integers: bit n stands for class n.
+    Sets of classes are integers in which bit n means class n.
     """
 
     def __init__(

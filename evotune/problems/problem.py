@@ -119,8 +119,9 @@ class Place:
 def with_strides(
     case: Case, specs: Sequence[TensorSpec], strides: Mapping[str, tuple[int, ...]]
 ) -> Case:
-    """The case with other strides, in elements, of the tensors named. `specs` are its tensors, and
-    have symbols for these strides."""
+    """The case with new strides for some tensors: `strides` maps a tensor's name to its strides in
+    elements. `specs` are the case's tensors; they have symbols for these strides.
+    """
     symbols = dict(case.symbols)
     for spec in specs:
         if spec.name in strides:
@@ -202,8 +203,9 @@ class Problem(Protocol):
         """Symbols, other than sizes, that edge and random cases vary: a scale, an epsilon."""
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
-        """Raises ValueError, one line, if the shape or variant is invalid, and WrongSymbol if a
-        single symbol is the cause."""
+        """The case of a shape and a variant. Raises ValueError, one line, if either is invalid, and
+        WrongSymbol if a single symbol is the cause.
+        """
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]: ...
 
@@ -292,8 +294,9 @@ Index: TypeAlias = "tuple[int | slice, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Some parts of a case as a smaller case. `regions` has the index of each part in each tensor;
-    a tensor of the smaller case is its regions, stacked."""
+    """Some parts of a case, as a smaller case. `regions` maps each tensor to the index of each part
+    in it; a tensor of the smaller case is these regions, stacked.
+    """
 
     case: Case
     regions: Mapping[str, Sequence[Index]]

@@ -59,7 +59,7 @@ def _extents(*sizes: str) -> tuple[Extent, ...]:
 
 
 class RaggedAttention(ABC):
-    """The parts that both problems share."""
+    """What packed and paged attention share."""
 
     name: ClassVar[str]
     sizes: ClassVar[tuple[str, ...]]
@@ -168,7 +168,7 @@ class RaggedAttention(ABC):
         return [self._like(case, shape, kept) for shape in self.edge_shapes(case)]
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The shape without a mask, and causal."""
+        """Two cases with the case's shape: one without a mask, one causal."""
         shape = {name: case.symbols[name] for name in (*self.sizes, "lengths")}
         shape["scale"] = case.symbols["softmax_scale"]
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
@@ -475,7 +475,7 @@ def packed_edges() -> Iterator[Sizes]:
 
 
 def paged_edges(page: int) -> Iterator[Sizes]:
-    """The same, for pages of this size."""
+    """Small shapes with pages of `page` keys, for every candidate of a search."""
     names = ("sequences", "queries", "kv_heads", "group", "longest")
     for sizes in (
         (1, 1, 1, 1, 1),

@@ -36,8 +36,8 @@ def tolerances_after(
     reference: Tensors,
     before: tuple[_Values, _Values],
 ) -> Tensors:
-    """The tolerances of `inputs`, which differ from others in a few places. `before`: the reference
-    and the tolerances of those others.
+    """The tolerances of `inputs`, which differ from earlier inputs in a few elements. `before`: the
+    reference and the tolerances of the earlier inputs.
 
     Rows whose reference is the same keep their tolerances. For the other rows `compute` is called
     on their rows of the inputs alone, if that gives the same reference. Estimates for all rows of

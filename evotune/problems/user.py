@@ -115,7 +115,9 @@ class UserProblem(abc.ABC):
 
     @abc.abstractmethod
     def outputs(self, **sizes: int) -> Mapping[str, tuple[int, ...] | Tensor]:
-        """The same for every tensor that the kernel writes, all of it."""
+        """Name -> shape of every tensor that the kernel writes, all of it, or a `Tensor` that says
+        more.
+        """
 
     @abc.abstractmethod
     def operations(self, **sizes: int) -> int:
@@ -145,8 +147,9 @@ class UserProblem(abc.ABC):
     def make_indices(
         self, kind: str, generator: torch.Generator, **sizes: int
     ) -> Mapping[str, torch.Tensor]:
-        """The inputs whose values are "indices": lengths and places that fit together, on the
-        generator's device. Make awkward ones: empty, full, shuffled, shared."""
+        """The inputs whose values are "indices": lengths and indices that match each other, on the
+        generator's device. Make awkward ones: empty, full, shuffled, shared.
+        """
         raise NotImplementedError("inputs has indices, so the problem must write make_indices")
 
     def check(self, **sizes: int) -> None:  # noqa: B027 (a problem may do without)
@@ -172,7 +175,7 @@ class UserProblem(abc.ABC):
     # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 
     def case(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> Case:
-        """Raises ValueError, one line, if the shape is invalid."""
+        """The case of a shape. Raises ValueError, one line, if the shape is invalid."""
         for name, value in variant.items():
             message = f"{type(self).__name__} has no variants, got {dict(variant)}"
             if self.flags:
@@ -497,8 +500,9 @@ _CANDIDATES = 4
 
 
 class Accept(Protocol):
-    """Tries sizes one after the other. Returns those of the first case that is valid, is not too
-    large and has a tensor of this many elements, or None."""
+    """Tries sizes one after the other. Returns the sizes of the first case that is valid, is not
+    too large and has a tensor of the given number of elements; None if there is none.
+    """
 
     def __call__(
         self, candidates: Sequence[Sizes], *, large: bool, elements: int = 0

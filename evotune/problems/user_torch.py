@@ -167,8 +167,9 @@ def altered_indices(
     most: int,
     rng: random.Random,
 ) -> tuple[int, torch.Tensor] | None:
-    """Other integers of a range, or other lengths and places, which change as a whole. All tensors
-    of these get one draw for the same inputs and `most`, since they must fit together."""
+    """Other integers of a range, or other lengths and indices, which change as a whole. All tensors
+    of these get one draw for the same inputs and `most`, because they must match each other.
+    """
     sizes = problem.sizes_of(case)
     tensor = problem.written.described("inputs", sizes)[name]
     if tensor.values == INDICES:

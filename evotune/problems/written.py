@@ -116,7 +116,7 @@ class Written:
         generator: torch.Generator,
         sizes: Mapping[str, int],
     ) -> Tensors:
-        """The tensors of lengths and places that `make_indices` makes."""
+        """The tensors of lengths and indices that `make_indices` makes."""
         found = self.call("make_indices", kind=kind, generator=generator, **sizes)
         shapes = {name: spec.shape for name, spec in wanted.items()}
         dtypes = {name: torch_dtype(spec.dtype) for name, spec in wanted.items()}
@@ -195,7 +195,7 @@ class Written:
         wanted: Mapping[str, tuple[int, ...]],
         dtypes: Dtypes,
     ) -> Tensors:
-        """One call of a baseline of these inputs."""
+        """The outputs of one call of a baseline with these inputs."""
         line, teller = self._line("baselines_of"), f"{name} of baselines_of"
         with (
             self.unchanged("baselines_of", inputs, of=teller),

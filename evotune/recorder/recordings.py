@@ -46,7 +46,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 @contextlib.contextmanager
 def timed_by(stopwatch: Stopwatch) -> Iterator[None]:
-    """While it is open calls are timed, and told to nobody."""
+    """Times calls while the block is open, and adds them to no recording."""
     with heard_by(_NOBODY):
         before, LISTENERS.stopwatch = LISTENERS.stopwatch, stopwatch
         try:

@@ -135,7 +135,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """The deciding outcome of a trial.
 
     - `confirmation`: whether the outcome comes from a confirmation.
-    - `twin`: the lowest trial number with the same code and launch; its own unless a duplicate.
+    - `twin`: the lowest number of a trial with the same code and launch; the trial's own number if
+      it is the first.
     - `finished_s`: seconds from the run's start, pauses left out; None if not known.
     """
 

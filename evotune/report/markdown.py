@@ -288,7 +288,7 @@ class Answer:
     commands: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """With every text `printable`."""
+        """The answer as a JSON value in which every text is `printable`."""
         return {
             "question": self.question,
             "sentences": [printable(text) for text in self.sentences],

@@ -332,7 +332,7 @@ def _of_other_variants(
 
 
 def _or_none(job_of: Callable[[Case], CaseJob]) -> Callable[[Case], CaseJob | None]:
-    """The same, with None for a case that the kernel cannot run."""
+    """A version of `job_of` that returns None for a case that the kernel cannot run."""
 
     def made(case: Case) -> CaseJob | None:
         try:

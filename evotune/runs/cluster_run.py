@@ -131,7 +131,9 @@ class ClusterRunWorkers:
         self._models = models
 
     def time_baselines(self) -> BaselineReport:
-        """By the first worker that can. Raises EnvironmentProblem if none can."""
+        """The baselines' times, measured by the first worker that can. Raises EnvironmentProblem if
+        none can.
+        """
         answers: dict[str, FromClusterWorker] = {}
         for address in workers_of(self._cluster.client):
             asked = self._cluster.ask(TimeBaselines(self._told), [address])
@@ -170,8 +172,9 @@ def _refuse_if_all_refuse(answers: Mapping[str, FromClusterWorker]) -> None:
 def cluster_request(
     address: str | None, device: str, gpus: object, *, allow_mixed: bool
 ) -> ClusterRequest | None:
-    """From the user's options. Raises UsageError for an address that is not valid, and for options
-    that do not go with a cluster."""
+    """Makes the request from the user's options. Raises UsageError for an address that is not
+    valid, and for options that do not go with a cluster.
+    """
     if address is None:
         return None
     if not (_ADDRESS.fullmatch(address) or _LOCAL.fullmatch(address)):

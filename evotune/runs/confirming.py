@@ -344,7 +344,9 @@ class ConfirmingTime:
 
     @classmethod
     def after(cls, searched_s: float, champions: int) -> ConfirmingTime:
-        """For so many champions of a search that took `searched_s`, over all sessions."""
+        """The time for confirming so many champions of a search that took `searched_s`, over all
+        sessions.
+        """
         return cls(max(searched_s, LEAST_EACH_S * champions))
 
     @property
@@ -356,12 +358,14 @@ class ConfirmingTime:
         return self._clock() >= self._end_s
 
     def checks_until_s(self, champions: int) -> float:
-        """When the next one's checks are cut short, if so many `champions` share the time left."""
+        """The time at which the checks of the next champion are cut short, if so many `champions`
+        share the time left.
+        """
         now_s = self._clock()
         return now_s + _CHECKS_SHARE * (self._end_s - now_s) / champions
 
     def brief_checks_until_s(self) -> float:
-        """When the next one's checks are cut short, if it surely loses."""
+        """The time at which the checks of the next champion are cut short, if it surely loses."""
         return min(self._end_s, self._clock() + BRIEF_S)
 
 

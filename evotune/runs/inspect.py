@@ -146,9 +146,10 @@ _CHOICE_OF_A_KERNEL = "KERNEL"
 
 
 def unread_parameters(document: SpaceDocument) -> list[str]:
-    """Those whose name is neither a word of a kernel's files, nor in a compiler option, nor in an
-    expression of a kernel's arguments, workspaces or launches. A recorded space has no kernel, and
-    so none."""
+    """The parameters that nothing reads: their names are no word of a kernel's files, and occur
+    neither in a compiler option nor in an expression of a kernel's arguments, workspaces or
+    launches. A recorded space has no kernel, so the list is empty.
+    """
     if not document.kernels:
         return []
     words = {

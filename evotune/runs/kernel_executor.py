@@ -36,8 +36,9 @@ def open_kernel_executor(
     cores: Sequence[Sequence[int]] = (),
     early: EarlyWorker | None = None,
 ) -> LocalExecutor:
-    """Its compilers and workers write their logs under `folder`. `cores` binds each device's worker
-    to separate CPU cores. `early` may become a worker."""
+    """Opens an executor whose compilers and workers write their logs under `folder`. `cores` binds
+    each device's worker to separate CPU cores. `early` may become a worker.
+    """
     document = setup.document
     return open_local_executor(
         folder=folder,
@@ -100,7 +101,9 @@ def require_baseline(document: SpaceDocument, names: Sequence[str]) -> None:
 def calibrate(
     executor: LocalExecutor, reference: Proposal, cases: Sequence[Case]
 ) -> list[Calibration]:
-    """One a device, from the chosen baselines' times and the speedup of the reference."""
+    """A calibration for each device, from the chosen baselines' times and the speedup of the
+    reference.
+    """
     count = len(executor.devices)
     baselines = [_baseline_us(executor, cases, index) for index in range(count)]
     for index in range(count):

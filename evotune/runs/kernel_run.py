@@ -311,7 +311,7 @@ class RecordedRun:
         return Proposal(number, configuration)
 
     def expect_finalists(self, executor: Executor) -> None:
-        """None will be confirmed."""
+        """Does nothing: a recorded trial is not confirmed."""
 
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
@@ -344,7 +344,7 @@ class InlineExecutor:
 
     @property
     def step(self) -> str:
-        """Not known: recorded trials take no time."""
+        """Always "": a recorded trial takes no time, so no step of it can be shown."""
         return ""
 
     def submit(self, proposal: Proposal) -> None:
@@ -389,7 +389,9 @@ class PlansAhead:
         self._wanted: frozenset[int] = frozenset()
 
     def expect(self, trials: Iterable[Trial]) -> None:
-        """Begins to plan these, in this order, and drops those that were expected before."""
+        """Begins to plan the given trials, in this order, and drops the plans of trials that are no
+        longer among them.
+        """
         trials = list(trials)
         self._wanted = frozenset(trial.number for trial in trials)
         if self._wanted - self._made.keys():
@@ -410,7 +412,7 @@ class PlansAhead:
                     sys.setswitchinterval(usual_s)
 
     def made(self) -> list[Proposal]:
-        """Those that are there, without waiting."""
+        """The proposals that have been planned so far; does not wait for others."""
         return list(self._made.values())
 
     def of(self, trial: Trial) -> Proposal:

@@ -76,8 +76,9 @@ class CasePlanner:
         self._constant: dict[int, Argument] = {}  # by their place among the arguments
 
     def plan(self, known: Environment) -> LaunchPlan:
-        """Raises SpaceError for a number that cannot be passed, whatever the configuration
-        is; Rejected if another configuration may have a valid one."""
+        """Plans the launches of a case. Raises SpaceError for a number that no configuration could
+        pass, and Rejected if another configuration may give a valid one.
+        """
         kernel = self._kernel
 
         def integer(expression: Expression) -> int:

@@ -105,7 +105,7 @@ CLOSING = "closing"
 
 
 class PhaseTimes:
-    """Seconds by phase. Phases follow each other without gaps; one may come again."""
+    """Seconds by phase. Phases follow each other without gaps; a phase may occur several times."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

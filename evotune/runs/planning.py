@@ -109,7 +109,7 @@ class Planner:
         return BuildRules(self.bound, self._limits, self._profile.attributes)
 
     def at(self, root: Path) -> Planner:
-        """The same planner; compilers read the sources under another root."""
+        """A copy of the planner whose compilers read the sources under `root`."""
         moved = copy.copy(self)
         moved._compiling = self._compiling.at(root)
         return moved
@@ -201,7 +201,9 @@ class Planner:
         return tuple(dict.fromkeys(name for each in cases for name in self.problem.scalars(each)))
 
     def case_job(self, configuration: Configuration, case: Case) -> CaseJob:
-        """For a case outside the space. Rejected or SpaceError when the kernel cannot run it."""
+        """The job of a case outside the space. Raises Rejected or SpaceError if the kernel cannot
+        run it.
+        """
         kernel = self.kernel_of(configuration)
         if why := self._strides_missing(kernel, case):
             raise Rejected(why)
@@ -471,7 +473,7 @@ class CompileJobs:
         self._refuse_collisions()
 
     def at(self, root: Path) -> CompileJobs:
-        """The same jobs, with the sources read under another root."""
+        """A copy of the jobs that reads the sources under `root`."""
         moved = copy.copy(self)
         moved._root = told_folder(root)
         return moved

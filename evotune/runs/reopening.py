@@ -56,8 +56,10 @@ class ReopenedRun:
 
     @classmethod
     def load(cls, run: RunFolder, *, anywhere: bool = False) -> ReopenedRun:
-        """Raises UsageError if the run holds no kernel, or ended before its first trial. With
-        `anywhere` its device need not be here: the run can be compiled, and not measured."""
+        """Opens a run again. Raises UsageError if it holds no kernel, or ended before its first
+        trial. With `anywhere` its device may be absent: then the run can be compiled but not
+        measured.
+        """
         with RunStore.open_for_reading(run.store) as store:
             with store.trusting_facts():
                 facts = read_facts(store)
@@ -80,8 +82,9 @@ class ReopenedRun:
         return cls(run, setup, dict(facts.baselines.chosen), numbers, away)
 
     def with_cases(self, cases: Sequence[GivenCase]) -> ReopenedRun:
-        """The same run, ready to compile and to launch its configurations on other cases than it
-        was tuned for."""
+        """A copy of the run that can compile and launch its configurations on other cases than
+        those it was tuned for.
+        """
         with RunStore.open_for_reading(self.run.store) as store:
             setup = load_run_setup(
                 self.run, store, elsewhere=_AsRecorded(self.setup.profile), cases=cases
@@ -174,7 +177,9 @@ class Verified:
 
     @property
     def passed(self) -> bool:
-        """As a run judges it: findings of racecheck warn, and a skipped check does not count."""
+        """Whether all checks passed, by the rule of a run: findings of racecheck only warn, and a
+        skipped check does not count.
+        """
         return self.outcome.ok
 
 

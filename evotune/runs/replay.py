@@ -74,7 +74,7 @@ class Repeat:
 
 
 def load_recording(path: Path) -> RecordedSpace:
-    """From a recording, or from a space file that names one; else UsageError."""
+    """Reads a recording, or the one that a space file names. Raises UsageError if there is none."""
     if is_recording(path):
         return read_recorded_space(path)
     document = load_space(path)

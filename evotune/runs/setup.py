@@ -100,7 +100,7 @@ class KernelSetup:
         return {"name": self.problem_spec.name, "dtype": self.problem_spec.dtype}
 
     def at(self, root: Path) -> KernelSetup:
-        """The same setup, with its files read under another root, which has copies of them."""
+        """A copy of the setup that reads its files under `root`, which has copies of them."""
         return dataclasses.replace(self, root=root, planner=self.planner.at(root))
 
 
@@ -167,7 +167,7 @@ class Elsewhere(Protocol):
     allow_mixed: bool
 
     def devices(self, backend: str) -> list[DeviceProfile]:
-        """Raises EnvironmentProblem if there is none."""
+        """The devices that the run needs. Raises EnvironmentProblem if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

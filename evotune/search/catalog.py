@@ -171,9 +171,9 @@ class LocalSearch(FoldedStrategy):
     """Tries the neighbours of the incumbent, nearest values first, and moves to the first better
     one; at an optimum it restarts at random.
 
-    If all neighbours are told or pending, random configurations fill the lookahead. One of them
-    becomes the incumbent if it is better, or if there is none. An incumbent whose neighbours were
-    all told is a local optimum, and the search leaves it.
+    If the outcome of every neighbour is known or pending, random configurations fill the lookahead.
+    One of them becomes the incumbent if it is better, or if there is none. An incumbent whose
+    neighbours were all told is a local optimum, and the search leaves it.
     """
 
     name: ClassVar[str] = "local"

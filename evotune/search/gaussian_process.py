@@ -595,7 +595,9 @@ class _Figures:
 
 
 def _most_telling(fitness: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
-    """The trials that the model is built on: the best half of the most, the others drawn."""
+    """The rows of the trials that the model uses: all, or if there are too many the best ones for
+    one half and random ones for the other.
+    """
     if len(fitness) <= _MOST_ROWS:
         return np.arange(len(fitness))
     best = np.argsort(-fitness, kind="stable")

@@ -45,7 +45,7 @@ class Strategy(Protocol):
 
     @property
     def told(self) -> int:
-        """The number of trials told."""
+        """The number of trials that `tell` has received."""
 
     @property
     def generation(self) -> int:
@@ -74,6 +74,8 @@ class Elite:
 
 
 def stream(seed: int, purpose: str, number: int) -> random.Random:
-    """The generator for one purpose of one proposal: always the same, unrelated to others."""
+    """The random generator for one purpose of one proposal. The same arguments always give the same
+    numbers; other purposes and proposals get independent ones.
+    """
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big"))

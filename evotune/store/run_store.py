@@ -325,7 +325,7 @@ def standings(store: StoreQueries) -> list[tuple[int, float, float, float, str]]
 
 
 def records(store: StoreQueries) -> set[int]:
-    """The trials that were the best so far when they were told, or when they finished."""
+    """The trials that were the best so far, in the strategy's order or by the time of finishing."""
     query = f"SELECT number, fitness {_WITH_FITNESS}"
     found: set[int] = set()
     for order in ("number", "finished_s"):
@@ -527,8 +527,9 @@ class RunStore(StoreQueries):
             keep_table_sum(connection, "confirmations")
 
     def save_snapshot(self, told: int, state: Json) -> None:
-        """Stores the search's state after `told` outcomes, and deletes all older snapshots but
-        one."""
+        """Stores the search's state after `told` outcomes. Of the older snapshots only the newest
+        is kept.
+        """
         row = (told, json.dumps(state))
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)

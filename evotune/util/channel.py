@@ -62,7 +62,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
-    """Raises UnreadableMessage."""
+    """The message in `body`. Raises UnreadableMessage if it cannot be decoded."""
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:

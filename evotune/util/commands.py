@@ -30,7 +30,9 @@ def run_command(name: str, run: str | Path, *words: object) -> str:
 
 
 def python_command(*words: object) -> str:
-    """`python WORD …` for the Python that runs evotune, which another environment's is not."""
+    """`python WORD …` for the Python that runs evotune: its path, because `python` may be another
+    environment's.
+    """
     python = "python" if _program() == "evotune" else shlex.quote(sys.executable)
     return f"{python} {shlex.join(map(str, words))}"
 
@@ -134,8 +136,10 @@ class PackageCommands:
 
 
 def package_commands(run_path: str, space: str, problem: str) -> PackageCommands:
-    """For a run of this space and problem, under a name that the package can have. `problem`: as
-    the space names it; a problem of the user's own is a file and a class."""
+    """The commands that export, install and use a package of this space and problem, under a name
+    that the package can have. `problem`: as the space names it; a problem of the user's own is a
+    file and a class.
+    """
     name = offered_name(space)
     named = () if name == default_name(space) else ("--name", name)
     folder = f"{name}_package"

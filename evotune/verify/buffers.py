@@ -455,7 +455,7 @@ class FarTensor:
             part.fill_(byte)
 
     def damaged(self) -> torch.Tensor:
-        """Two flags on the device: a band was written; an input was changed."""
+        """Two flags on the device: whether a band was written, and whether an input was changed."""
         bands = (torch.ne(band.view(torch.int16), self._guard_word) for band in self._bands)
         outside = torch.stack([each.any() for each in bands]).any()
         changed = torch.zeros_like(outside)
@@ -536,8 +536,10 @@ def repeats(
     among_others: Callable[[], object],
     launch: Callable[[], object],
 ) -> bool:
-    """Whether launches repeat their results: `output`, which the last one left, and `first`. Not if
-    the two have become equal: then the last launch was only late."""
+    """Whether the kernel repeats its results when it is launched again: `output`, which the last
+    launch left, and `first`, the result of the first launch. False if the two have become equal,
+    because then the last launch was only late.
+    """
     if torch.equal(output.view(torch.uint8), first.view(torch.uint8)):
         return False
     wanted = (output.clone(), first)

@@ -70,7 +70,7 @@ class InputSet:
         return bool(self.compared())
 
     def compared(self) -> torch.Tensor:
-        """The same, on the device."""
+        """A flag on the device: whether the set's memory is unchanged since it was made."""
         assert self.checksum is not None
         return self.checksum == _checksum(self.inputs, self.expected, self.alterations)
 
@@ -298,8 +298,9 @@ class InputPool:
         return frozenset(s.name for s in self._problem.tensors(case) if s.is_steady)
 
     def plain_inputs(self, case: Case, *, ranged: bool = True) -> tuple[str, ...]:
-        """The inputs whose elements may have any value of another set: all but lengths and places
-        that fit together, and without `ranged` all but integers."""
+        """The inputs in which single elements may get the value of another set. Lengths and indices
+        that depend on each other are left out, and without `ranged` all integers.
+        """
         inputs = (spec for spec in self._problem.tensors(case) if not spec.is_output)
         return tuple(
             spec.name for spec in inputs if (ranged and spec.is_ranged) or not spec.is_index

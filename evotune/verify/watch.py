@@ -131,8 +131,9 @@ class Watch:
     # --- before each sample ------------------------------------------------------------------
 
     def change(self) -> None:
-        """Write a random set, maybe the present one, to all places, and poison a spot of each
-        output."""
+        """Write a random set, maybe the present one, to all copies of the buffers, and poison a
+        part of each output.
+        """
         number = self._rng.randrange(len(self._sets))
         if number != self._now:
             self.settle()
@@ -159,7 +160,9 @@ class Watch:
         self._now = 0
 
     def _put(self, number: int, source: InputSet) -> None:
-        """Overwrite the elements that set `number` changes by those of `source`, in all places."""
+        """Overwrite the elements that set `number` changes by those of `source`, in all copies of
+        the buffers.
+        """
         for each, target in self._targets[number]:
             target.copy_(elements_of(source, each).view(target.shape[1:]))
 
@@ -641,7 +644,7 @@ class Asked(NamedTuple):
 
 
 def slower_than_timed(asked: Sequence[Asked], timed_us: Sequence[float]) -> Answer:
-    """The same question for rows on changing inputs that were timed among the others, `timed_us`.
+    """Whether rows of launches on changing inputs are slower than the timed rows, `timed_us`.
 
     A window of `asked` rows that are all slow accuses a candidate, unless rows on constant inputs
     were slow there too: then other work was. Only those that came before a row on changing inputs

@@ -60,7 +60,7 @@ class Beside:
 
 
 class ChampionChecks:
-    """These checks, for the champions of one worker."""
+    """The checks of champions that a worker makes after the gate."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The compile processes: each takes one job at a time; no job is compiled twice at once.
 
-A job whose process was killed is compiled once more, since somebody else may have killed it. A
-process that dies while it starts says nothing about its job.
+A job whose process was killed is compiled once more, because something else may have killed the
+process. If a process dies while it starts, its job is not to blame.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class CompilePool:
             self._queue.append(job)
 
     def submit_later(self, job: CompileJob) -> None:
-        """Compiled when no other job is queued, so that the cache has it when it is submitted."""
+        """Compiles a job when no other job is queued, so that its binary is in the cache when the
+        job is submitted.
+        """
         if job.key not in self._known:
             self._later[job.key] = job
 
@@ -109,7 +111,7 @@ class CompilePool:
         return self._spawn()
 
     def _messages(self, child: Worker) -> list[Compiled] | None:
-        """As `Child.receive`, but leaves out `Started`."""
+        """The messages of `child`, without `Started`."""
         messages = child.receive()
         if messages:
             self._starting.discard(child)

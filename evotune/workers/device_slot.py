@@ -192,7 +192,7 @@ class DeviceSlot:
         self.tend()
 
     def tend(self) -> None:
-        """To be called now and then after `expect`."""
+        """Opens spare workers as there is room. Must be called from time to time after `expect`."""
         if self._warm is not None:
             self._spares.open_loaded(self._warm)
             loading = min(_LOADING_AT_ONCE, spares_with_room())

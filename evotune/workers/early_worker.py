@@ -29,7 +29,7 @@ _IMPORT_S = 30.0
 
 
 class EarlyWorker:
-    """At most one. Closing ends it, unless somebody has taken it."""
+    """At most one early worker. Closing ends it, unless it has been taken."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None

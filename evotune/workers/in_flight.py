@@ -120,7 +120,9 @@ class Twins:
         return self.recent(fingerprint) or self._stored(fingerprint)
 
     def recent(self, fingerprint: str) -> Twin | None:
-        """As `find`, but among the latest outcomes only, which takes no time."""
+        """The twin among the latest outcomes alone, without a query of the store; None if there is
+        none.
+        """
         return self._recent.get(fingerprint)
 
     def remember(self, number: int, outcome: Outcome) -> None:

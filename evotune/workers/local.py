@@ -213,8 +213,8 @@ class LocalExecutor:
         self, cases: Sequence[Case], libraries: Sequence[str] = (), index: int = 0
     ) -> BaselineReport:
         """All baselines on all cases on one device, with those of the optional libraries named;
-        nothing else may be running but what is compiled ahead. One that raises an error has its
-        reason in place of a time, and a fresh worker times the others."""
+        nothing else may be running but what is compiled ahead. A baseline that raises an error gets
+        its reason instead of a time, and a fresh worker times the others."""
         device = self._devices[index]
         request = BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries))
         device.start(request)

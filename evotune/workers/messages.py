@@ -73,7 +73,7 @@ class Preloaded(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class WriteTo(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """From now on the worker's output is appended to this file. The message has no answer."""
+    """Makes the worker append its output to this file from now on. The message has no answer."""
 
     log: str
 
@@ -95,8 +95,9 @@ class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """Time all baselines on these cases, with those of the optional `libraries` named, but for
-    those that `failed` in earlier workers."""
+    """Requests the times of all baselines on these cases, also of the named optional `libraries`,
+    except baselines that `failed` in earlier workers.
+    """
 
     cases: tuple[Case, ...]
     libraries: tuple[str, ...] = ()

@@ -86,9 +86,10 @@ class TrialRunner:
         libraries: Sequence[str] = (),
         failed: Sequence[BaselineTiming] = (),
     ) -> list[BaselineTiming]:
-        """Every baseline on every case, and those of the named optional libraries, except those
-        that `failed` in earlier processes. Raises FailedBaseline for one that fails in this
-        process."""
+        """Times every baseline on every case, also the baselines of the named optional libraries,
+        except baselines that `failed` in earlier processes. Raises FailedBaseline for one that
+        fails in this process.
+        """
         timing = BaselineTimer(self._session, self._problem, self._pool, failed)
         return [each for case in cases for each in timing.of_case(case, libraries)]
 
@@ -118,7 +119,7 @@ class TrialRunner:
             self._make([(min(cases, key=self._pool.set_bytes), TIMED)], ("normal",), 0)
 
     def prepare_ahead(self, ahead: PrepareRequest) -> None:
-        """The same for a champion, before its binaries are there."""
+        """Makes the inputs of a champion before its binaries have been compiled."""
         self._make(ahead.cases, self._problem.input_kinds, _CONFIRM_SEED + ahead.number)
 
     def _make(self, cases: Sequence[tuple[Case, str]], kinds: Sequence[str], seed: int) -> None:
@@ -300,7 +301,7 @@ class TrialRunner:
         return made
 
     def _elements(self, case: Case) -> tuple[int, int]:
-        """Those of the largest input, and of all tensors."""
+        """The number of elements of the largest input, and of all tensors together."""
         counts = [(math.prod(s.shape), s.is_output) for s in self._problem.tensors(case)]
         inputs = (count for count, is_output in counts if not is_output)
         return max(inputs, default=0), sum(count for count, _ in counts)

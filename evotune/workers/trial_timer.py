@@ -70,7 +70,7 @@ class BaselineSamplers:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A candidate on equal buffers at one or more places, and the sampler of its launches."""
+    """A candidate on equal buffers at one or more addresses, and the sampler of its launches."""
 
     subject: Subject
     buffers: BufferSets

@@ -1,10 +1,9 @@
 """A backend: the languages of one kind of device, its compilers, its devices and their facts.
 
-The rest of evotune asks a `Backend` and knows none by name. A method that is not abstract answers
-for a simple device: the machine always has it, has one of it, and its compiler reports no figures
-by which a launch could be refused.
-
-Below it: a compiled kernel as a user's own process calls it, and the lines of `evotune doctor`.
+The rest of evotune calls a `Backend` and imports no particular one. A method that is not abstract
+has a default for a simple device: every machine has exactly one, and its compiler reports no
+figures that could make a launch invalid. The module also defines `doctor`'s lines, and the kernel
+that a user's own process calls.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ class Backend(ABC):
 
     @abstractmethod
     def compiler(self, language: str) -> Compiler:
-        """The compiler of one of its languages."""
+        """The compiler for one of the backend's languages."""
 
     def limits(self) -> Limits | None:
         """The device's limits on launches; None if every launch can be tried."""
@@ -253,8 +252,9 @@ class Backend(ABC):
         return {}
 
     def likely_environment(self) -> Mapping[str, str] | None:
-        """Those of a worker that starts before its device is known; None if they cannot be guessed,
-        or where its start would disturb the search for the device."""
+        """The environment variables of a worker that starts before its device is known. None if
+        they cannot be guessed, or if starting it would disturb the search for the device.
+        """
         return None
 
     def devices_here(self) -> tuple[DeviceProfile, ...]:
@@ -298,7 +298,9 @@ class Backend(ABC):
         return no_evidence(request.profile, f"the backend {self.name} gathers none")
 
     def gather_baseline_evidence(self, request: BaselineRequest) -> Evidence:
-        """As `gather_evidence`, for the kernels that a baseline launches."""
+        """Gathers the facts about the kernels that a baseline launches, as `gather_evidence` does
+        for a candidate.
+        """
         return no_evidence(request.profile, f"the backend {self.name} gathers none")
 
     # The user's machine

@@ -73,7 +73,8 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rates that a device reaches; None if it has no such part or nobody knows.
+    """The highest rates that a device reaches; None if the device has no such part, or the rate is
+    unknown.
 
     - `kind`: `measured` by small kernels on this device, or a `model` of published figures.
     - `tensor_flops`: FLOP/s of the tensor cores, dense, in the problem's dtype.
@@ -253,7 +254,7 @@ class GatheredEvidence(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
     def same_subject(self, other: GatheredEvidence) -> bool:
-        """Whether both are of the same configuration or baseline on the same case."""
+        """Whether both belong to the same configuration or baseline on the same case."""
         mine = (self.case, self.baseline, dict(self.configuration or {}))
         return mine == (other.case, other.baseline, dict(other.configuration or {}))
 

@@ -335,7 +335,7 @@ def _require_plain(before: bytes, after: bytes) -> None:
 
 
 def _bare_token(kind: str, token: bytes, line: list[bytes]) -> bytes:
-    """The text that is left of a token that follows the others of its `line`."""
+    """A token without its comment or line breaks. `line`: the tokens before it on its line."""
     if kind == "line_comment":
         return b""
     if kind == "comment":

@@ -27,7 +27,7 @@ _NS = 1e-9
 
 
 class WatchedTime:
-    """The seconds since it was made, for somebody who asks again at least every `_LOOK_S`.
+    """The seconds since it was made. The caller must read it at least every `_LOOK_S`.
 
     At most `_LONGEST_LOOK_S` counts of the time between two looks. In a longer gap this process did
     not run, so the processes that it watches may not have run either.
@@ -179,7 +179,7 @@ class Tool:
             raise self.failure(f"{self.name} did not end within {self.limit_s:g} s") from error
 
     def output(self, command: Sequence[str]) -> str:
-        """Its standard output. Raises the failure if its status is not 0."""
+        """The tool's standard output. Raises its failure if the status is not 0."""
         done = self.run(command)
         if done.returncode:
             words = done.stderr.strip().splitlines()

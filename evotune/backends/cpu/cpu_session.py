@@ -178,8 +178,9 @@ class CpuSession:
             self._noticed = changed_at_once(self._opened)
 
     def _notice_all(self) -> None:
-        """Before a few samples, drawn at random, looks at the whole state: a candidate could change
-        it while it is timed, and restore it before the trial ends."""
+        """Before a few samples, drawn at random, reads the whole state: a candidate could change it
+        while it is timed, and restore it before the trial ends.
+        """
         if not self._noticed and random.random() < _WHOLE_LOOKS:
             self._noticed = self._changed()
 

@@ -64,8 +64,9 @@ def file_of(found: Any) -> str:
 
 
 def signal_handlers() -> dict[int, bytes]:
-    """By signal number: the handler's address, the signals blocked while it runs, and its flags.
-    Python's `signal` knows only the handlers that Python set."""
+    """Maps each signal number to the handler's address, the signals blocked while it runs, and its
+    flags. Python's `signal` knows only the handlers that Python set.
+    """
     sigaction = function("sigaction")
     if sigaction is None:
         return {}

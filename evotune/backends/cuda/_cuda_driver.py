@@ -251,7 +251,7 @@ def encoding(wanted: Mapping[str, Any], pointer: int) -> tuple[Any, ...]:
 
 
 def map_strides(wanted: Mapping[str, Any]) -> list[int]:
-    """In bytes, of every dimension but the last, outermost first."""
+    """The strides in bytes of every dimension but the last, outermost first."""
     size, extents = _ELEMENT_BYTES[wanted["dtype"]], wanted["extents"]
     if wanted["strides"]:
         return [size * stride for stride in wanted["strides"][: len(extents) - 1]]

@@ -143,8 +143,9 @@ class Arena:
         self._spare.setdefault((size, stream), []).append(address)
 
     def part(self, size: int, stream: int, capture: int) -> int:
-        """The address of zeros that nobody else has. Those of a capture are nobody else's for ever:
-        a graph may be replayed at any time."""
+        """The address of zeros for this use alone. Zeros that a capture uses are never used again,
+        because a graph may be replayed at any time.
+        """
         if not capture and (spare := self._spare.get((size, stream))):
             with contextlib.suppress(IndexError):  # another thread took it
                 return spare.pop()

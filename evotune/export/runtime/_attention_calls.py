@@ -157,7 +157,9 @@ class AttentionCalls:
         scale: float | None,
         enable_gqa: bool,
     ) -> torch.Tensor | None:
-        """The same for an eager call, without the native launcher's function."""
+        """The output of an eager call, or None if the kernels do not serve it; does not use the
+        native launcher's function.
+        """
         cast_to = None
         if _is_any_autocast_enabled() and _is_autocast_enabled(self._device_type):
             cast_to = torch.get_autocast_dtype(self._device_type)
@@ -247,9 +249,10 @@ class AttentionCalls:
         scale: float | None,
         enable_gqa: bool,
     ) -> torch.Tensor | None:
-        """The same while torch.compile traces. The decision is part of the graph: it holds for the
-        shapes that the graph is compiled for, and shapes that it leaves open are not served. A miss
-        counts once for each graph."""
+        """The output of a call while torch.compile traces, or None if the kernels do not serve it.
+        The decision is part of the graph: it holds for the shapes that the graph is compiled for,
+        and shapes that it leaves open are not served. A miss counts once for each graph.
+        """
         if not self.wins_while_tracing(q, k, v, mask, dropout, (is_causal, scale, enable_gqa)):
             return None
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale

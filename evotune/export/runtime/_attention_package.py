@@ -163,7 +163,7 @@ class AttentionKernels:
         return out
 
     def serve_with_features(self, call: Call) -> Outputs | None:
-        """The same for a call with features."""
+        """The outputs of a call with features, or None if no kernel serves it."""
         q, k, v = call[:3]
         given = _given(call)
         layout: Any = all(tensor.is_contiguous() for tensor in call[:3])

@@ -67,9 +67,10 @@ class CaseSizes:
     def open_symbols(
         self, shapes: Mapping[str, tuple[Any, ...]], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The same for inputs with extents that a compiler leaves open. They stay open: nothing is
-        compared with them. Only extents that consist of one size and a number determine a size.
-        Sizes that neither they nor options give, and on which timed cases differ, are missing."""
+        """The symbols of a case whose inputs have extents that a compiler leaves open. Open extents
+        are compared with nothing. Only an extent that is one size plus a number determines a size.
+        Sizes that neither extents nor options give, and on which timed cases differ, are missing.
+        """
         found: dict[str, Any] = {}
         for name, shape in shapes.items():
             expected = self._shapes[name]

@@ -213,7 +213,7 @@ def _call(
 
 
 def _promised(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """The outputs' memory. Logarithms that nobody asks for have no element."""
+    """The outputs' memory. Logarithms that were not requested have no elements."""
     q, k, v = call[:3]
     shape = (*q.shape[:3], v.shape[3])
     sizes = tuple(q.shape[:3]) if call.asked.lse else (0,)

@@ -278,7 +278,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _need_operator(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether someone looks at operators, or the tensors' memory may not hold their values."""
+    """Whether a mode or transform observes operators, or the tensors' memory may not hold their
+    values.
+    """
     for tensor in tensors:  # `any` of a generator takes twice as long
         if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor():
             return True

@@ -23,7 +23,8 @@ Examine = Callable[[Given], Refused | None]
 
 class Ready(NamedTuple):
     """A case and its kernel. `outputs` are their shapes and types; `examine`, if there is one,
-    looks at the values of each call's inputs."""
+    checks the values of each call's inputs.
+    """
 
     launch: Callable[..., None]
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -101,7 +102,9 @@ class NamedKernels(ABC):
         return outputs
 
     def decided(self, tensors: Given, options: Mapping[str, Any]) -> Ready | Refused:
-        """The decision on calls like this one, remembered. Values do not matter."""
+        """The decision on calls with these shapes, types and options, which is kept. It does not
+        depend on the tensors' values.
+        """
         try:
             key = (*map(_facts, tensors), *options.items())
         except RuntimeError:  # nested tensors and some sparse ones have no such facts

@@ -251,7 +251,7 @@ class RaggedPackage(_NamedPackage):
     def assert_tables(self, on: bool = True) -> None:
         """Whether the GPU asserts, at each call and without a wait, that lengths and tables fit the
         tensors: some twenty small launches more. It holds for calls from now on, captured ones too.
-        On a CPU they are looked at in any case."""
+        On a CPU they are always checked."""
         self._own_kernels.asserts_tables = on
         self._own_kernels.forget()
 

@@ -66,7 +66,7 @@ class PaddedModels:
         self._left = left
 
     def serve(self, asking: Asking) -> torch.Tensor | None:
-        """For `register`."""
+        """The output of attention in a model with padding, in the form that `register` expects."""
         call, mask, said, dropout, others = asking
         softcap, sinks = float(others.get("softcap") or 0.0), others.get("s_aux")
         if softcap or sinks is not None:

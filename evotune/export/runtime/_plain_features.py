@@ -128,7 +128,8 @@ def explicit(
     rounded: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output in the type of q and the logarithms in the type of the scores. With `rounded` the
-    weights are rounded to the type of q before they meet v, as kernels for tensor cores do."""
+    weights are rounded to the type of q before they are multiplied by v, as in kernels for tensor
+    cores."""
     q, k = call.q, call.k
     if torch.compiler.is_compiling():  # it may leave the number of rows open
         return _tile(call, trees, slice(0, q.shape[2]), mask, dropout, rounded)

@@ -31,7 +31,8 @@ def plain_varlen(
 ) -> torch.Tensor:
     """q (rows, heads, head_dim), k and v (keys, kv_heads, …), boundaries (sequences + 1) of any
     integer type; the result has a row for each of q. Rows after the last boundary are 0. Raises
-    ValueError, one line, if the tensors or the boundaries do not fit together."""
+    ValueError, one line, if the shapes of the tensors do not agree, or the boundaries do not match
+    them."""
     _require(q.dim() == k.dim() == v.dim() == 3, "q, k and v must have three dimensions", q, k, v)
     _require(k.shape[:2] == v.shape[:2], "k and v must have the same rows and heads", q, k, v)
     _require_heads(q, k)
@@ -70,7 +71,7 @@ def plain_paged(
 ) -> torch.Tensor:
     """q (sequences, queries, heads, head_dim), k_cache and v_cache (pages, page_size, kv_heads, …),
     cache_seqlens (sequences), page_table (sequences, most pages). Raises ValueError, one line, if
-    they do not fit together. Slots and entries of the table beyond a length are not read."""
+    their shapes do not agree. Slots and entries of the table beyond a length are not read."""
     four = q.dim() == k_cache.dim() == v_cache.dim() == 4
     _require(four, "q, k_cache and v_cache must have four dimensions", q, k_cache, v_cache)
     same = k_cache.shape[:3] == v_cache.shape[:3]

@@ -52,8 +52,9 @@ def questions() -> tuple[Any, ...]:
 
 
 def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether they are tensors with memory that is read as it lies, and nothing looks at what is
-    done with them. A tensor with a tangent of forward-mode AD does not require grad."""
+    """Whether they are plain tensors, whose memory holds their values, and no mode or transform
+    observes operations on them. A tensor with a tangent of forward-mode AD does not require grad.
+    """
     return not (
         not type(q) is type(k) is type(v) is _Tensor
         or q.is_nested
@@ -68,7 +69,7 @@ def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def operators_are_seen() -> bool:
-    """Whether a mode, a transform or a trace looks at operators. It does not see a launch."""
+    """Whether a mode, a transform or a trace observes operators. None of these sees a launch."""
     return bool(_dispatch_modes() or _transforms() or _tracing_state() is not None)
 
 

@@ -73,7 +73,8 @@ class RaggedCalls(NamedCalls):
           row that sees no key is 0.
         - scale: 1 / sqrt(head_dim) if not given.
 
-        Raises ValueError, one line, if shapes, or on a CPU the boundaries, do not fit together.
+        Raises ValueError, one line, if shapes do not agree, or on a CPU if the boundaries do not
+        match them.
         """
         named = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
         return self._served(
@@ -102,7 +103,8 @@ class RaggedCalls(NamedCalls):
         - max_seqlen_k: no sequence has more keys; if not given, as many as the table has room for.
         - causal, scale: as in `attention_varlen`.
 
-        Raises ValueError, one line, if shapes, or on a CPU lengths and pages, do not fit together.
+        Raises ValueError, one line, if shapes do not agree, or on a CPU if lengths and pages do not
+        match them.
         """
         named = {"max_seqlen_k": max_seqlen_k, "causal": causal, "scale": scale}
         return self._served((q, k_cache, v_cache, cache_seqlens, page_table), named)

@@ -51,7 +51,7 @@ CALLS: Mapping[str, Call] = {
 
 
 class RaggedKernels(NamedKernels):
-    """Finds the case of a call, and looks at its tables.
+    """Finds the case of a call, and checks its tables.
 
     - asserts_tables: whether a GPU asserts that lengths and tables fit the tensors.
     """
@@ -159,7 +159,7 @@ def refusal_of_varlen(symbols: Mapping[str, Any], tensors: Given) -> Refused | N
 
 
 def refusal_of_paged(symbols: Mapping[str, Any], tensors: Given) -> Refused | None:
-    """The same for lengths and pages."""
+    """A miss if the kernels do not take these lengths and pages; the tensors are on a CPU."""
     return _first(_conditions_of_paged(symbols, there(tensors)))
 
 

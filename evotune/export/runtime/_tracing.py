@@ -1,4 +1,5 @@
-"""Questions about who looks at a call: torch.compile, torch.export, PyTorch's forward mode.
+"""Functions that find out what traces or differentiates a call: torch.compile, torch.export,
+PyTorch's forward mode.
 
 torch.compile asks most of them while it traces; its graph keeps the answers.
 """

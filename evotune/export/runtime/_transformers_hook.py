@@ -235,7 +235,7 @@ def _notes_are_kept() -> bool:
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
-    """Whether a CUDA graph is captured, so that nobody may look into the tensor."""
+    """Whether a CUDA graph is being captured, so that the tensor's values cannot be read."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -56,7 +56,7 @@ class Parameter:
     text: str
 
     def takes(self, kind: str) -> bool:
-        """Whether it is written with C's name of this type."""
+        """Whether the parameter's declaration has the C name of this type."""
         return _C_TYPES.get(kind, kind) in _WORD.findall(self.text)
 
 

@@ -145,7 +145,7 @@ class ScriptError:
 
 
 def harmless(name: str) -> str:
-    """The name of a variable: no word of Python's."""
+    """The name, changed if it is a word of Python, so that it can be a variable's name."""
     return f"{name}_" if keyword.iskeyword(name) else name
 
 

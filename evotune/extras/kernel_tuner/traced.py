@@ -230,7 +230,9 @@ class FunctionOfTunables:
             return self._of_results(place)
 
     def of_paths(self, place: int | None = None) -> str:
-        """The same, if the function's own steps say it."""
+        """The result as one expression, found by tracing the function's own branches. `place`: the
+        item of a result that is a tuple. Raises NotWritten if tracing fails.
+        """
         try:
             return self._traced(place)
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:

@@ -195,7 +195,7 @@ def run_payload(data: RunData, explained: Explained | None = None) -> dict[str, 
 
 
 def printable_json(value: Json) -> Json:
-    """The same value with every text in it `printable`."""
+    """A copy of the value in which every text is `printable`."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):

@@ -65,8 +65,9 @@ class Drawing:
         anchor: Literal["start", "middle", "end"] = "start",
         turned: float = 0.0,
     ) -> None:
-        """A line of text. `place`: its base line, at the end that `anchor` names. `turned`: degrees
-        clockwise."""
+        """A line of text. `place`: the point of its base line at which `anchor` (start, middle or
+        end) lies. `turned`: degrees clockwise.
+        """
         x, y = place
         at: dict[str, float | str] = {"x": x, "y": y, "text-anchor": anchor}
         if turned:

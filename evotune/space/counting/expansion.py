@@ -132,7 +132,7 @@ class Step:
 
     @property
     def length(self) -> int:
-        """The number of operations that are evaluated; the same for one row and for many."""
+        """The number of operations that are evaluated. It does not depend on the number of rows."""
         slots = (node for _, node in self.slots)
         return self._nodes([*self.checks, *slots, *self.prospects])
 
