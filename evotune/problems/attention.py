@@ -258,8 +258,9 @@ class Attention:
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """Without an option, `causal` and the features are as in the tuned cases, if they agree,
-        and the scale is the usual one."""
+        """The case of a call with these shapes and options. Without an option, `causal` and the
+        features are as in the tuned cases, if they agree, and the scale is the usual one.
+        """
         if any(len(shapes[name]) != 4 for name in ("q", "k", "v")):
             raise ValueError("expected q, k and v of four dimensions: batch, heads, length, head")
         (batch, heads, seq_len_q, head_dim), (_, kv_heads, seq_len_k, _) = shapes["q"], shapes["k"]

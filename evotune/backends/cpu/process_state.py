@@ -69,7 +69,8 @@ class ThreadState:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The whole state. Most mappings have the setting's name in words as the key.
+    """The whole state of a process that a kernel could change. Most mappings have the setting's
+    name in words as the key.
 
     - handlers: by the signal's number.
     - threads: by the thread's number.
