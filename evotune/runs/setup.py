@@ -34,7 +34,7 @@ from evotune.runs.spaces import (
     space_path,
 )
 from evotune.space.bound import BoundSpace, bind
-from evotune.space.document import SpaceDocument, load_space
+from evotune.space.document import SpaceDocument, load_space, with_dtype
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.space.specs import GivenCase, KernelSpec, ProblemSpec, filled, parameters_in
@@ -199,18 +199,21 @@ def load_setup(
     elsewhere: Elsewhere | None = None,
     secret: str = "",
     cases: Sequence[CaseEntry] = (),
+    dtype: str = "",
     looking: Callable[[Backend], None] = lambda backend: None,
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
     With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or `elsewhere`.
     With `left_free` it is the part that other work leaves free (`Backend.left_free`). `cases`
-    replace those of the space. `looking` is called before one device is looked for, which may take
-    seconds. Every mistake in the file is a SpaceError with its position. Raises UsageError if the
-    space does not fit the device or the other arguments.
+    replace those of the space, and `dtype` replaces its problem's. `looking` is called before one
+    device is looked for, which may take seconds. Every mistake in the file is a SpaceError with its
+    position. Raises UsageError if the space does not fit the device or the other arguments.
     """
     root = None if run is None else run.sources
     document = None if is_recording(path) else load_space(path, root=root)
+    if document is not None and dtype:
+        document = with_dtype(document, dtype)
     if document is None or document.recorded is not None:
         wants_device = device not in ("auto", "recorded") and run is None
         if wants_device or gpus is not None or elsewhere is not None:
@@ -260,9 +263,12 @@ def load_kernel_setup(
     compile_only: bool = False,
     secret: str = "",
     cases: Sequence[CaseEntry] = (),
+    dtype: str = "",
 ) -> KernelSetup:
     """`load_setup` of a space of kernels. Raises UsageError for a recorded one."""
-    setup = load_setup(path, device, run, compile_only=compile_only, secret=secret, cases=cases)
+    setup = load_setup(
+        path, device, run, compile_only=compile_only, secret=secret, cases=cases, dtype=dtype
+    )
     if isinstance(setup, RecordedSetup):
         raise UsageError(f"{path} is a recorded space: there is no kernel in it")
     return setup

@@ -43,7 +43,7 @@ from evotune.space.document import KERNEL
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.search_space import SearchSpace
 from evotune.store import AROUND_SEARCH, PHASES, RunStore
-from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial
+from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial, Value
 from evotune.util.commands import RUNS_DIR
 from evotune.util.processes import StopSignal, interruptible
 from evotune.workers.early_worker import EarlyWorker
@@ -78,11 +78,19 @@ def warm_starts(
         for trial in store.best_first():
             if len(starts) == most:
                 break
-            known = {name: value for name, value in trial.configuration.items() if name in names}
-            repaired = space.repair({**space.default(), **known}, random.Random(0))
+            repaired = brought_into(space, trial.configuration)
             if repaired is not None:
                 starts[repaired] = None
     return list(starts)
+
+
+def brought_into(space: SearchSpace, values: Mapping[str, Value]) -> Configuration | None:
+    """The configuration in this space, perhaps of another shape, device or version of the space:
+    parameters that it lacks, or whose values this space has not, get their defaults, and it is
+    repaired if it is not valid here. None if it cannot be."""
+    own = {parameter.name: parameter.values for parameter in space.parameters}
+    known = {name: value for name, value in values.items() if value in own.get(name, ())}
+    return space.repair({**space.default(), **known}, random.Random(0))
 
 
 LOOKAHEAD_PER_DEVICE = 16
@@ -97,7 +105,9 @@ class RunRequest:
     - `options`: values of `RunOptions` by name that replace those of the space; None leaves one.
     - `strategy`: a strategy's name, or a strategy of the user's own.
     - `gpus` and `cluster`: measure on several devices.
-    - `cases`: take the place of those of the space.
+    - `cases`: take the place of those of the space; `dtype`: takes the place of its problem's.
+    - `near`: configurations to try before the space's default, perhaps of another case: they are
+      brought into the space as those of an earlier run are.
     - `facts`: more facts for the run's store.
     - `command`: the command line, for the record.
     """
@@ -111,6 +121,8 @@ class RunRequest:
     gpus: GpuRequest | None = None
     cluster: ClusterRequest | None = None
     cases: Sequence[CaseEntry] = ()
+    dtype: str = ""
+    near: Sequence[Mapping[str, Value]] = ()
     facts: Mapping[str, Json] = field(default_factory=dict)
     command: tuple[str, ...] = ()
 
@@ -146,6 +158,7 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
             elsewhere=cluster,
             secret=secret,
             cases=request.cases,
+            dtype=request.dtype,
             looking=early.start,
         )
         options = _options(setup, request)
@@ -217,8 +230,11 @@ def _options(setup: Setup, request: RunRequest) -> RunOptions:
     starts = setup.space.starts()
     if request.warm_start is not None:
         starts = warm_starts(setup.space, starts, request.warm_start)
+    if request.near:
+        found = (brought_into(setup.space, values) for values in request.near)
+        starts = list(dict.fromkeys([*(each for each in found if each is not None), *starts]))
     # Without a wish the strategies begin as they like: random search does not need the default.
-    if request.warm_start is not None or setup.tries_first:
+    if request.warm_start is not None or request.near or setup.tries_first:
         first = tuple(configuration.to_json() for configuration in starts)
         options = options.replaced({"starts": first})
     return options

@@ -6,6 +6,7 @@ The checked models become the values of `specs`, and their expressions are parse
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,23 @@ def load_space(path: Path, root: Path | None = None) -> SpaceDocument:
 def parse_space(text: str, path: Path = Path("space.yaml")) -> SpaceDocument:
     """`load_space` on text; `path` only names it in messages and anchors relative paths."""
     return _document(parse_yaml(text, str(path)), path, None)
+
+
+def with_dtype(document: SpaceDocument, dtype: str) -> SpaceDocument:
+    """The same space for another dtype of its problem, with its text. Whether its kernels support
+    the dtype is checked later, as for any space. Raises SpaceError if the file names no dtype."""
+    spec = document.problem
+    if spec is None or spec.dtype == dtype:
+        return document
+    position = spec.at("dtype")
+    lines = document.text.splitlines(keepends=True)
+    number = position.line - 1
+    line = lines[number] if 0 <= number < len(lines) else ""
+    lines[number], found = re.subn(rf"\bdtype:\s*{spec.dtype}\b", f"dtype: {dtype}", line, count=1)
+    if not found:
+        raise position.error(f"the problem names no dtype here that {dtype} could replace")
+    source = parse_yaml("".join(lines), str(document.path))
+    return _document(source, document.path, document.root)
 
 
 def _document(source: YamlSource, path: Path, root: Path | None) -> SpaceDocument:

@@ -88,3 +88,13 @@ def test_a_run_without_a_success_is_refused(tmp_path: Path) -> None:
     first = start_run(request(tmp_path, space=str(tmp_path / "failed.json")), SilentObserver()).run
     with pytest.raises(UsageError, match="no valid configuration to start from"):
         start_run(request(tmp_path, warm_start=first), SilentObserver())
+
+
+def test_configurations_near_the_case_are_tried_before_the_default(tmp_path: Path) -> None:
+    """A parameter or value that the space has not counts as its default."""
+    space = read_recorded_space(RECORDING).space
+    default, other = space.default(), next(itertools.islice(space.enumerate(), 5, None))
+    name = next(n for n in other if other[n] != default[n])
+    near = [{**other, "NOBODYS": 3}, {**default, name: "nothing"}]
+    run = start_run(request(tmp_path, near=near, trials=6), SilentObserver()).run
+    assert [t.configuration for t in RunData.load(run).trials[:2]] == [other, default]

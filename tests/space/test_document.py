@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evotune.errors import SpaceError
 from evotune.space.bound import bind
-from evotune.space.document import load_space, parse_space
+from evotune.space.document import load_space, parse_space, with_dtype
 from evotune.space.reading.schema import schema_text
 from evotune.space.specs import SupportSpec
 from evotune.trial import Value
@@ -395,3 +395,20 @@ def test_a_kernel_supports_a_number_whatever_its_type(
     known: Value, value: Value, holds: bool
 ) -> None:
     assert SupportSpec("softcap", (known,), None).holds(value) is holds
+
+
+def test_a_space_for_another_dtype_differs_in_that_alone() -> None:
+    path = Path(__file__).parents[2] / "search_spaces" / "attention_mma.yaml"
+    document = load_space(path)
+    other = with_dtype(document, "bfloat16")
+    assert other.problem is not None
+    assert (other.problem.dtype, other.name, other.root) == (
+        "bfloat16",
+        document.name,
+        document.root,
+    )
+    lines = zip(document.text.splitlines(), other.text.splitlines(), strict=True)
+    assert [pair for pair in lines if pair[0] != pair[1]] == [
+        ("  dtype: float16", "  dtype: bfloat16")
+    ]
+    assert with_dtype(document, "float16") is document
