@@ -7,7 +7,8 @@
     softmax = run.best.kernel()                  # a function of torch tensors
 
 `tune` searches a space, given as a file or as objects (`Space`, `CudaKernel`, …), and `open_run`
-opens an earlier run; both return a `Run`. `record` lists the calls of attention that a model makes.
+opens an earlier run; both return a `Run`. `record` lists the calls of attention that a model makes,
+and `tune_family` tunes the shipped attention spaces for such a list.
 `check`, `compile`, `gate` and `replay` do the same as the commands of these names. Nothing is
 imported before it is used.
 """
@@ -18,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evotune.api.case_portfolio import portfolio
     from evotune.api.checking import Verdict, check, compile, gate
+    from evotune.api.family import tune_family
+    from evotune.api.family_run import FamilyRun, open_family
     from evotune.api.recording_calls import Calls, record, recording
     from evotune.api.run import Candidate, Run, open_run
     from evotune.api.tuning import replay, tune
@@ -51,6 +54,9 @@ _PLACES = {
     "compile": "evotune.api.checking",
     "portfolio": "evotune.api.case_portfolio",
     "replay": "evotune.api.tuning",
+    "FamilyRun": "evotune.api.family_run",
+    "open_family": "evotune.api.family_run",
+    "tune_family": "evotune.api.family",
     "Calls": "evotune.api.recording_calls",
     "record": "evotune.api.recording_calls",
     "recording": "evotune.api.recording_calls",
@@ -90,6 +96,7 @@ __all__ = [
     "CppKernel",
     "CudaKernel",
     "EvotuneError",
+    "FamilyRun",
     "Launch",
     "Outcome",
     "Problem",
@@ -108,6 +115,7 @@ __all__ = [
     "compile",
     "gate",
     "ints",
+    "open_family",
     "open_run",
     "portfolio",
     "powers_of_two",
@@ -115,6 +123,7 @@ __all__ = [
     "recording",
     "replay",
     "tune",
+    "tune_family",
     "values",
 ]
 

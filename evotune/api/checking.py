@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from evotune.api.given_space import AnySpace, SpaceKeywords, space_file, trusting
+from evotune.api.given_space import (
+    AnyCases,
+    AnySpace,
+    SpaceKeywords,
+    case_entries,
+    space_file,
+    trusting,
+)
 from evotune.api.tuning import tune
 from evotune.errors import EvotuneError, UsageError
 from evotune.report.data import RunData
@@ -41,6 +48,7 @@ def check(
     space: AnySpace,
     *,
     device: str = "auto",
+    cases: AnyCases | None = None,
     trust: bool = False,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> CheckReport:
@@ -48,8 +56,9 @@ def check(
     name (l4, h100, …) needs no GPU.
 
     The report has `size.valid`, `parameters`, `cases`, and `constraints` with the number of
-    configurations that each removes. `space`, `trust` and the keywords are those of `tune`.
-    SpaceError or ProblemMistake at the first mistake.
+    configurations that each removes. `space`, `cases`, `trust` and the keywords are those of
+    `tune`; `skipped` names the cases that no kernel takes. SpaceError or ProblemMistake at the
+    first mistake.
 
     >>> import evotune
     >>> found = evotune.check("softmax-cpu")
@@ -60,7 +69,7 @@ def check(
         trusting(trust),
         space_file(space, space_keywords, compile_only=True) as file,
     ):
-        return check_space(file, device)
+        return check_space(file, device, case_entries(cases))
 
 
 def compile(
@@ -69,6 +78,7 @@ def compile(
     device: str = "auto",
     sample: int | None = SAMPLE,
     seed: int = 0,
+    cases: AnyCases | None = None,
     trust: bool = False,
     on_row: Callable[[CompileRow, CompileSummary], object] | None = None,
     **space_keywords: Unpack[SpaceKeywords],
@@ -91,7 +101,12 @@ def compile(
         space_file(space, space_keywords, compile_only=True) as file,
     ):
         return compile_space(
-            file, device, sample=sample, seed=seed, on_row=on_row or (lambda row, summary: None)
+            file,
+            device,
+            sample=sample,
+            seed=seed,
+            on_row=on_row or (lambda row, summary: None),
+            cases=case_entries(cases),
         )
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from evotune.api.observing import Observer, watching
 from evotune.errors import UsageError
+from evotune.portfolios.family_file import exportable_runs, read_family, winning_runs
 from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.formats import REPORTS
 from evotune.report.leaderboard import Row, rank
-from evotune.runs.folder import RunFolder, find_run, list_runs
+from evotune.runs.folder import RunFolder, find_family, find_run, list_runs
 from evotune.store import RunStore
 from evotune.trial import Check, Configuration, Measurement, Outcome, Trial, Value
 from evotune.util.commands import RUNS_DIR
@@ -433,8 +434,14 @@ class Run:
 def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run:
     """Opens a run by its id, a unique beginning of its id, its path, or `latest` (the newest run).
 
-    Raises UsageError if there is no such run.
+    A family (`evotune run attention`) with one winner stands for the winner's run. Raises
+    UsageError if there is no such run.
     """
+    family = find_family(str(run), Path(runs_dir))
+    if family is not None:
+        winners = list(winning_runs(family, read_family(family)).values())
+        if len(winners) == 1:
+            return Run(winners[0])
     return Run(find_run(str(run), Path(runs_dir)))
 
 
@@ -451,6 +458,8 @@ def exported(
     from evotune.export.exporting import export_portfolio, export_runs
     from evotune.portfolios.portfolio_file import portfolio_folder
 
+    if len(runs) == 1 and (family := find_family(str(runs[0]), Path(runs_dir))) is not None:
+        return export_runs(exportable_runs(family), folder, name or "attention")
     portfolios = [found for run in runs if (found := portfolio_folder(Path(run))) is not None]
     if not portfolios:
         return export_runs([open_run(run, runs_dir).folder for run in runs], folder, name)

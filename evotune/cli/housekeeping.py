@@ -100,9 +100,11 @@ def rm(terminal: Terminal, *, runs: tuple[str, ...], yes: bool, runs_dir: Path) 
     Asks before it deletes. Refuses a run that a process is working on. For a link to a run, deletes
     both the run and the link.
     """
+    from evotune.api.family_run import open_family
     from evotune.api.run import RunFolder, open_run
 
-    named = [open_run(text, runs_dir).folder for text in runs]
+    families = {text: open_family(text, runs_dir) for text in runs}
+    named = [(families[text] or open_run(text, runs_dir)).folder for text in runs]
     links = [folder.path for folder in named if folder.path.is_symlink()]
     named = [RunFolder(folder.path.resolve()) for folder in named]
     folders = list({folder.path: folder for folder in named}.values())

@@ -17,6 +17,7 @@ import click
 import evotune
 from evotune.cli.options import (
     Command,
+    cases_option,
     compile_device_option,
     format_option,
     output_option,
@@ -33,6 +34,8 @@ from evotune.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table
 
     from evotune.api.checking import CheckReport, CompileRow, CompileSummary
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _SAMPLE = 16
+_OF_FAMILY = 4  # of each space that races for a group
 _SHOWN_VALUES = 12
 _NOT_COUNTED = "?"
 
@@ -49,19 +53,33 @@ _NOT_COUNTED = "?"
 @space_argument()
 @trust_option
 @compile_device_option
+@cases_option(
+    "Check for the cases of this file in place of the space's, and name those that no kernel can "
+    "compute."
+)
 @click.option("--no-compile", is_flag=True, help="Do not compile a sample.")
 @pass_terminal
-def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> int:
+def check(
+    terminal: Terminal, *, space: str, device: str, cases: Path | None, no_compile: bool
+) -> int:
     """Validate SPACE and measure its size.
 
     Shows what each constraint removes, in up to 10 seconds: how many configurations break it
     (`removes alone`), and how many break only it (`removes last`). Shows whether a sample compiles.
     A mistake in the file is reported as file:line:column, with exit code 2. The methods of a
-    problem's Python file are tried on a tiny shape; a mistake there is reported as file:line. If no
-    configuration of the sample compiles, the exit code is 1.
-    """
+    problem's Python file are tried on a tiny shape; a mistake there is reported as file:line.
+    If no configuration of the sample compiles, the exit code is 1.
 
-    found = evotune.check(space, device=device)
+    `attention` names all shipped attention spaces. With --cases it shows which case goes to which
+    spaces on the device, or why one goes nowhere, and checks each of these spaces.
+    """
+    from evotune.api.family_run import is_family
+
+    if is_family(space):
+        from evotune.cli.family_views import check_family
+
+        return check_family(terminal, cases, device, 0 if no_compile else _OF_FAMILY)
+    found = evotune.check(space, device=device, cases=cases)
     print_tables(terminal, _check_parts(found))
     for name in found.unread:
         terminal.note(
@@ -69,13 +87,14 @@ def check(terminal: Terminal, *, space: str, device: str, no_compile: bool) -> i
         )
     for warning in found.warnings:
         terminal.note(f"warning: {warning}")
-    for advice in found.advice:
-        terminal.note(f"note: {advice}")
+    for advice in (found.skipped, *found.advice):
+        if advice:
+            terminal.note(f"note: {advice}")
     if no_compile or not found.kernels:
         return 0
     terminal.note(f"compiling a sample of {_SAMPLE}")
     on_row = ProgressNotes(terminal).on_row
-    summary = evotune.compile(space, device=device, sample=_SAMPLE, on_row=on_row)
+    summary = evotune.compile(space, device=device, sample=_SAMPLE, cases=cases, on_row=on_row)
     print_tables(terminal, failure_parts(summary))
     return 1 if summary.failed and not summary.compiled else 0
 
@@ -176,6 +195,7 @@ _PROGRESS_S = 5.0
 @space_argument()
 @trust_option
 @compile_device_option
+@cases_option("Compile for the cases of this file in place of the space's.")
 @click.option("--all", "every", is_flag=True, help="Compile every valid configuration.")
 @click.option(
     "--sample",
@@ -197,6 +217,7 @@ def compile_command(
     *,
     space: str,
     device: str,
+    cases: Path | None,
     every: bool,
     sample: int | None,
     seed: int,
@@ -208,12 +229,23 @@ def compile_command(
     Uses all cores. Shows registers, spills, shared memory and occupancy of CUDA kernels. The exit
     code is 0 if every configuration that was tried compiles. A configuration that exceeds the
     device's limits is not tried; one that breaks `after_compile` counts as compiled.
+
+    `attention` names all shipped attention spaces. With --cases it compiles for each group of cases
+    the spaces that race for it, and shows a line for each.
     """
+    from evotune.api.family_run import is_family
+
     if every and sample is not None:
         raise click.UsageError("--all and --sample exclude each other")
     count = None if every else sample or _COMPILED_SAMPLE
+    if is_family(space):
+        from evotune.cli.family_views import compile_family
+
+        return compile_family(terminal, cases, device, count, seed, style, output)
     with _writer(terminal, style, output) as (keep, finish):
-        summary = _compile(terminal, keep, space=space, device=device, sample=count, seed=seed)
+        summary = _compile(
+            terminal, keep, space=space, device=device, cases=cases, sample=count, seed=seed
+        )
         finish(summary)
     if style != "table":
         for line in summary_lines(summary):
@@ -227,6 +259,7 @@ def _compile(
     *,
     space: str,
     device: str,
+    cases: Path | None,
     sample: int | None,
     seed: int,
 ) -> CompileSummary:
@@ -236,7 +269,9 @@ def _compile(
         keep(row)
         notes.on_row(row, summary)
 
-    return evotune.compile(space, device=device, sample=sample, seed=seed, on_row=on_row)
+    return evotune.compile(
+        space, device=device, sample=sample, seed=seed, cases=cases, on_row=on_row
+    )
 
 
 class ProgressNotes:

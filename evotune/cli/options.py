@@ -79,10 +79,12 @@ def complete_run(
 ) -> list[CompletionItem]:
     """Completes to `latest` and the folder's runs, newest first, or to paths if none of these
     matches."""
+    from evotune.api.family_run import all_families
     from evotune.api.run import all_runs
 
     runs_dir = context.params.get("runs_dir") or RUNS_DIR
-    names = ["latest", *(run.id for run in reversed(all_runs(runs_dir)))]
+    known = [run.id for run in all_runs(runs_dir)] + [each.id for each in all_families(runs_dir)]
+    names = ["latest", *reversed(known)]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]
 
@@ -108,10 +110,12 @@ def complete_strategy(
 def complete_space(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The shipped spaces by name, and files."""
+    """The shipped spaces by name, their family, and files."""
+    from evotune.api.family_run import FAMILY
     from evotune.api.machine import shipped_spaces
 
-    found = [CompletionItem(name) for name in shipped_spaces() if name.startswith(incomplete)]
+    names = [FAMILY, *shipped_spaces()]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return [*found, CompletionItem(incomplete, type="file")]
 
 

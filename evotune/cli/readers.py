@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evotune.cli.family_views import print_status, print_top, report_runs
 from evotune.cli.options import (
     Command,
     complete_run,
@@ -32,6 +33,7 @@ from evotune.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from evotune.api.run import Run
     from evotune.report.data import RunData
     from evotune.report.summary import RunSummary
 
@@ -64,6 +66,12 @@ def status(
         print_runs(terminal, runs_dir, style, output)
         return 0
     run = run or "latest"
+    from evotune.api.family_run import open_family
+
+    family = open_family(run, runs_dir)
+    if family is not None and not watch:
+        print_status(terminal, family, style, output)
+        return 0
     if watch:
         from evotune.api.run import open_run
         from evotune.cli.status_views import watch as watch_run
@@ -93,7 +101,13 @@ def status(
 def top(
     terminal: Terminal, *, run: str, count: int, runs_dir: Path, style: str, output: str
 ) -> int:
-    """Show the leaderboard of a run."""
+    """Show the leaderboard of a run, or those of a family's winners."""
+    from evotune.api.family_run import open_family
+
+    family = open_family(run, runs_dir)
+    if family is not None:
+        print_top(terminal, family, count, style, output)
+        return 0
     data = _load(run, runs_dir, rows=count)
     if style == "table":
         print_leaderboard(terminal, data, count, output)
@@ -118,13 +132,19 @@ def report(
     html is one file that opens offline; it takes several runs. csv and parquet have a row for each
     trial, json and jsonl every measurement and check; t4 is the auto-tuning community's results
     format. All of them include failed trials, with their reasons. For a run of more than 20,000
-    trials a page has the best ones and a sample, and says so.
+    trials a page has the best ones and a sample, and says so. Of a family html has all runs, and
+    the other formats its winner's run if it has one winner.
     """
     if style == "html" and output == "-" and sys.stdout.isatty():
         raise UsageError("an HTML report is too large for a terminal: name a file with -o FILE")
+    from evotune.api.family_run import open_family
     from evotune.api.run import open_run, report_pieces
 
-    pieces = report_pieces([open_run(run, runs_dir) for run in runs], style)
+    found: list[Run] = []
+    for run in runs:
+        family = open_family(run, runs_dir)
+        found += [open_run(run, runs_dir)] if family is None else report_runs(family, style)
+    pieces = report_pieces(found, style)
     write_pieces(pieces, output, binary=style == "parquet")
     if style == "html" and output != "-":
         terminal.note(f"wrote {output}")

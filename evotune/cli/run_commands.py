@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 import evotune
+from evotune.cli.family_views import resume_family, run_family
 from evotune.cli.options import (
     POSITIVE,
     STRATEGIES,
@@ -137,10 +138,19 @@ def run(
     SPACE is a file, or the name of a space that ships with evotune. It defaults to the device's
     flagship space; on a CPU this takes three minutes unless a limit is given. After the first
     Ctrl-C the run finishes cleanly, and you can resume it.
+
+    `attention` names all shipped attention spaces. It needs --cases: each case goes to the spaces
+    that can compute it, these race for a small part of the budget, and the better ones go on.
+    --trials and --minutes are then totals for all cases.
     """
+    from evotune.api.family_run import is_family
     from evotune.api.tuning import new_run
     from evotune.cli.progress import show_progress
 
+    if is_family(space):
+        given = {**options, "warm_start": warm_start, "strategy": strategy}
+        given |= {"gpus": gpus, "cluster": cluster}
+        return run_family(terminal, cases, device, runs_dir, given)
     with show_progress(terminal) as observer:
         result = new_run(
             space,
@@ -196,9 +206,13 @@ def resume(
     A finished run needs more budget: new totals of trials or minutes, or more champions. Confirmed
     trials are not confirmed again.
     """
+    from evotune.api.family_run import open_family
     from evotune.api.run import open_run
     from evotune.cli.progress import show_progress
 
+    family = open_family(run, runs_dir)
+    if family is not None:
+        return resume_family(terminal, family, trials, minutes, champions)
     found = open_run(run, runs_dir)
     terminal.crash_folder = found.folder.logs
     with show_progress(terminal) as observer:

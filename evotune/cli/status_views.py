@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evotune.api.family_run import FamilyRun, all_families
 from evotune.api.observing import Follower
 from evotune.api.run import Run, all_runs
 from evotune.cli.progress import progress_observer
@@ -19,6 +20,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.summary import RunSummary, summarize
 from evotune.util.processes import interruptible
+from evotune.util.words import counted
 
 if TYPE_CHECKING:
     from evotune.api.run import RunFolder
@@ -28,14 +30,17 @@ if TYPE_CHECKING:
 def print_runs(terminal: Terminal, runs_dir: Path, style: str, output: str) -> None:
     """Prints a row for each run, in the order of `list_runs`. A damaged run has a row too."""
     found = list(_summaries(runs_dir))
+    families = all_families(runs_dir)
     if style == "json":
         from evotune.report.formats import to_json
 
-        write_output(to_json([_record(run, summary) for run, summary in found]), output)
-    elif not found:
+        records = [_record(run, summary) for run, summary in found]
+        write_output(to_json([*records, *(family.to_json() for family in families)]), output)
+    elif not found and not families:
         terminal.note(f"no runs in {runs_dir}")
     else:
         rows = [_row(run, summary) for run, summary in found]
+        rows += [_family_row(family) for family in families]
         columns = ("run", "state", "trials", "best")
         print_tables(terminal, [text_table(columns, rows, (False, False, True))], output)
 
@@ -59,6 +64,14 @@ def _row(run: Run, summary: RunSummary | StoreError) -> tuple[str, ...]:
         return run.id, "damaged", "", ""
     state = summary.state.partition(":")[0]
     return run.id, state, f"{summary.done}/{summary.trials or '?'}", _best(summary)
+
+
+def _family_row(family: FamilyRun) -> tuple[str, ...]:
+    """A family has no best: its winners are for different cases."""
+    trials = sum(row.data.totals.trials for row in family.rows())
+    wanted = family.found.budget.trials
+    winners = counted(len(family.winners), "winner")
+    return family.id, family.state, f"{trials}/{wanted or '?'}", winners
 
 
 def _best(summary: RunSummary) -> str:

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from evotune.runs.planning import Planner
 from evotune.runs.setup import load_kernel_setup
 from evotune.runs.spaces import find_space
 from evotune.space.bound import BoundSpace
+from evotune.space.reading.case_file import CaseEntry
 from evotune.trial import Configuration, Json, NamedFigures, OutcomeKind, whole
 from evotune.util.files import scratch_folder
 from evotune.util.processes import interruptible
@@ -122,15 +123,19 @@ def compile_space(
     sample: int | None,
     seed: int,
     on_row: Callable[[CompileRow, CompileSummary], object],
+    cases: Sequence[CaseEntry] = (),
+    dtype: str = "",
 ) -> CompileSummary:
     """Compiles every valid configuration, or `sample` distinct ones, on all cores. The default is
     among them if it is valid.
 
     `on_row` gets each row as it finishes, in any order, and the summary so far; rows are not
-    kept, so a space may be of any size.
+    kept, so a space may be of any size. `cases` and `dtype` take the place of the space's.
     """
     started = time.monotonic()
-    setup = load_kernel_setup(find_space(space), device, compile_only=True)
+    setup = load_kernel_setup(
+        find_space(space), device, compile_only=True, cases=cases, dtype=dtype
+    )
     size = setup.space.size()
     if sample is None and size.valid > _MOST_COMPILED:
         raise UsageError(

@@ -6,6 +6,8 @@ runs/<id>/environment.json   versions, device, flags, command
 runs/<id>/lock               held (flock) by the process that works on the run
 runs/<id>/logs/              logs of compilers and workers; scratch files
 runs/<id>/quarantine/        a script for each configuration that ended two workers
+
+A family's folder has `family.json` in place of a store, and the folders of its runs in it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,8 +39,14 @@ _STARTED = re.compile(r"\d{8}-\d{6}-\d{6}-")
 _LOOKING_S = 0.2  # far longer than a look at who holds the lock takes
 
 
+FAMILY = "attention"
+"""The name of the family of all shipped attention spaces."""
+FAMILY_FILE = "family.json"
+"""In a family's folder: its cases, spaces, budget and state (`portfolios/family_file.py`)."""
+
+
 class RunFolder:
-    """Paths inside one run's folder."""
+    """Paths inside one run's folder, or a family's."""
 
     def __init__(self, path: Path) -> None:
         # Absolute: compilers and workers run in other folders.
@@ -147,15 +155,17 @@ def _takes_lock(handle: int) -> bool:
             return True
 
 
-def create_folder(runs_dir: Path, name: str) -> RunFolder:
-    """A new run's folder. Raises UsageError if it cannot be made."""
+def create_folder(
+    runs_dir: Path, name: str, parts: Sequence[str] = ("sources", "logs")
+) -> RunFolder:
+    """A new run's folder, with these folders in it. Raises UsageError if it cannot be made."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "run"
     now = datetime.now(UTC)
     path = runs_dir / f"{now:%Y%m%d-%H%M%S-%f}-{slug}"
     try:
         path.mkdir(parents=True)
-        (path / "sources").mkdir()
-        (path / "logs").mkdir()
+        for part in parts:
+            (path / part).mkdir()
     except OSError as error:
         raise UsageError(f"cannot create the run's folder {path}: {error.strerror}") from error
     return RunFolder(path)
@@ -171,10 +181,14 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def find_run(text: str, runs_dir: Path) -> RunFolder:
     """The run that an id, a unique part of its beginning, or a path names; `latest` too: the last
-    one of `list_runs`."""
+    one of `list_runs`. Raises UsageError if there is none, or the text names a family."""
     path = Path(text)
     if (path / "store.sqlite").is_file():
         return RunFolder(path)
+    if family := find_family(text, runs_dir):
+        members = [str(family.path / run.id) for run in list_runs(family.path)]
+        known = ", ".join(members) or "there is none yet"
+        raise UsageError(f"{family.id} is a family of runs; name one of them: {known}")
     runs = list_runs(runs_dir)
     if text == "latest" and runs:
         return runs[-1]
@@ -194,8 +208,34 @@ def find_run(text: str, runs_dir: Path) -> RunFolder:
 def list_runs(runs_dir: Path) -> list[RunFolder]:
     """All runs of a folder: first the renamed ones, then the others, oldest first."""
     paths = [path.parent for path in runs_dir.glob("*/store.sqlite")]
-    paths.sort(key=lambda path: (_STARTED.match(path.name) is not None, path.name))
-    return [RunFolder(path) for path in paths]
+    return [RunFolder(path) for path in sorted(paths, key=_order)]
+
+
+def find_family(text: str, runs_dir: Path) -> RunFolder | None:
+    """The family that an id, a unique part of its beginning, or a path names; None for anything
+    else. `latest` is one if no run of the folder began later."""
+    if (Path(text) / FAMILY_FILE).is_file():
+        return RunFolder(Path(text))
+    families = list_families(runs_dir)
+    if text == "latest" and families:
+        runs = list_runs(runs_dir)
+        newest = not runs or _order(runs[-1].path) < _order(families[-1].path)
+        return families[-1] if newest else None
+    matches = [family for family in families if family.id.startswith(text)] if text else []
+    exact = [family for family in matches if family.id == text]
+    if not exact and (len(matches) > 1 or any(r.id.startswith(text) for r in list_runs(runs_dir))):
+        return None
+    return next(iter(exact or matches), None)
+
+
+def list_families(runs_dir: Path) -> list[RunFolder]:
+    """All families of a folder, in the order of `list_runs`."""
+    paths = [path.parent for path in runs_dir.glob(f"*/{FAMILY_FILE}")]
+    return [RunFolder(path) for path in sorted(paths, key=_order)]
+
+
+def _order(path: Path) -> tuple[bool, str]:
+    return _STARTED.match(path.name) is not None, path.name
 
 
 def quarantine(folder: Path, trial: Trial) -> None:

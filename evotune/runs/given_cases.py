@@ -157,7 +157,7 @@ def spaces_for(entry: CaseEntry, device: str = "auto") -> tuple[SpaceAnswer, ...
     profile = profile_of(device)
     why = unserved(entry.call)
     found = []
-    for name, document in _shipped(ATTENTION):
+    for name, document in shipped_documents(ATTENTION):
         found.append(SpaceAnswer(name, why) if why else _answer(name, document, entry, profile))
     return tuple(sorted(found, key=lambda each: (bool(each.why), bool(each.dtype))))
 
@@ -223,8 +223,8 @@ def _answer(
 
 
 @functools.cache
-def _shipped(problems: tuple[str, ...]) -> list[tuple[str, SpaceDocument]]:
-    """Shipped spaces of these problems."""
+def shipped_documents(problems: tuple[str, ...]) -> list[tuple[str, SpaceDocument]]:
+    """The shipped spaces of these problems, by name, each with its document."""
     documents = ((name, load_space(path)) for name, path in shipped_spaces().items())
     return [
         (name, document)
@@ -262,7 +262,7 @@ class AbleSpaces:
         return list(self._alike())
 
     def _alike(self) -> Iterator[tuple[str, SpaceDocument]]:
-        for name, document in _shipped((self._problem.name,)):
+        for name, document in shipped_documents((self._problem.name,)):
             spec = document.problem
             same = spec is not None and spec.dtype == self._problem.dtype
             if same and _is_for(document, self._profile):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evotune.backends import registry
@@ -12,6 +12,7 @@ from evotune.problems import UserProblem, create_problem
 from evotune.problems.loading import baseline_names
 from evotune.problems.problem import HasAdvice
 from evotune.runs.compiling import distinct_samples
+from evotune.runs.given_cases import skipped_in_words
 from evotune.runs.kernel_executor import require_baseline
 from evotune.runs.setup import KernelSetup, load_setup
 from evotune.runs.spaces import find_space, read_kernel_sources
@@ -19,6 +20,7 @@ from evotune.search.catalog import strategy_names
 from evotune.space.counting.blame import ConstraintReport
 from evotune.space.document import SpaceDocument
 from evotune.space.language import Expression
+from evotune.space.reading.case_file import CaseEntry
 from evotune.space.reading.yaml_source import Position
 from evotune.space.search_space import Parameter, SpaceSize
 from evotune.space.specs import parameters_in
@@ -45,8 +47,9 @@ class KernelSummary:
 class CheckReport:
     """The facts about a valid space that `evotune check` prints.
 
-    `unread`: parameters that no kernel and no launch reads. `advice`: lines on shapes and variants
-    that may be meant otherwise, each with its position. `warnings`: lines on the user's problem.
+    `skipped`: the given cases that no kernel takes, in words; "" for none. `unread`: parameters
+    that no kernel and no launch reads. `advice`: lines on shapes and variants that may be meant
+    otherwise, each with its position. `warnings`: lines on the user's problem.
     """
 
     name: str
@@ -58,6 +61,7 @@ class CheckReport:
     after_compile: tuple[str, ...]
     kernels: tuple[KernelSummary, ...]
     cases: tuple[str, ...]
+    skipped: str = ""
     unread: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -78,10 +82,13 @@ def try_problem(setup: KernelSetup) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return baseline_names(problem) or tried, warnings
 
 
-def check_space(space: str, device: str) -> CheckReport:
-    """Validates a space for a device; SpaceError or ProblemMistake at the first mistake."""
+def check_space(
+    space: str, device: str, cases: Sequence[CaseEntry] = (), dtype: str = ""
+) -> CheckReport:
+    """Validates a space for a device; SpaceError or ProblemMistake at the first mistake. `cases`
+    and `dtype` take the place of the space's."""
     path = find_space(space)
-    setup = load_setup(path, device, compile_only=True)
+    setup = load_setup(path, device, compile_only=True, cases=cases, dtype=dtype)
     size = setup.space.size()
     setup.space.starts()
     warnings: tuple[str, ...] = ()
@@ -115,6 +122,9 @@ def check_space(space: str, device: str) -> CheckReport:
         cases=tuple(case.label for cases in setup.cases.values() for case in cases)
         if isinstance(setup, KernelSetup)
         else (),
+        skipped=skipped_in_words(setup.skipped, len(setup.problem_spec.cases))
+        if isinstance(setup, KernelSetup)
+        else "",
         unread=tuple(unread_parameters(document)) if document else (),
         warnings=warnings,
         advice=tuple(_advice(setup)) if isinstance(setup, KernelSetup) else (),

@@ -14,7 +14,7 @@ from evotune.backends.base.sources import read_sources
 from evotune.errors import SpaceError, StoreError, UsageError
 from evotune.languages import language
 from evotune.problems.loading import is_file_reference, problem_source
-from evotune.runs.folder import RunFolder, write_durably
+from evotune.runs.folder import FAMILY, RunFolder, write_durably
 from evotune.space.document import SpaceDocument
 from evotune.space.reading.yaml_source import Position
 from evotune.space.specs import KernelSpec, ProblemSpec
@@ -48,6 +48,11 @@ def find_space(text: str) -> Path:
     name = text.replace("_", "-")
     if name in shipped:
         return shipped[name]
+    if text == FAMILY:
+        raise UsageError(
+            f"{FAMILY} is not a space but all shipped attention spaces: run, check, compile and "
+            "portfolio take it with --cases FILE; in Python, evotune.tune_family(cases)"
+        )
     if path.suffix or "/" in text or os.path.lexists(path):
         inside = path / "space.yaml"  # in a folder that `init` made
         meant = f"; did you mean {inside}?" if inside.is_file() else ""
