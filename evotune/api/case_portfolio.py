@@ -105,7 +105,8 @@ def portfolio(
     """Finds at most `kernels` kernels that serve all cases, and a rule that chooses among them.
     Continues the portfolio in `runs_dir` if it has the same space, cases, seed and share.
 
-    - `space`, `device`, `trust` and the keywords: as in `tune`.
+    - `space`, `device`, `trust` and the keywords: as in `tune`; or `attention`, the family of all
+      shipped attention spaces, for the cases of the most frequent dtype.
     - `cases`: a file, or a list of symbols of a shape and a variant with an optional `count`, the
       weight of the case.
     - `held_out_share`: the share of the cases that is held out: no search sees them, and the rule

@@ -25,7 +25,7 @@ from evotune.report import wording
 from evotune.report.data import RunData
 from evotune.report.front import TextTable
 from evotune.report.leaderboard import rank
-from evotune.runs.folder import FAMILY, RunFolder, find_family, list_families
+from evotune.runs.folder import FAMILY, RunFolder, find_family, is_family, list_families
 from evotune.trial import Json, Trial
 from evotune.util.commands import RUNS_DIR
 
@@ -242,11 +242,6 @@ class FamilyRun:
 
     def __repr__(self) -> str:
         return f"<evotune family {self.id}: {self.state}>"
-
-
-def is_family(space: object) -> bool:
-    """Whether `space` names the family; a file of that name is a space."""
-    return space == FAMILY and not Path(FAMILY).is_file()
 
 
 def open_family(text: str | Path, runs_dir: str | Path = RUNS_DIR) -> FamilyRun | None:

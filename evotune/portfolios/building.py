@@ -40,6 +40,8 @@ from evotune.portfolios.cell_measuring import (
     opened_executor,
 )
 from evotune.portfolios.drawn_cases import DrawnTrials
+from evotune.portfolios.family_file import Group
+from evotune.portfolios.family_searches import FamilyCases, FamilySearches, family_cases
 from evotune.portfolios.matrix_store import (
     Cell,
     Matrix,
@@ -65,6 +67,7 @@ from evotune.portfolios.served_rule import (
 )
 from evotune.problems.problem import Case
 from evotune.runs.confirmed_champions import Champion
+from evotune.runs.folder import FAMILY, is_family
 from evotune.runs.given_cases import kept_cases, skipped_in_words
 from evotune.runs.setup import KernelSetup, load_kernel_setup
 from evotune.runs.spaces import find_space, shipped_name
@@ -105,21 +108,27 @@ def build_portfolio(
     ):
         if number is not None and not number > 0:
             raise UsageError(f"{name}: expected more than 0, got {number}")
-    setup = load_kernel_setup(find_space(request.space), request.device)
-    kept, skipped = kept_cases(setup.document, setup.planner.problem, request.cases, setup.profile)
-    said = skipped_in_words(skipped, len(kept))
+    family = family_cases(request) if is_family(request.space) else None
+    if family is not None:
+        setup, kept, said = family.setup, family.kept, family.skipped
+    else:
+        setup = load_kernel_setup(find_space(request.space), request.device)
+        problem = setup.planner.problem
+        kept, skipped = kept_cases(setup.document, problem, request.cases, setup.profile)
+        said = skipped_in_words(skipped, len(kept))
     if len(kept) > MOST_CASES:
         left = f"{len(kept) - MOST_CASES} of {len(kept)} cases are left out: those of least weight"
         said = "; ".join(filter(None, (said, left)))
         kept = tuple(sorted(kept, key=lambda case: -case.count)[:MOST_CASES])
     if said:
         say(said)
-    facts = _facts(request, setup, kept, said)
+    facts = _facts(request, setup, kept, said, family)
     with locked_matrix(request.runs_dir, facts) as matrix:
         _require_same(request, matrix, facts)
         # A resumed portfolio knows only the cases that were kept.
         said = said or str(matrix.store.meta("skipped", ""))
-        work = PortfolioWork(request, matrix, setup, kept, observing, say, open_executor)
+        groups = None if family is None else family.groups
+        work = PortfolioWork(request, matrix, setup, kept, observing, say, open_executor, groups)
         try:
             found = work.finished(said)
         finally:
@@ -129,16 +138,25 @@ def build_portfolio(
 
 
 def _facts(
-    request: PortfolioRequest, setup: KernelSetup, kept: Sequence[GivenCase], skipped: str
+    request: PortfolioRequest,
+    setup: KernelSetup,
+    kept: Sequence[GivenCase],
+    skipped: str,
+    family: FamilyCases | None,
 ) -> dict[str, Json]:
     digest = hashlib.sha256()
     for name, content in sorted(setup.files.items()):
         digest.update(hashlib.sha256(content).digest() + name.encode())
-    path = find_space(request.space)
+    space = FAMILY
+    if family is None:
+        path = find_space(request.space)
+        space = shipped_name(path) or str(path.absolute())
     return {
         "id": uuid.uuid4().hex,
         "request": {
-            "space": shipped_name(path) or str(path.absolute()),
+            "space": space,
+            "problem": None if family is None else setup.problem_spec.name,
+            "dtype": None if family is None else setup.problem_spec.dtype,
             "most_kernels": request.most_kernels,
             "held_out": request.held_out,
             "trials": request.trials,
@@ -146,7 +164,7 @@ def _facts(
             "seed": request.seed,
             "device": request.device,
         },
-        "files": digest.hexdigest(),
+        "files": digest.hexdigest() if family is None else family.digest(),
         "device": setup.profile.name,
         "cases": msgspec.to_builtins(list(kept)),
         "skipped": skipped,
@@ -202,7 +220,9 @@ class PortfolioWork:
         observing: Observing,
         say: Callable[[str], None],
         open_executor: OpenExecutor,
+        groups: Mapping[str, Group] | None = None,
     ) -> None:
+        """`groups`: of a family's portfolio, by the labels of the cases."""
         self._request = request
         self._matrix = matrix
         self._setup = setup
@@ -225,13 +245,21 @@ class PortfolioWork:
         points = [point_of(problem, c, self._given[c.label].count) for c in self._cases.values()]
         backend = registry.named(setup.profile.backend)
         # On a CPU all searches get the threads that the matrix is measured with.
-        self._searches = CaseSearches(
-            str(matrix.store.meta("id")),
-            request.space,
-            request.device if backend.several else backend.same_device(setup.profile),
-            request.runs_dir,
-            request.command,
-        )
+        device = request.device if backend.several else backend.same_device(setup.profile)
+        identity, runs_dir = str(matrix.store.meta("id")), request.runs_dir
+        if groups is None:
+            self._searches = CaseSearches(
+                identity, request.space, device, runs_dir, request.command
+            )
+        else:
+            self._searches = FamilySearches(
+                identity,
+                groups,
+                device=device,
+                runs_dir=runs_dir,
+                command=request.command,
+                say=say,
+            )
         self._before_s = self._earlier_s()
         held_out: set[str] = set()
         if len(points) >= FEWEST_TO_JUDGE:

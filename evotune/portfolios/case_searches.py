@@ -25,7 +25,8 @@ from evotune.space.specs import GivenCase
 from evotune.store import RunStore
 from evotune.trial import Json
 
-_FACT = "portfolio"
+FACT = "portfolio"
+"""A fact in the store of each run of a portfolio: the portfolio and the case that it is for."""
 Observing = Callable[[], "contextlib.AbstractContextManager[Observer]"]
 
 
@@ -43,11 +44,17 @@ class CaseSearches:
         self._champions: dict[str, Champion | None] = {}
         self.runs: dict[str, RunFolder] = {}
         """By the label of their case, the oldest first."""
-        for run in list_runs(runs_dir):
+        self.runs.update(self.all_runs())
+
+    def all_runs(self) -> list[tuple[str, RunFolder]]:
+        """The runs of this portfolio in its folder, each with the label of its case."""
+        found = []
+        for run in list_runs(self._runs_dir):
             with RunStore.open_for_reading(run.store) as store:
-                fact = store.meta(_FACT)
-                if isinstance(fact, dict) and fact.get("id") == identity:
-                    self.runs[str(fact.get("case"))] = run
+                fact = store.meta(FACT)
+            if isinstance(fact, dict) and fact.get("id") == self._identity:
+                found.append((str(fact.get("case")), run))
+        return found
 
     def is_finished(self, label: str) -> bool:
         return label in self.runs and _state(self.runs[label]).startswith("finished")
@@ -86,7 +93,7 @@ class CaseSearches:
                     options=options,
                     warm_start=self._start(warm_start),
                     cases=[CaseEntry({}, case.shape, case.variant, None, case.count)],
-                    facts={_FACT: {"id": self._identity, "case": label}},
+                    facts={FACT: {"id": self._identity, "case": label}},
                     command=self._command,
                 )
                 result = start_run(request, observer)

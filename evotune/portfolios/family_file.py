@@ -12,6 +12,7 @@ goes on with the same decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -84,6 +85,7 @@ class Race(msgspec.Struct):
       confirmed.
     - `scores`: ln of the best speedup of each space after the first searches.
     - `failed`: spaces that have no configuration for the cases, and why.
+    - `done`: whether nothing is left to do with the budget of then.
     """
 
     first: tuple[Step, ...] | None = None
@@ -91,6 +93,7 @@ class Race(msgspec.Struct):
     failed: dict[str, str] = msgspec.field(default_factory=dict)
     second: tuple[Step, ...] | None = None
     last: tuple[Step, ...] = ()
+    done: bool = False
 
     @property
     def finalists(self) -> tuple[str, ...]:
@@ -115,6 +118,7 @@ class Family(msgspec.Struct):
 
     - `device`: the request for the device, the same for each run; `device_name`: its model.
     - `options`: further options of each run.
+    - `budgets`, `seeds`: of each group of a portfolio, where they do not follow from shares.
     - `state`: running, interrupted or finished.
     """
 
@@ -127,15 +131,17 @@ class Family(msgspec.Struct):
     options: dict[str, Value] = msgspec.field(default_factory=dict)
     champions: int = 3
     races: dict[str, Race] = msgspec.field(default_factory=dict)
+    budgets: dict[str, FamilyBudget] = msgspec.field(default_factory=dict)
+    seeds: dict[str, int] = msgspec.field(default_factory=dict)
     created: str = ""
     command: tuple[str, ...] = ()
     state: str = "running"
     version: int = 1
 
 
-def read_family(folder: RunFolder) -> Family:
+def read_family(folder: RunFolder, name: str = FAMILY_FILE) -> Family:
     """Raises StoreError if the file is damaged, UsageError if it cannot be read."""
-    path = folder.path / FAMILY_FILE
+    path = folder.path / name
     try:
         return msgspec.json.decode(path.read_bytes(), type=Family)
     except OSError as error:
@@ -144,10 +150,10 @@ def read_family(folder: RunFolder) -> Family:
         raise StoreError(f"{path} is damaged: {error}") from error
 
 
-def write_family(folder: RunFolder, family: Family) -> None:
+def write_family(folder: RunFolder, family: Family, name: str = FAMILY_FILE) -> None:
     """Replaces the file; a process that is killed meanwhile leaves the earlier one."""
     text = msgspec.json.format(msgspec.json.encode(family), indent=1)
-    with whole_file(folder.path / FAMILY_FILE) as file:
+    with whole_file(folder.path / name) as file:
         file.write(text + b"\n")
 
 
@@ -163,8 +169,13 @@ def family_fact(group: str, space: str) -> Mapping[str, Any]:
 
 def family_runs(folder: RunFolder) -> dict[tuple[str, str], RunFolder]:
     """The runs of a family by group and space."""
+    return runs_of_groups(folder.path)
+
+
+def runs_of_groups(runs_dir: Path) -> dict[tuple[str, str], RunFolder]:
+    """The runs of a folder that are of a family, by group and space."""
     found: dict[tuple[str, str], RunFolder] = {}
-    for run in list_runs(folder.path):
+    for run in list_runs(runs_dir):
         with RunStore.open_for_reading(run.store) as store:
             fact = store.meta(FACT)
         if isinstance(fact, dict):

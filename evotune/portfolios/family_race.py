@@ -27,6 +27,7 @@ from evotune.portfolios.family_file import (
     family_runs,
     is_confirmed,
     read_family,
+    runs_of_groups,
     write_family,
 )
 from evotune.portfolios.family_groups import group_entries, point_in, require_cases, sorted_cases
@@ -38,7 +39,7 @@ from evotune.runs.starting import RunRequest, resume_run, start_run, stored_opti
 from evotune.space.document import load_space
 from evotune.space.reading.case_file import CaseEntry
 from evotune.store import RunStore
-from evotune.trial import Value
+from evotune.trial import Json, Value
 from evotune.util.commands import RUNS_DIR
 from evotune.util.words import counted
 
@@ -187,17 +188,34 @@ def _reopen(folder: RunFolder, family: Family) -> None:
     for group in family.groups:
         race = family.races.get(group.name)
         if race is not None and race.last:
-            plan = _Plan(family, group, race, runs, trials[group.name])
+            minutes = family.budget.minutes
+            seconds = None if minutes is None else 60 * minutes * group.share
+            plan = _Plan(group, race, runs, trials[group.name], seconds, family.champions)
             race.last = (*race.last[:-1], plan.last_step(race.winner))
+        if race is not None:
+            race.done = False
+            if race.first and not race.last and race.second == ():
+                race.first, race.second = None, None  # nothing valid: the race goes on
 
 
 def _work(folder: RunFolder, family: Family, observing: Observing, say: Say) -> None:
     for line in where_cases_go(family):
         say(line)
-    work = _FamilyWork(folder, family, observing, say)
+    races = Races(
+        folder.path,
+        family.races,
+        keep=lambda: write_family(folder, family),
+        observing=observing,
+        say=say,
+        champions=family.champions,
+        device=family.device,
+        command=family.command,
+    )
+    trials, minutes = trial_shares(family), family.budget.minutes
     try:
         for group in family.groups:
-            work.run_group(group)
+            seconds = None if minutes is None else 60 * minutes * group.share
+            races.run_group(group, trials[group.name], seconds, family.options)
         family.state = "finished"
     except (KeyboardInterrupt, EvotuneError):
         family.state = "interrupted"
@@ -210,21 +228,21 @@ def _work(folder: RunFolder, family: Family, observing: Observing, say: Say) -> 
 class _Plan:
     """The steps of a group's race, from its budget and what its runs have used."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
-        family: Family,
         group: Group,
         race: Race,
         runs: Mapping[tuple[str, str], RunFolder],
         trials: int | None,
+        seconds: float | None,
+        champions: int,
     ) -> None:
-        self._family = family
         self._group = group
         self._race = race
         self._runs = runs
         self._trials = trials
-        minutes = family.budget.minutes
-        self._seconds = None if minutes is None else 60 * minutes * group.share
+        self._seconds = seconds
+        self._champions = champions
 
     def first_steps(self) -> tuple[Step, ...]:
         """The contenders' searches; none if one contender has the budget to itself."""
@@ -260,7 +278,7 @@ class _Plan:
         if self._seconds is not None:
             others_s = sum(self._elapsed_s(other) for other in self._others(space))
             minutes = max(_LEAST_S, self._seconds - others_s) / 60
-        return Step(space, trials, minutes, self._family.champions)
+        return Step(space, trials, minutes, self._champions)
 
     def _longer(self, space: str, finalists: int) -> Step:
         count = self._count(space)
@@ -302,20 +320,52 @@ class _Plan:
             return store.elapsed_s()
 
 
-class _FamilyWork:
-    """One part of the work on a family, from a start or a resumption to its end."""
+class Races:
+    """The races of groups whose runs lie in one folder.
 
-    def __init__(self, folder: RunFolder, family: Family, observing: Observing, say: Say) -> None:
-        self._folder = folder
-        self._family = family
+    - `races`: what was decided so far, by the group's name; `keep` is called after each decision.
+    - `facts`: more facts for the store of each run.
+    """
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        races: dict[str, Race],
+        *,
+        keep: Callable[[], None],
+        observing: Observing,
+        say: Say,
+        champions: int,
+        device: str,
+        command: tuple[str, ...] = (),
+        facts: Mapping[str, Json] | None = None,
+    ) -> None:
+        self._runs_dir = runs_dir
+        self._races = races
+        self._keep = keep
         self._observing = observing
         self._say = say
-        self._runs = family_runs(folder)
-        self._trials = trial_shares(family)
+        self._champions = champions
+        self._device = device
+        self._command = command
+        self._facts = facts or {}
+        self._options: Mapping[str, Json] = {}
+        self.runs = runs_of_groups(runs_dir)
 
-    def run_group(self, group: Group) -> None:
-        race = self._family.races.setdefault(group.name, Race())
-        plan = _Plan(self._family, group, race, self._runs, self._trials[group.name])
+    def run_group(
+        self,
+        group: Group,
+        trials: int | None,
+        seconds: float | None,
+        options: Mapping[str, Json],
+    ) -> None:
+        """The race of a group to its end. `trials` and `seconds`: its budget; `options`: further
+        ones of each run. Raises KeyboardInterrupt if the user ended it."""
+        race = self._races.setdefault(group.name, Race())
+        if race.done:
+            return
+        self._options = options
+        plan = _Plan(group, race, self.runs, trials, seconds, self._champions)
         if race.first is None:
             race.first = plan.first_steps()
             self._keep()
@@ -330,22 +380,23 @@ class _FamilyWork:
             self._keep()
         if len(race.second) > 1:
             self._perform(group, race, race.second)
-        if not race.last:
-            winner = self._winner(group, race)
-            if winner is None:
-                self._say(f"{group.name}: no space has a valid candidate")
-                return
+        if not race.last and (winner := self._winner(group, race)) is not None:
             race.last = (plan.last_step(winner),)
             self._keep()
         self._perform(group, race, race.last)
-        while not self._is_confirmed(group, race) and (other := self._next(group, race)):
+        if not race.last:
+            self._say(f"{group.name}: no space has a valid candidate")
+        while (
+            race.last
+            and not self._is_confirmed(group, race)
+            and (other := self._next(group, race)) is not None
+        ):
             self._say(f"{group.name}: no champion of {race.winner} is confirmed: {other} is next")
             race.last = (*race.last, plan.last_step(other))
             self._keep()
             self._perform(group, race, race.last[-1:])
-
-    def _keep(self) -> None:
-        write_family(self._folder, self._family)
+        race.done = True
+        self._keep()
 
     def _perform(self, group: Group, race: Race, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -354,7 +405,7 @@ class _FamilyWork:
 
     def _is_done(self, group: Group, step: Step) -> bool:
         """Whether the run of the space has come to the end of this step, or of a later one."""
-        run = self._runs.get((group.name, step.space))
+        run = self.runs.get((group.name, step.space))
         if run is None:
             return False
         with RunStore.open_for_reading(run.store) as store:
@@ -370,9 +421,9 @@ class _FamilyWork:
         what = "the winner's search" if step in race.last else "racing"
         self._say(f"{group.name}: {what}: {step.space}")
         with self._observing() as observer:
-            if key in self._runs:
+            if key in self.runs:
                 result = resume_run(
-                    self._runs[key],
+                    self.runs[key],
                     observer,
                     trials=step.trials,
                     minutes=step.minutes,
@@ -386,7 +437,7 @@ class _FamilyWork:
                     race.failed[step.space] = str(error)
                     self._keep()
                     return
-                self._runs[key] = result.run
+                self.runs[key] = result.run
         if result.reason == "interrupted":
             raise KeyboardInterrupt
 
@@ -397,20 +448,20 @@ class _FamilyWork:
         limits = {"trials": step.trials, "minutes": step.minutes, "champions": step.champions}
         return RunRequest(
             space=step.space,
-            device=self._family.device,
-            runs_dir=self._folder.path,
-            options={**self._family.options, **limits},
+            device=self._device,
+            runs_dir=self._runs_dir,
+            options={**self._options, **limits},
             cases=group_entries(group),
             dtype=contender.dtype,
             near=nearest_starts(step.space, problem, heaviest),
-            facts=family_fact(group.name, step.space),
-            command=self._family.command,
+            facts={**self._facts, **family_fact(group.name, step.space)},
+            command=self._command,
         )
 
     def _scores(self, group: Group, steps: Sequence[Step]) -> dict[str, float]:
         found: dict[str, float] = {}
         for step in steps:
-            run = self._runs.get((group.name, step.space))
+            run = self.runs.get((group.name, step.space))
             if run is not None:
                 with RunStore.open_for_reading(run.store) as store:
                     best = store.best(before=sys.maxsize)
@@ -430,8 +481,8 @@ class _FamilyWork:
 
     def _is_confirmed(self, group: Group, race: Race) -> bool:
         """True also where nothing was to be confirmed."""
-        run = self._runs.get((group.name, race.winner))
-        if not self._family.champions:
+        run = self.runs.get((group.name, race.winner))
+        if not self._champions:
             return True
         return run is not None and is_confirmed(run)
 

@@ -227,9 +227,12 @@ def stored_request(
     with locked_matrix(runs_dir, None) as matrix, matrix.store.trusting_facts():
         asked = matrix.store.meta("request")
         cases = msgspec.convert(matrix.store.meta("cases"), list[GivenCase])
+        dtype, problem = asked.get("dtype"), asked.get("problem")  # of a family's portfolio
         return PortfolioRequest(
             space=str(asked["space"]),
-            cases=[CaseEntry({}, c.shape, c.variant, None, c.count) for c in cases],
+            cases=[
+                CaseEntry({}, c.shape, c.variant, dtype, c.count, problem=problem) for c in cases
+            ],
             runs_dir=runs_dir,
             most_kernels=int(asked["most_kernels"] if most_kernels is None else most_kernels),
             held_out=float(asked["held_out"]),

@@ -211,6 +211,11 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(paths, key=_order)]
 
 
+def is_family(space: object) -> bool:
+    """Whether `space` names the family; a file of that name is a space."""
+    return space == FAMILY and not Path(FAMILY).is_file()
+
+
 def find_family(text: str, runs_dir: Path) -> RunFolder | None:
     """The family that an id, a unique part of its beginning, or a path names; None for anything
     else. `latest` is one if no run of the folder began later."""
