@@ -94,7 +94,7 @@ def table() -> dict[str, Any]:
         text = json.dumps(found.configuration)
         own.setdefault(text, {"configuration": found.configuration, "cases": []})
         if len(own[text]["cases"]) < _MOST_CASES:
-            own[text]["cases"].append(found.case)
+            own[text]["cases"].append({"case": found.case, "speedup_low": round(found.low, 3)})
     return {space: list(entries.values()) for space, entries in sorted(spaces.items())}
 
 

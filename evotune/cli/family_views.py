@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _NO_VALID_CANDIDATE = 1
 _UNDECIDED = 6
 _INTERRUPTED = 130
+_EVERY_S = 0.5
 _NOT_OF_A_FAMILY = ("compiles", "warm_start", "gpus", "cluster")
 _OF_EACH_RUN = ("seed", "strategy", "lookahead", "racing", "speedup", "no_improvement")
 
@@ -120,6 +122,19 @@ def print_status(terminal: Terminal, family: FamilyRun, style: str, output: str)
         return
     facts = text_table(("family", family.id), list(_facts(family)))
     print_tables(terminal, [facts, _table(family.where()), _table(family.races())], output)
+
+
+def watch_family(terminal: Terminal, family: FamilyRun) -> None:
+    """Follows one run of the family after the other, as long as a process works on the family."""
+    from evotune.cli.status_views import watch
+
+    while family.folder.holder() is not None:
+        working = [run for run in family.runs if run.folder.holder() is not None]
+        if not working:
+            time.sleep(_EVERY_S)  # between two searches
+            continue
+        if not watch(terminal, working[0].folder):
+            return
 
 
 def print_top(terminal: Terminal, family: FamilyRun, count: int, style: str, output: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evotune.cli.family_views import print_status, print_top, report_runs
+from evotune.cli.family_views import print_status, print_top, report_runs, watch_family
 from evotune.cli.options import (
     Command,
     complete_run,
@@ -69,7 +69,9 @@ def status(
     from evotune.api.family_run import open_family
 
     family = open_family(run, runs_dir)
-    if family is not None and not watch:
+    if family is not None and watch:
+        watch_family(terminal, family)
+    if family is not None:
         print_status(terminal, family, style, output)
         return 0
     if watch:

@@ -88,8 +88,9 @@ def _best(summary: RunSummary) -> str:
 _EVERY_S = 0.5
 
 
-def watch(terminal: Terminal, run: RunFolder) -> None:
-    """Follows the run until no process works on it any more, or until Ctrl-C."""
+def watch(terminal: Terminal, run: RunFolder) -> bool:
+    """Follows the run until no process works on it any more, or until Ctrl-C. Returns whether it
+    followed to the end."""
     from evotune.report import wording
 
     with interruptible(), progress_observer(terminal) as observer:
@@ -103,6 +104,7 @@ def watch(terminal: Terminal, run: RunFolder) -> None:
                     break
                 time.sleep(_EVERY_S)
         except KeyboardInterrupt:
-            return
+            return False
         stored = "killed" if state == "running" else state
         observer.finished(wording.state_text(stored), follower.elapsed_s)
+    return True

@@ -40,7 +40,7 @@ class Group(msgspec.Struct, frozen=True):
     """Cases that one search tunes for together.
 
     - `cases`: the heaviest first; `labels`: their names.
-    - `contenders`: the spaces that race, the highest rung first.
+    - `contenders`: the spaces that race, the most promising first.
     - `passed_over`: other spaces that can compute the cases, and why they do not race.
     - `share`: of the family's budget.
     """

@@ -17,7 +17,7 @@ from evotune.errors import UsageError
 from evotune.languages import language
 from evotune.portfolios.family_file import Contender, Group, Unserved
 from evotune.portfolios.matrix_store import Point, point_of
-from evotune.portfolios.near_champions import distance_from
+from evotune.portfolios.near_champions import distance_from, expected_speedup
 from evotune.problems import create_problem
 from evotune.problems.problem import Case, Problem, WrongSymbol
 from evotune.runs.given_cases import (
@@ -228,7 +228,8 @@ def _name(group: Sequence[_Placed]) -> str:
 
 
 def chosen_contenders(placed: _Placed) -> tuple[list[Contender], dict[str, str]]:
-    """The spaces that race, the highest rung first, and why the others do not.
+    """The spaces that race, and why the others do not. Those come first that recorded champions
+    promise most of, then the highest rung.
 
     Spaces of the same kernel file are one rung. Of these the one races that is for the dtype and
     for no other features, and whose cases lie nearest.
@@ -250,6 +251,8 @@ def chosen_contenders(placed: _Placed) -> tuple[list[Contender], dict[str, str]]
         found.append(Contender(first.space, first.dtype))
         for other in others:
             passed_over[other.space] = f"{first.space} has the same kernels and is nearer"
+    problem, point = placed.problem, placed.point
+    found.sort(key=lambda each: -expected_speedup(each.space, problem, point))
     return found, passed_over
 
 

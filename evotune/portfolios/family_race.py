@@ -56,6 +56,8 @@ _FAR_BEHIND = math.log(1.5)
 _MOST_RACED = 0.4
 """Racing ends at this share of the minutes if compiling is slow. Then the best goes on alone."""
 _LEAST_S = 1.0
+_STARTING_S = 10.0
+"""About what a run takes before its search: workers, baselines, the first kernels."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -252,6 +254,8 @@ class _Plan:
             spaces = spaces[: max(1, self._trials // _HANDFUL)]
             share = int(RACING * self._trials / len(spaces))
             each = min(self._trials // len(spaces), max(_HANDFUL, share))
+        if self._seconds is not None:  # starting a run takes its part of the time, too
+            spaces = spaces[: max(1, int(_MOST_RACED * self._seconds / _STARTING_S))]
         if len(spaces) == 1:
             return ()
         limit_s = None if self._seconds is None else _MOST_RACED * self._seconds / len(spaces)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -20,13 +20,22 @@ from evotune.trial import Value
 
 TABLE = "attention_champions.json"
 _MOST_STARTS = 2
+_NEAR = 2.0
+"""As a distance of cases: a factor of 4 in one size."""
+
+
+class RecordedCase(msgspec.Struct, frozen=True):
+    """The symbols of a case, and the lower bound of the speedup that was measured there."""
+
+    case: Mapping[str, Value]
+    speedup_low: float
 
 
 class RecordedChampion(msgspec.Struct, frozen=True):
-    """A configuration, and the symbols of the cases that it was the best for."""
+    """A configuration, and the cases that it was the best for."""
 
     configuration: Mapping[str, Value]
-    cases: tuple[Mapping[str, Value], ...]
+    cases: tuple[RecordedCase, ...]
 
 
 @functools.cache
@@ -43,7 +52,7 @@ def nearest_starts(space: str, problem: Problem, point: Point) -> list[Mapping[s
     kernel file, so a configuration may have values that this space has not."""
     ranked = sorted(
         (each for name in _rung(space) for each in recorded_champions().get(name, ())),
-        key=lambda each: min(distance(point, near) for near in _points(problem, each.cases)),
+        key=lambda each: min(_away(problem, point, near) for near in each.cases),
     )
     return [each.configuration for each in ranked[:_MOST_STARTS]]
 
@@ -55,9 +64,26 @@ def distance_from(space: str, problem: Problem, point: Point) -> float:
     spec = document.problem
     assert spec is not None, "spaces of attention have a problem"
     own = ({**s, **v} for s, v in itertools.product(spec.shapes, spec.variants))
-    of_champions = (case for each in recorded_champions().get(space, ()) for case in each.cases)
-    points = _points(problem, itertools.chain(own, of_champions))
-    return min(distance(point, near) for near in points)
+    found = [distance(point, _point(problem, symbols)) for symbols in own]
+    for each in recorded_champions().get(space, ()):
+        found += [_away(problem, point, near) for near in each.cases]
+    return min(found)
+
+
+def expected_speedup(space: str, problem: Problem, point: Point) -> float:
+    """What the recorded champions of the space's rung reach in the nearest case. It only orders the
+    spaces, for budgets that are too small for all of them. 1 if no case is near, and for a case
+    that is lost by less than a factor of 2, as another device may win it."""
+    known = [
+        near
+        for name in _rung(space)
+        for each in recorded_champions().get(name, ())
+        for near in each.cases
+    ]
+    nearest = min(known, key=lambda near: _away(problem, point, near), default=None)
+    if nearest is None or _away(problem, point, nearest) > _NEAR:
+        return 1.0
+    return 1.0 if 0.5 <= nearest.speedup_low < 1.0 else nearest.speedup_low
 
 
 def _rung(space: str) -> list[str]:
@@ -69,8 +95,11 @@ def _rung(space: str) -> list[str]:
     return [space, *(n for n in sources if n != space and sources[n] == sources[space])]
 
 
-def _points(problem: Problem, cases: Iterable[Mapping[str, Value]]) -> Iterator[Point]:
-    for symbols in cases:
-        variant = {n: v for n, v in symbols.items() if n in problem.variant_symbols}
-        shape = {n: v for n, v in symbols.items() if n not in variant}
-        yield point_of(problem, problem.case(shape, variant))
+def _away(problem: Problem, point: Point, near: RecordedCase) -> float:
+    return distance(point, _point(problem, near.case))
+
+
+def _point(problem: Problem, symbols: Mapping[str, Value]) -> Point:
+    variant = {n: v for n, v in symbols.items() if n in problem.variant_symbols}
+    shape = {n: v for n, v in symbols.items() if n not in variant}
+    return point_of(problem, problem.case(shape, variant))

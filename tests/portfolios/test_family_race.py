@@ -101,6 +101,13 @@ def test_racing_that_takes_long_is_cut(tmp_path: Path) -> None:
     assert race.winner == FAST
 
 
+def test_few_minutes_are_for_fewer_spaces(tmp_path: Path) -> None:
+    """Starting a run takes seconds, too."""
+    family = started(tmp_path, PretendedRuns(by_space), [ONE], minutes=0.5)
+    (race,) = family.races.values()
+    assert (race.first, race.winner) == ((), FAST)
+
+
 def test_each_run_begins_with_a_champion_near_the_case(tmp_path: Path) -> None:
     runs = PretendedRuns(by_space)
     started(tmp_path, runs, [{**ONE, "dtype": "bfloat16"}, OTHER], trials=20)
