@@ -83,7 +83,8 @@ class Race(msgspec.Struct):
     - `first`, `second`: the searches of all contenders, and of the better ones; None until they are
       decided. `last`: the winner's, and after it those of other finalists while no champion was
       confirmed.
-    - `scores`: ln of the best speedup of each space after the first searches.
+    - `scores`: ln of what each space surely reached after the first searches: the greatest lower
+      end of an interval.
     - `failed`: spaces that have no configuration for the cases, and why.
     - `done`: whether nothing is left to do with the budget of then.
     """

@@ -8,8 +8,8 @@ anything follows from it, so a family that is killed at any moment goes on as if
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,6 +51,7 @@ GOING_ON = 0.25
 _HANDFUL = 4  # trials that each contender gets at least: near champions, the default, another
 _TRIALS_OF_A_RACE = 8  # if only minutes limit the family
 _MOST_FINALISTS = 3
+_LOOKED_AT = 16  # of the best trials of a search
 _FAR_BEHIND = math.log(1.5)
 """A space that is so much slower than the best after the race does not go on."""
 _MOST_RACED = 0.4
@@ -463,14 +464,17 @@ class Races:
         )
 
     def _scores(self, group: Group, steps: Sequence[Step]) -> dict[str, float]:
+        """The greatest lower end of an interval, so that a lucky sample on a busy machine does not
+        decide."""
         found: dict[str, float] = {}
         for step in steps:
             run = self.runs.get((group.name, step.space))
             if run is not None:
                 with RunStore.open_for_reading(run.store) as store:
-                    best = store.best(before=sys.maxsize)
-                if best is not None and best.outcome.fitness is not None:
-                    found[step.space] = best.outcome.fitness
+                    outcomes = [t.outcome for t in itertools.islice(store.best_first(), _LOOKED_AT)]
+                lows = [each.fitness_low for each in outcomes if each.fitness_low is not None]
+                if lows:
+                    found[step.space] = max(lows)
         return found
 
     def _winner(self, group: Group, race: Race) -> str | None:
@@ -504,7 +508,7 @@ class Races:
         ranked = sorted(race.scores, key=lambda space: -race.scores[space])
         told = ", ".join(f"{space} {math.exp(race.scores[space]):.3f}x" for space in ranked)
         going_on = ", ".join(race.finalists)
-        self._say(f"{group.name}: after the race: {told or 'no valid candidate'}")
+        self._say(f"{group.name}: after the race, lower bounds: {told or 'no valid candidate'}")
         if going_on:
             self._say(f"{group.name}: {going_on} {'goes' if len(race.finalists) == 1 else 'go'} on")
 

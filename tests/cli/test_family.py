@@ -69,7 +69,7 @@ def test_a_familys_run_is_one_folder(invoke: Invoke, cases: Path, tmp_path: Path
         done = invoke("run", "attention", *words)
     assert done.exit_code == 0, done.output
     assert "(1,2,64,32) full float16: goes nowhere: " in done.stderr
-    assert "after the race: attention-" in done.stderr
+    assert "after the race, lower bounds: attention-" in done.stderr
     family = open_family("latest", tmp_path / "runs")
     assert family is not None
     assert family.state == "finished"

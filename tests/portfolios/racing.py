@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class PretendedRuns:
     speedup: Speedup
     killed_after: int = 10**9
     trial_s: float = 1.0
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """Half the width of the intervals of a space's trials."""
     unconfirmed: Sequence[str] = ()
     refused: Sequence[str] = ()
     """Spaces without a configuration for the cases."""
@@ -93,7 +95,9 @@ class PretendedRuns:
         speedup = self.speedup(space, number)
         outcome = Outcome(OutcomeKind.WRONG_RESULT, reason="off")
         if speedup:
-            outcome = Outcome(OutcomeKind.OK, *[math.log(speedup)] * 3)
+            found = math.log(speedup)
+            spread = self.spread.get(space, 0.0)
+            outcome = Outcome(OutcomeKind.OK, found, found - spread, found + spread)
         return Trial(number, Configuration({"NUMBER": number}), outcome)
 
     def _happens(self) -> None:

@@ -70,6 +70,12 @@ def test_one_that_is_far_behind_does_not_go_on(tmp_path: Path) -> None:
     assert trials(tmp_path) == {FAST: 36, SLOW: 4}
 
 
+def test_a_lucky_sample_wins_no_race(tmp_path: Path) -> None:
+    runs = PretendedRuns(lambda space, number: 4.0 if space == SLOW else 1.5, spread={SLOW: 2.0})
+    family = started(tmp_path, runs, [ONE], trials=40)
+    assert [race.winner for race in family.races.values()] == [FAST]
+
+
 def test_a_small_budget_goes_to_fewer_spaces(tmp_path: Path) -> None:
     family = started(tmp_path, PretendedRuns(by_space), [ONE], trials=5)
     (race,) = family.races.values()
