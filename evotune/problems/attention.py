@@ -15,8 +15,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from evotune.problems import attention_features as features
+from evotune.problems import attention_masks as masks
 from evotune.problems import attention_shapes as layouts
 from evotune.problems.attention_features import Features
+from evotune.problems.attention_masks import Mask
 from evotune.problems.attention_shapes import edge_shapes, far_shapes, keeping, random_shapes
 from evotune.problems.pair_cover import drawn_once, key_of
 from evotune.problems.problem import (
@@ -68,7 +70,7 @@ class Attention:
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal", "layout", *features.KEYS)
     layout_sizes: ClassVar[tuple[str, ...]] = ("heads", "kv_heads")
-    optional: ClassVar[tuple[str, ...]] = tuple(OPTIONAL)
+    optional: ClassVar[tuple[str, ...]] = (*OPTIONAL, masks.TENSOR)
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -109,7 +111,8 @@ class Attention:
         symbols["softmax_scale"] = usual if scale is None else _scale(scale, usual)
         both = {**shape, **variant}
         told = {name: both[name] for name in features.KEYS if name in both}
-        symbols |= Features.given(told, causal=causal).symbols()
+        mine = Features.given(told, causal=causal, sizes=sizes, dtype=self.dtype)
+        symbols |= mine.symbols()
         return _laid_out(symbols, layout)
 
     def advice(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> str:
@@ -131,7 +134,8 @@ class Attention:
             if case.symbols[feature]:
                 shape, is_lse = tuple(s[size] for size in sizes), name == "lse"
                 found.append(TensorSpec(name, shape, "float32", is_lse, may_be_infinite=is_lse))
-        return tuple(found)
+        mask = Features.of(case).mask
+        return (*found, mask.tensor(case.symbols)) if mask else tuple(found)
 
     def flops(self, case: Case) -> int:
         """2 per visible score and element of k and of v; the softmax is not counted, as usual."""
@@ -265,8 +269,8 @@ class Attention:
             raise ValueError("expected q, k and v of four dimensions: batch, heads, length, head")
         (batch, heads, seq_len_q, head_dim), (_, kv_heads, seq_len_k, _) = shapes["q"], shapes["k"]
         sizes: dict[str, Value] = {"value_dim": shapes["v"][3]}
-        masks = {bool(case.symbols["causal"]) for case in tuned}
-        causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
+        causals = {bool(case.symbols["causal"]) for case in tuned}
+        causal = options.get("causal", next(iter(causals)) if len(causals) == 1 else None)
         if causal is None:
             raise ValueError("the cases differ in causal: pass causal=True or causal=False")
         sizes |= {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -278,6 +282,8 @@ class Attention:
             known = ", ".join(("causal", "scale", *features.KEYS))
             raise ValueError(f"unknown argument {unknown[0]!r}; known: {known}")
         agreed = [Features.of(case).told() for case in tuned]
+        if masks.TENSOR in shapes:
+            agreed = [masks.called(shapes[masks.TENSOR], each) for each in agreed]
         told = agreed[0] if agreed and all(each == agreed[0] for each in agreed) else {}
         return self.case({**sizes, **told, **others}, {"causal": causal})
 
@@ -318,7 +324,8 @@ class Attention:
             layout = str(case.symbols["layout"])
         mine = features.changed(Features.of(case), shape, kept)
         own = {name: case.symbols[name] for name in ("head_dim", "value_dim")}
-        whole = {**shape, **own, **mine.told(), "scale": scale}
+        sizes = {name: value for name, value in shape.items() if name not in features.KEYS}
+        whole = {**sizes, **own, **mine.told(), "scale": scale}
         made = self.case(whole, {"causal": case.symbols["causal"]})
         return made if layout == layouts.DEFAULT else _laid_out(made.symbols, layout)
 
@@ -403,6 +410,7 @@ def _laid_out(symbols: Mapping[str, Value], layout: str) -> Case:
     """The case of these symbols, whose layout and strides follow."""
     sizes = {name: int(symbols[name]) for name in _SIZES}
     whole = {**symbols, "layout": layout, **layouts.stride_symbols(layout, sizes)}
+    whole |= Mask.of(symbols).strides(layout, sizes["seq_len_k"])
     return Case(label_of(whole, 1.0 / math.sqrt(sizes["head_dim"])), whole)
 
 

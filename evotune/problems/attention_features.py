@@ -10,6 +10,7 @@
     score_mod      an expression over score, head, row and column replaces the score: `macro`
     sinks          a logit for each head, `sinks`, that joins a row's sum of exponentials alone
     lse            a second output: the logarithm of that sum, the sink included, in float32
+    mask           SDPA's `attn_mask`: boolean or added to the scores, see `attention_masks`
 
 A row that sees no key is 0, and its sum is that of the sink, or nothing: its logarithm is -inf.
 `attention_scores` computes all this with torch.
@@ -27,6 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evotune.errors import SpaceError
+from evotune.problems import attention_masks as masks
+from evotune.problems.attention_masks import Mask
 from evotune.problems.pair_cover import other_scalar
 from evotune.problems.problem import Case, WrongSymbol
 from evotune.space.language import parse_expression
@@ -34,7 +37,10 @@ from evotune.space.language.nodes import Literal, Name, Node, Operation, names_i
 from evotune.space.reading.yaml_source import Position
 from evotune.trial import Value
 
-KEYS = ("alignment", "window_left", "window_right", "softcap", "alibi", "score_mod", "sinks", "lse")
+KEYS = (
+    *("alignment", "window_left", "window_right", "softcap", "alibi", "score_mod", "sinks", "lse"),
+    *masks.KEYS,
+)
 """The names that a shape or a variant may give."""
 ALIGNMENTS = ("top_left", "bottom_right")
 _MOST_WINDOW = 1 << 30
@@ -67,10 +73,14 @@ class Features:
     sinks: bool = False
     lse: bool = False
     score_mod: str = ""
+    mask: Mask = masks.NO_MASK
 
     @classmethod
-    def given(cls, told: Mapping[str, Value], *, causal: bool) -> Features:
-        """`told`: the values of some of `KEYS`. Raises WrongSymbol for the first invalid one."""
+    def given(
+        cls, told: Mapping[str, Value], *, causal: bool, sizes: Mapping[str, int], dtype: str
+    ) -> Features:
+        """`told`: the values of some of `KEYS`. `sizes`, `dtype`: the case's. Raises WrongSymbol
+        for the first invalid one."""
         alignment = told.get("alignment", ALIGNMENTS[0])
         if alignment not in ALIGNMENTS:
             known = " or ".join(ALIGNMENTS)
@@ -99,12 +109,13 @@ class Features:
             parsed(str(told["score_mod"]))
             flags["score_mod"] = " ".join(str(told["score_mod"]).split())
         flags |= {name: int(size) for name, size in windows.items()}
+        flags["mask"] = Mask.given(told, sizes, dtype)
         return cls(alignment == ALIGNMENTS[1], softcap=float(cap), **flags)
 
     @classmethod
     def of(cls, case: Case) -> Features:
-        symbols: Mapping[str, Any] = case.symbols
-        return cls(**{name: symbols[name] for name in cls.__dataclass_fields__})
+        own: dict[str, Any] = {n: case.symbols[n] for n in cls.__dataclass_fields__ if n != "mask"}
+        return cls(**own, mask=Mask.of(case.symbols))
 
     def symbols(self) -> dict[str, Value]:
         """All names by which kernels and expressions know the features."""
@@ -119,6 +130,7 @@ class Features:
             "sinks": self.sinks,
             "lse": self.lse,
             "score_mod": self.score_mod,
+            **self.mask.symbols(),
         }
 
     @property
@@ -141,17 +153,21 @@ class Features:
             found["softcap"] = self.softcap
         if self.score_mod:
             found["score_mod"] = self.score_mod
-        return found | {name: True for name in ("alibi", "sinks", "lse") if getattr(self, name)}
+        found |= {name: True for name in ("alibi", "sinks", "lse") if getattr(self, name)}
+        return found | self.mask.told()
 
     def words(self) -> str:
         """For a label: "" without features."""
         told = self.told()
         numbers = ("window_left", "window_right", "softcap", "score_mod")
         names = {"window_left": "left", "window_right": "right"}
-        return "".join(
-            f",{names.get(name, name)}={value}" if name in numbers else f",{name}"
-            for name, value in told.items()
-            if name != "alignment"
+        return (
+            "".join(
+                f",{names.get(name, name)}={value}" if name in numbers else f",{name}"
+                for name, value in told.items()
+                if name != "alignment" and name not in masks.KEYS
+            )
+            + self.mask.words()
         )
 
     def formulas(self) -> dict[str, tuple[str, str]]:
@@ -162,7 +178,12 @@ class Features:
         """The features that are in use, by the names that a user gives, each with the names of
         symbols and tensors by which a kernel may know it."""
         others = {"alignment": {"bottom_right"}, "alibi": {"alibi", "alibi_slopes"}}
-        return {name: frozenset(others.get(name, {name})) for name in self.told()}
+        others["mask"] = {masks.TENSOR}
+        return {
+            name: frozenset(others.get(name, {name}))
+            for name in self.told()
+            if name not in masks.KEYS[1:]
+        }
 
     def scalars(self) -> tuple[str, ...]:
         """The features that are numbers; tests may use other values."""
@@ -177,6 +198,7 @@ class Features:
             for name in ("bottom_right", "alibi", "score_mod", "sinks", "lse")
             if getattr(self, name)
         }
+        used |= self.mask.kept()
         return used | ({"given": ", ".join(self.scalars())} if self.scalars() else {})
 
 
@@ -244,6 +266,8 @@ def edge_shapes(features: Features, kept: Collection[str]) -> Iterator[dict[str,
         yield {**shape(65, 65), **features_of_windows(features), "softcap": _OTHER_CAPS[near]}
     if features.bottom_right:
         yield {**shape(50, 33, heads=3), **features_of_windows(features)}  # 17 rows see no key
+    for found in features.mask.edge_shapes(kept):
+        yield {**found, **features_of_windows(features)}
 
 
 def features_of_windows(features: Features) -> dict[str, Value]:
@@ -264,15 +288,16 @@ def drawn(
         else:
             near = max(0, longest + rng.randint(-2, 2))
             found[name] = rng.choice((0, 1, rng.randint(2, 70), rng.randint(0, longest), near))
-    return found
+    return found | features.mask.drawn(rng, kept)
 
 
 def changed(features: Features, told: Mapping[str, Value], kept: Collection[str]) -> Features:
-    """The features with other numbers, except the numbers that are to be kept."""
+    """The features with other numbers, except the numbers that are to be kept, and with a mask that
+    is broadcast in another way."""
     numbers: dict[str, Any] = {
         name: told[name] for name in features.scalars() if name in told and name not in kept
     }
-    return replace(features, **numbers)
+    return replace(features, **numbers, mask=features.mask.changed(told))
 
 
 NAMES = ("score", "head", "row", "column")

@@ -17,6 +17,8 @@ from evotune.problems.problem import Case, Tensors, table_on
 from evotune.space.language.nodes import Literal, Name, Node
 
 _UNIT = 2.0**-24  # of float32
+ABSORBS = 2.0**80
+"""A bias of this size makes every score the same, in float64 too."""
 _FEW = 8.0
 """Errors of a tanh (relative to the cap), of products and sums, in units in the last place."""
 
@@ -55,7 +57,16 @@ class Scores:
         return (last - first + 1).clamp(min=0)
 
     def hidden(self, rows: slice) -> torch.Tensor | None:
-        """A mask (rows, keys) of the keys that a row does not see; None if none is hidden."""
+        """A mask of the keys that a row does not see; None if none is hidden. It has the dimensions
+        of scores, or (rows, keys) without a boolean mask."""
+        placed = self.placed(rows)
+        if not self.features.mask or self.features.mask.is_bias:
+            return placed
+        hidden = self._mask(rows) == 0
+        return hidden if placed is None else hidden | placed
+
+    def placed(self, rows: slice) -> torch.Tensor | None:
+        """The keys (rows, keys) that a row does not see because of their places."""
         keys = int(self.case.symbols["seq_len_k"])
         if not (self.features.has_window or self.case.symbols["causal"]):
             return None
@@ -74,6 +85,19 @@ class Scores:
             own = own + (keys - queries)
         distance = (own[:, None] - torch.arange(keys, device=slopes.device)).abs().to(dtype)
         return -slopes.view(int(self.case.symbols["kv_heads"]), -1, 1, 1) * distance
+
+    def added(self, rows: slice, dtype: torch.dtype) -> torch.Tensor | None:
+        """The mask that is added, broadcast to scores; None without one."""
+        return self._mask(rows).to(dtype) if self.features.mask.is_bias else None
+
+    def _mask(self, rows: slice) -> torch.Tensor:
+        """The tensor of the mask with the dimensions of scores, broadcast."""
+        mask = self.inputs["attn_mask"]
+        if mask.shape[2] > 1:
+            mask = mask[:, :, rows]
+        batch, heads, *others = mask.shape
+        kv_heads = int(self.case.symbols["kv_heads"]) if heads > 1 else 1
+        return mask.view(batch, kv_heads, -1, *others)
 
     def sink(self, dtype: torch.dtype) -> torch.Tensor | None:
         """Each head's sink, (kv_heads, group, 1, 1); None without sinks."""
@@ -100,6 +124,12 @@ class Scores:
                 error = error + _FEW * _UNIT * (bias.abs() + scores.abs())
         if self.features.score_mod:
             scores, error = self._modified(scores, rows, error)
+        added = self.added(rows, scores.dtype)
+        if added is not None:
+            scores = scores + added
+            if error is not None:
+                error = error + _FEW * _UNIT * (added.abs() + scores.abs())
+                error = error.masked_fill(added.abs() > ABSORBS, 0.0)
         hidden = self.hidden(rows)
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
@@ -134,23 +164,38 @@ class Scores:
         """
         if not self.features.any:  # nobody asks for the logarithms
             return torch.softmax(scores, dim=-1), torch.zeros_like(scores[..., :1])
+        if self.features.mask.is_bias:
+            return self._weighed_from_the_top(scores)
         lse = torch.logsumexp(scores, dim=-1, keepdim=True)
         sink = self.sink(scores.dtype)
         if sink is not None:
             lse = torch.logaddexp(lse, sink.expand_as(lse))
         return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)), lse
 
+    def _weighed_from_the_top(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for scores as low as the lowest float, beside which a logarithm is lost."""
+        top = scores.amax(-1, keepdim=True)
+        sink = self.sink(scores.dtype)
+        if sink is not None:
+            top = torch.maximum(top, sink)
+        top = top.masked_fill(top == float("-inf"), 0.0)
+        weights = torch.exp(scores - top)
+        total = weights.sum(-1, keepdim=True)
+        if sink is not None:
+            total = total + torch.exp(sink - top)
+        return weights / total.masked_fill(total == 0, 1.0), top + torch.log(total)
+
     def highest(self, scores: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Two tensors (..., rows, 1): the magnitude of each row's highest score, and the weight of
-        its sink. The sink counts as a score. In a row that sees no key the magnitude is 0. Without
-        a sink the weight is 0."""
+        its sink. The sink counts as a score. In a row that sees no key, and in one whose scores a
+        bias absorbs, the magnitude is 0. Without a sink the weight is 0."""
         top = scores.amax(-1, keepdim=True)
         weight = torch.zeros_like(top)
         sink = self.sink(scores.dtype)
         if sink is not None:
             weight = torch.exp(sink - lse.masked_fill(lse == float("-inf"), 0.0))
             top = torch.maximum(top, sink)
-        return top.masked_fill(top == float("-inf"), 0.0).abs_(), weight
+        return top.masked_fill(top < -ABSORBS, 0.0).abs_(), weight
 
 
 class WholeScores(Scores):
@@ -158,13 +203,16 @@ class WholeScores(Scores):
     does not depend on q, k and v, since a CUDA graph cannot capture copies from the CPU."""
 
     def prepare(self) -> None:
-        _ = self._hidden, self._bias, self._sink, self._places
+        _ = self._hidden, self._bias, self._whole_added, self._sink, self._places
 
     def hidden(self, rows: slice) -> torch.Tensor | None:
         return self._hidden
 
     def bias(self, rows: slice, dtype: torch.dtype) -> torch.Tensor | None:
         return self._bias
+
+    def added(self, rows: slice, dtype: torch.dtype) -> torch.Tensor | None:
+        return self._whole_added
 
     def sink(self, dtype: torch.dtype) -> torch.Tensor | None:
         return self._sink
@@ -184,6 +232,10 @@ class WholeScores(Scores):
     @functools.cached_property
     def _bias(self) -> torch.Tensor | None:
         return super().bias(slice(None), torch.float32)
+
+    @functools.cached_property
+    def _whole_added(self) -> torch.Tensor | None:
+        return super().added(slice(None), torch.float32)
 
     @functools.cached_property
     def _sink(self) -> torch.Tensor | None:

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from evotune.problems import attention_mask_inputs
+from evotune.problems import attention_masks as masks
 from evotune.problems.attention_features import Features
-from evotune.problems.attention_scores import Scores, WholeScores
+from evotune.problems.attention_scores import ABSORBS, Scores, WholeScores
 from evotune.problems.libraries import LIBRARIES, calling
 from evotune.problems.problem import Case, Tensors, TensorSpec, rounding_of, table_on, torch_dtype
 
@@ -86,6 +88,9 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
     - Weights in half precision: units of that type times sqrt(sum p^2 v^2); for small weights in
       float16, multiples of 2^-24.
 
+    A bias that is added to the scores makes errors of a few units of the bias and of the sum. One
+    that absorbs all scores of a row, as the lowest float does, leaves no errors of scores.
+
     A sink is one more key, whose v is 0. The logarithm of a row's sum may be off by what the errors
     of its scores, of the sum and of rounded weights make up, and by a few units.
     """
@@ -119,7 +124,7 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         limit += 2 * lost * mean.abs() + _LOST * largest
         limit += 2 * torch.minimum(lost * largest, _UNIT * terms.square() * second.sqrt())
         limit += error.sqrt_() * (second - mean.square()).clamp_(min=0).sqrt_()
-        off = common + sums + 2 * lost + _LOST + _FEW * _UNIT * lse.abs()
+        off = common + sums + 2 * lost + _LOST + _of_logarithm(lse)
         if dtype != torch.float32:
             weights.square_()
             squared = weights.sum(-1, keepdim=True)
@@ -142,6 +147,11 @@ def tolerances(case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         rounding = rounding_of(reference["lse"], torch.float32)
         found["lse"] = allowed_lse.view(q.shape[:3]).double() + rounding
     return found
+
+
+def _of_logarithm(lse: torch.Tensor) -> torch.Tensor:
+    """The error of a logarithm itself. That of a row whose scores a bias absorbs says nothing."""
+    return torch.where(lse < -ABSORBS, 1.0, _FEW * _UNIT) * lse.abs()
 
 
 def _scale(case: Case) -> float:
@@ -259,23 +269,43 @@ def sdpa_call(case: Case, inputs: Tensors) -> SdpaCall | None:
         "enable_gqa": case.symbols["heads"] != case.symbols["kv_heads"],
     }
     shifted = features.bottom_right and q.shape[2] != k.shape[2]
-    if not (features.has_window or features.alibi or features.sinks or shifted):
+    plain = not (features.has_window or features.alibi or features.sinks or shifted)
+    if plain and not features.mask:
         return SdpaCall((q, k, v), {"is_causal": bool(case.symbols["causal"]), **options})
+    if plain and not case.symbols["causal"]:
+        return SdpaCall((q, k, v), {"attn_mask": _as_sdpa_has_it(inputs["attn_mask"]), **options})
     every = slice(None)
     hidden, bias = of_case.hidden(every), of_case.bias(every, torch.float32)
-    if bias is None and not features.sinks:
-        return SdpaCall((q, k, v), {"attn_mask": None if hidden is None else ~hidden, **options})
+    added = of_case.added(every, torch.float32)
+    if bias is None and added is None and not features.sinks:
+        mask = None if hidden is None else _with_heads(~hidden)
+        return SdpaCall((q, k, v), {"attn_mask": mask, **options})
     if bias is None:
         groups = (k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2])
         bias = torch.zeros(groups, dtype=torch.float32, device=q.device)
+    if added is not None:
+        bias = bias + added
     if hidden is not None:
         bias = bias.masked_fill(hidden, -math.inf)
     sink = of_case.sink(torch.float32)
     if sink is not None:
         bias = torch.cat([bias, sink.expand(*bias.shape[:-1], 1)], dim=-1)
         k, v = (F.pad(each, (0, 0, 0, 1)) for each in (k, v))
-    mask = bias.flatten(0, 1)[None].to(q.dtype)
-    return SdpaCall((q, k, v), {"attn_mask": mask, **options})
+    dtype = torch.float32 if features.mask.dtype == "float32" else q.dtype
+    return SdpaCall((q, k, v), {"attn_mask": _with_heads(bias).to(dtype), **options})
+
+
+def _as_sdpa_has_it(mask: torch.Tensor) -> torch.Tensor:
+    """The mask of a case; booleans are bytes there."""
+    return mask.view(torch.bool) if mask.dtype == torch.uint8 else mask
+
+
+def _with_heads(mask: torch.Tensor) -> torch.Tensor:
+    """A mask of scores with one dimension for the heads, not two; one of rows and keys alone as it
+    is."""
+    if mask.dim() == 4:
+        return mask.flatten(0, 1)[None]
+    return mask.flatten(1, 2) if mask.dim() == 5 else mask
 
 
 def unfused_call(case: Case, inputs: Tensors) -> Callable[[], Tensors]:
@@ -393,6 +423,9 @@ def make_inputs(
         found["alibi_slopes"] = _slopes(normal("alibi_slopes"), kind)
     if "sinks" in specs:
         found["sinks"] = _sinks(case, normal("sinks"), kind)
+    if mask := Features.of(case).mask:
+        spec = specs[masks.TENSOR]
+        found[masks.TENSOR] = attention_mask_inputs.made(spec, mask, kind, seed, generator)
     return found
 
 

@@ -4,15 +4,15 @@ What a call has and a case has not stands beside them, under `call`:
 
 - grad: an input requires grad. dropout: the probability.
 - strides: of q, k and v, where no `layout` of a case has these; then `layout` names the nearest.
-- mask_strides: of a mask that is not contiguous. mask_dtype: of a mask that is added.
+- mask_strides: of a mask that is not contiguous.
 - cast_from: the inputs' dtype, where autocast has changed it.
 - device, function: where the call ran, and what the program called.
 - obstacle: why no kernel can serve the call, in words.
 
-A mask stands in the variant. `mask` is its kind: `padding` where it is the same for all heads and
-rows, (B, 1, 1, L), known by its shape alone; else `bool`, or `bias` for one that is added.
-`mask_batch`, `mask_heads` and `mask_rows` are its sizes, 1 where it is broadcast, by strides of 0
-too.
+A mask stands in the variant, as `evotune.problems.attention_masks` has it. `mask` is its kind:
+`bias` for one that is added, with its `mask_dtype`; else `padding` where it is the same for all
+heads and rows, (B, 1, 1, L), known by its shape alone, or `bool`. `mask_batch`, `mask_heads` and
+`mask_rows` are its sizes, 1 where it is broadcast, by strides of 0 too.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ def _dense(seen: SeenCall, variant: dict[str, Value], call: dict[str, Data]) -> 
         call.setdefault("obstacle", "the elements of a head do not lie side by side")
     if seen.mask is not None:
         variant |= _mask(seen.mask, call)
+        if seen.mask.shape[-1] != seq_len_k:
+            call.setdefault("obstacle", "the mask is broadcast over the keys")
     return shape
 
 
@@ -165,16 +167,17 @@ def _mask(mask: SeenTensor, call: dict[str, Data]) -> dict[str, Value]:
     sizes = [
         1 if stride == 0 else size for size, stride in zip(whole.shape, whole.strides, strict=True)
     ]
-    batch, heads, rows, _ = sizes
+    batch, heads, rows, keys = sizes
     dtype = _dtype(mask.dtype)
     added = dtype != "bool"
-    kind = "padding" if heads == rows == 1 else "bias" if added else "bool"
-    if added:
-        call["mask_dtype"] = dtype
+    kind = "bias" if added else "padding" if heads == rows == 1 else "bool"
     steps = [stride for stride, size in zip(whole.strides, sizes, strict=True) if size > 1]
     if steps != _contiguous([size for size in sizes if size > 1]):
         call["mask_strides"] = list(whole.strides)
-    return {"mask": kind, "mask_batch": batch, "mask_heads": heads, "mask_rows": rows}
+    if keys > 1 and whole.strides[3] != 1:
+        call.setdefault("obstacle", "the keys of a row of the mask do not lie side by side")
+    told: dict[str, Value] = {"mask": kind, "mask_batch": batch, "mask_heads": heads}
+    return {**told, "mask_rows": rows} | ({"mask_dtype": dtype} if added else {})
 
 
 def _contiguous(sizes: Sequence[int]) -> list[int]:
@@ -205,4 +208,4 @@ def mask_words(entry: CaseEntry) -> str:
         return ""
     sizes = [told[f"mask_{name}"] for name in ("batch", "heads", "rows")]
     words = "x".join(map(str, (*sizes, entry.shape["seq_len_k"])))
-    return f"{told['mask']} {words} {entry.call.get('mask_dtype', '')}".rstrip()
+    return f"{told['mask']} {words} {told.get('mask_dtype', '')}".rstrip()

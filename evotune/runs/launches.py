@@ -171,7 +171,8 @@ class CasePlanner:
         if isinstance(value, str):
             raise argument.position.error(f"{name} is {value!r}: expected a tensor or a number")
         number = _as_number(value)
-        kind = "int64" if name in self._strides else "int32"
+        of_absent = name.startswith(tuple(f"{tensor}_stride_" for tensor in self._absent))
+        kind = "int64" if of_absent or name in self._strides else "int32"
         if isinstance(number, float):
             kind = "float32"
         else:

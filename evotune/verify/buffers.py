@@ -34,6 +34,7 @@ _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
 lie at distances of 2^m and share the same sets of a cache."""
 SPOT_BYTES = 4096
+_FREE = 0x0101  # a word of two bytes of 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -384,7 +385,8 @@ class BufferSets:
         for name, spec in self._layout.specs.items():
             segment = self._layout.segments[name]
             places = wrong[segment.start : segment.end]
-            if spec.strides and bool((places & self._gaps(name).repeat_interleave(2)).any()):
+            gaps = self._gaps(name).repeat_interleave(2) if spec.strides else places[:0]
+            if bool((places[: len(gaps)] & gaps).any()):
                 return f"wrote between the rows of {name}"
         return next((f"changed its input {n}" for n in self._hit(self._layout.inputs, wrong)), "")
 
@@ -501,7 +503,7 @@ class Guards:
         ]
         self._odd = [row[end : end + 1] for end in ends if end % 2]
         self._gaps = [
-            (row[start:end].view(torch.int16), gap_words(spec, row.device))
+            (row[start : end - (end - start) % 2].view(torch.int16), gap_words(spec, row.device))
             for start, end, spec in payloads
             if spec is not None and spec.strides
         ]
@@ -559,12 +561,13 @@ def strided_view(payload: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def gap_words(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A mask of the 16-bit words between a tensor's first and last element that no element has."""
+    """A mask of the 16-bit words between a tensor's first and last element that no element has.
+    The last byte of an odd number has no word."""
     dtype = torch_dtype(spec.dtype)
     nbytes = spec.span * dtype.itemsize
-    free = torch.full((1, nbytes), 1, dtype=torch.uint8, device=device)
-    strided_view(free, spec).zero_()
-    return free.view(torch.int16)[0] != 0
+    free = torch.full((1, nbytes + nbytes % 2), 1, dtype=torch.uint8, device=device)
+    strided_view(free[:, :nbytes], spec).zero_()
+    return free.view(torch.int16)[0, : nbytes // 2] == _FREE
 
 
 def run_of(view: torch.Tensor, place: int, count: int) -> torch.Tensor:

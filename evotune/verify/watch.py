@@ -91,8 +91,9 @@ class Watch:
         self._other = pool.get(case, "normal", seed + 1)
         # On a GPU elements are renewed while calls run. A kernel that counts integers and then
         # places them, as a sort does, may write beyond its output.
-        self._renewed = pool.plain_inputs(case, ranged=not session.in_order)
         self._steady = pool.steady_inputs(case)
+        plain = pool.plain_inputs(case, ranged=not session.in_order)
+        self._renewed = [name for name in plain if name not in self._steady]
         self._reachable = [
             number
             for number, one in enumerate(self._sets)

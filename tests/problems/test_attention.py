@@ -315,7 +315,11 @@ def test_edge_cases_keep_what_is_compiled_in() -> None:
             "omit it if",
         ),
         ({"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8}, {"causal": 1}, "got causal: 1"),
-        ({"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8}, {"mask": True}, "got mask: True"),
+        (
+            {"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8},
+            {"hidden": True},
+            "got hidden: True",
+        ),
         (
             {"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8, "scale": 0},
             {},

@@ -217,7 +217,7 @@ def test_tensors_that_a_feature_needs_are_there_with_it() -> None:
     assert {specs[name].dtype for name in ("alibi_slopes", "sinks", "lse")} == {"float32"}
     assert specs["v"].shape == (2, 2, 19, 8)
     assert (specs["lse"].is_output, specs["lse"].shape) == (True, (2, 4, 5))
-    assert FLOAT32.optional == ("alibi_slopes", "sinks", "lse")
+    assert FLOAT32.optional == ("alibi_slopes", "sinks", "lse", "attn_mask")
     assert [spec.name for spec in FLOAT32.tensors(case("window"))] == ["q", "k", "v", "out"]
 
 

@@ -60,7 +60,7 @@ def test_a_call_is_told_with_shape_layout_dtype_and_count() -> None:
     [
         ((3, 1, 1, 7), torch.bool, "padding", (3, 1, 1)),
         ((1, 1, 1, 7), torch.bool, "padding", (1, 1, 1)),
-        ((3, 1, 1, 7), torch.float32, "padding", (3, 1, 1)),
+        ((3, 1, 1, 7), torch.float32, "bias", (3, 1, 1)),
         ((7, 7), torch.bool, "bool", (1, 1, 7)),
         ((3, 1, 7, 7), torch.bool, "bool", (3, 1, 7)),
         ((3, 2, 1, 7), torch.bool, "bool", (3, 2, 1)),
@@ -76,7 +76,7 @@ def test_a_mask_is_told_by_kind_and_by_its_sizes_as_broadcast(
     told = found.entry.variant
     assert told["mask"] == kind
     assert (told["mask_batch"], told["mask_heads"], told["mask_rows"]) == sizes
-    assert found.entry.call.get("mask_dtype") == (None if dtype == torch.bool else "float32")
+    assert told.get("mask_dtype") == (None if dtype == torch.bool else "float32")
     words = "x".join(map(str, (*sizes, 7)))
     assert found.mask == f"{kind} {words}" + ("" if dtype == torch.bool else " float32")
 
@@ -108,6 +108,7 @@ def test_a_mask_that_is_expanded_counts_as_broadcast_and_its_strides_are_kept() 
     found = called(x, x, x, attn_mask=every_second)
     assert found.mask == "bool 1x1x7x7"
     assert found.entry.call["mask_strides"] == [0, 0, 14, 2]
+    assert "side by side" in str(found.entry.call["obstacle"])
     assert "mask_strides" not in called(x, x, x, attn_mask=rows).entry.call
 
 

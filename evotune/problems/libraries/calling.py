@@ -47,6 +47,8 @@ def _call(case: Case, inputs: Tensors, name: str) -> Callable[[], Tensors]:
             caller = cast(
                 Caller, importlib.import_module(f"{__package__}.{LIBRARIES[name].caller}")
             )
+            if "attn_mask" in inputs:
+                raise UnusableBaseline("evotune does not call it with a mask")
             call = caller.prepared(name, _imported(name), case, inputs)
             call()  # compiles and loads what the library needs
     except UnusableBaseline as error:
