@@ -183,6 +183,8 @@ def _attention_shapes(problem: Attention, cases: Sequence[Case]) -> CaseShapes:
 
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
+    if isinstance(problem, Attention) and any(case.symbols["has_mask"] for case in cases):
+        return "attn_mask"
     if not isinstance(problem, UserProblem):
         return ""
     described = [each for case in cases for each in _described(problem, case).values()]

@@ -6,7 +6,7 @@
 //             VALUE_DIM, which is HEAD_DIM as a rule. Each has strides of its own, in elements: any that keep rows
 //             contiguous. heads is a multiple of kv_heads: a group of heads shares one kv head. Any length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
-// Types       float32. HEAD_DIM and CAUSAL are compiled in, and so are features: parts/features.h.
+// Types       float32. HEAD_DIM and CAUSAL are compiled in, and so are features: parts/features.h, parts/mask.h.
 // Archs       any. Workspace: none.
 // Adds        nothing: the first rung. It explains the algorithm that all others share.
 //
@@ -27,10 +27,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 
 #include "parts/features.h"
+#include "parts/mask.h"
 
 namespace {
 
@@ -47,16 +49,26 @@ float dot(const float* a, const float* b) {
 }
 
 // One row of queries: its place, and the keys [first, end) that it sees. They lie `k_row` and `v_row` elements apart.
+// `mask`: in the row's batch.
 struct Row {
   int head, row, own_key, first, end;
   std::ptrdiff_t k_row, v_row;
+  MASK_MEMBER;
+
+  template <class T>
+  const T* mask_at(int key) const {
+    return mask.template at<T>(head, row, key);
+  }
 };
 
 float score(const float* q, const float* k, float softmax_scale, const Row& row, int key, const Features& features) {
   float s = softmax_scale * dot(q, k + key * row.k_row);
   if constexpr (HAS_SOFTCAP) s = features.softcap * std::tanh(s / features.softcap);
   if constexpr (ALIBI) s -= features.alibi_slopes[row.head] * static_cast<float>(std::abs(row.own_key - key));
-  return SCORE_MOD(s, row.head, row.row, key);
+  s = SCORE_MOD(s, row.head, row.row, key);
+  if constexpr (MASK_IS_BIAS) return biased(s, *row.mask_at<float>(key));
+  if constexpr (HAS_MASK) return *row.mask_at<std::uint8_t>(key) ? s : -kInfinity;
+  return s;
 }
 
 // Returns the logarithm of the row's sum.
@@ -70,6 +82,7 @@ float attend_row(const float* q, const float* k, const float* v, float* out, flo
 
   for (int first = row.first; first < row.end; first += BLOCK_N) {
     const int count = std::min(BLOCK_N, row.end - first);
+    if (HAS_MASK && !MASK_IS_BIAS && hides_all(row.mask_at<std::uint8_t>(first), count)) continue;
     float top = maximum;
     for (int j = 0; j < count; ++j) {
       scores[j] = score(q, k, softmax_scale, row, first + j, features);
@@ -111,7 +124,7 @@ extern "C" void attention_forward(const float* q, const float* k, const float* v
                                   long long k_stride_batch, long long k_stride_head, long long k_stride_row,
                                   long long v_stride_batch, long long v_stride_head, long long v_stride_row,
                                   long long out_stride_batch, long long out_stride_head,
-                                  long long out_stride_row FEATURE_ARGUMENTS) {
+                                  long long out_stride_row FEATURE_ARGUMENTS MASK_ARGUMENTS) {
   const int group = heads / kv_heads;
   const Features features FEATURES_GIVEN;
 #pragma omp parallel for collapse(2) schedule(OMP_SCHEDULE, CHUNK)
@@ -120,7 +133,8 @@ extern "C" void attention_forward(const float* q, const float* k, const float* v
       const int b = head / heads, h = head % heads, kv_head = h / group;
       const int own = Features::own_key(row, seq_len_q, seq_len_k);
       const int end = features.end_key(own, seq_len_k);
-      const Row place{h, row, own, features.first_key(own), end, k_stride_row, v_stride_row};
+      const Row place{h, row, own, features.first_key(own), end, k_stride_row, v_stride_row
+                      MASK_FROM(MASK_GIVEN.in_batch(b))};
       [[maybe_unused]] const float lse =
           attend_row(q + b * q_stride_batch + h * q_stride_head + row * q_stride_row,
                      k + b * k_stride_batch + kv_head * k_stride_head, v + b * v_stride_batch + kv_head * v_stride_head,

@@ -8,7 +8,8 @@
 //             heads is a multiple of kv_heads: a group of heads shares one kv head. Any sequence length >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT32, or DTYPE_BFLOAT16 in and out (uint16_t here) with every sum in float32.
-// Problem     HEAD_DIM and VALUE_DIM (multiples of 8), CAUSAL, DTYPE, and features: parts/features.h.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 8), CAUSAL, DTYPE, and features: parts/features.h, parts/mask.h.
+//             Blocks of keys that bytes hide from all rows of a step are skipped; padding's are not packed either.
 //
 // How it works. A task is BLOCK_M rows of one head. It walks over blocks of BLOCK_N keys, STEP_M rows at a time:
 //   S = Q K^T            STEP_M x BLOCK_N scores in a buffer that stays in cache
@@ -58,6 +59,7 @@
 #include <type_traits>
 
 #include "parts/features.h"
+#include "parts/mask.h"
 #include "parts/register_tile.h"
 #include "parts/simd.h"
 
@@ -70,6 +72,7 @@ using Element = std::uint16_t;
 #else
 using Element = float;
 #endif
+using Bias = std::conditional_t<MASK_IS_FLOAT32 != 0, float, Element>;
 
 constexpr bool kConvert = DTYPE == DTYPE_BFLOAT16;
 constexpr bool kLanesAreKeys = K_LAYOUT == K_LAYOUT_PANELS;
@@ -79,7 +82,11 @@ constexpr bool kTouchValues = kConvert || kPackedValues;
 constexpr bool kPackHead = PACK == PACK_HEAD && (kTouchKeys || kTouchValues);
 constexpr int kBlockFloats = BLOCK_N * (HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM);
 constexpr int kThreadFloats = BLOCK_M * (HEAD_DIM + VALUE_DIM + 4) + STEP_M * BLOCK_N + 2 * kBlockFloats + 64;
+constexpr bool kHidesByBytes = HAS_MASK && !MASK_IS_BIAS;
 constexpr float kLog2e = 1.44269504088896341f;
+// Maxima are those of log2(e) * score, which costs one FMA for an exponent. With a bias they are those of scores: these
+// may be so large that the FMA's exact product lies far from the rounded maximum.
+constexpr float kUnit = MASK_IS_BIAS ? 1.0f : kLog2e;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
@@ -167,6 +174,14 @@ struct Problem {
   float scale;
   int batch, heads, kv_heads, rows, keys;
   Features features;
+  MASK_MEMBER;
+
+  // Whether padding hides a whole block of keys.
+  bool is_hidden(int of_batch, int block) const {
+    if constexpr (!MASK_IS_PADDING) return false;
+    const int key = block * BLOCK_N;
+    return hides_all(mask.in_batch(of_batch).at<std::uint8_t>(0, 0, key), std::min(BLOCK_N, keys - key));
+  }
 
   int own_key(int row) const { return Features::own_key(row, rows, keys); }
   int key_blocks() const { return (keys + BLOCK_N - 1) / BLOCK_N; }
@@ -195,6 +210,7 @@ struct Step {       // rows x keys of scores
   int key, keys;    // the same for keys
   int offset;       // of the first row in the task
   int head, own;    // the head, and the first row's own key
+  MASK_MEMBER;      // in the batch of the step
 };
 
 // Scores as features change them. Row i and key j of the step lie at i * of_row + j * of_key.
@@ -209,10 +225,51 @@ inline void change_scores(const Features& features, const Scratch& t, const Step
       }
 }
 
+// Whether bytes hide all keys of the step from all its rows.
+inline bool hides_step(const Step& s) {
+  for (int i = 0; i < s.rows; ++i)
+    if (!hides_all(s.mask.at<std::uint8_t>(s.head, s.row + i, s.key), s.keys)) return false;
+  return true;
+}
+
+// The mask on the scores of row i and key j of the step, which lie at i * of_row + j * of_key.
+template <int OF_ROW, int OF_KEY>
+inline void apply_mask(const Scratch& t, const Step& s) {
+  if constexpr (MASK_IS_PADDING && OF_ROW == 1) {
+    const std::uint8_t* seen = s.mask.at<std::uint8_t>(s.head, s.row, s.key);
+    for (int j = 0; j < s.keys; ++j)
+      if (!seen[j]) std::fill_n(t.scores + j * OF_KEY, STEP_M, -kInfinity);
+    return;
+  }
+  for (int i = 0; i < s.rows; ++i) {
+    float* scores = t.scores + i * OF_ROW;
+    if constexpr (MASK_IS_BIAS) {
+      const Bias* bias = s.mask.at<Bias>(s.head, s.row + i, s.key);
+      for (int j = 0; j < s.keys; ++j) scores[j * OF_KEY] = biased(scores[j * OF_KEY], to_float(bias[j]));
+    } else {
+      const std::uint8_t* seen = s.mask.at<std::uint8_t>(s.head, s.row + i, s.key);
+      for (int j = 0; j < s.keys; ++j) scores[j * OF_KEY] = seen[j] ? scores[j * OF_KEY] : -kInfinity;
+    }
+  }
+}
+
+// The exponent of a score's weight, for a maximum `top` in the unit of maxima.
+template <class V, class Top>
+inline V exponent(V score, Top top) {
+  if constexpr (MASK_IS_BIAS) return (score - top) * kLog2e;
+  return score * kLog2e - top;
+}
+template <class V>
+inline V exponent_of_maximum(V before, V top) {
+  if constexpr (MASK_IS_BIAS) return (before - top) * kLog2e;
+  return before - top;
+}
+
 // S is keys x STEP_M, lanes are rows. Keys that a row does not see become -inf, then P replaces S.
 inline void softmax_lanes_are_rows(const Features& features, const Scratch& t, const Step& s) {
   constexpr int L = lanes_for(STEP_M);
   change_scores(features, t, s, 1, STEP_M);
+  if constexpr (HAS_MASK) apply_mask<1, STEP_M>(t, s);
   const bool reaches = !CAUSAL && HAS_WINDOW && features.window_right >= 0;
   const int last = s.own + (reaches ? features.window_right : 0);  // the last key that the first row sees
   if ((CAUSAL || reaches) && s.key + s.keys > last + 1)
@@ -229,9 +286,9 @@ inline void softmax_lanes_are_rows(const Features& features, const Scratch& t, c
     const Vec<L> before = load<L>(t.maximum + at);
     Vec<L> top = load<L>(scores);
     for (int j = 1; j < s.keys; ++j) top = maximum(load<L>(scores + j * STEP_M), top);
-    top = maximum(top * kLog2e, before);
+    top = maximum(top * kUnit, before);
     const auto weigh = [=](int j) {
-      const Vec<L> p = exp2_nonpositive<L>(load<L>(scores + j * STEP_M) * kLog2e - top);
+      const Vec<L> p = exp2_nonpositive<L>(exponent(load<L>(scores + j * STEP_M), top));
       store<L>(scores + j * STEP_M, p);
       return p;
     };
@@ -239,7 +296,7 @@ inline void softmax_lanes_are_rows(const Features& features, const Scratch& t, c
     int j = 0;  // four at a time: else one large weight swallows the many small ones that are added after it
     for (; j + 4 <= s.keys; j += 4) sum += (weigh(j) + weigh(j + 1)) + (weigh(j + 2) + weigh(j + 3));
     for (; j < s.keys; ++j) sum += weigh(j);
-    const Vec<L> alpha = exp2_nonpositive<L>(before - top);
+    const Vec<L> alpha = exp2_nonpositive<L>(exponent_of_maximum(before, top));
     store<L>(t.maximum + at, top);
     store<L>(t.alpha + at, alpha);
     store<L>(t.sum + at, multiply_add(load<L>(t.sum + at), alpha, sum));
@@ -250,6 +307,7 @@ inline void softmax_lanes_are_rows(const Features& features, const Scratch& t, c
 inline void softmax_lanes_are_keys(const Features& features, const Scratch& t, const Step& s, int all_keys) {
   constexpr int L = lanes_for(BLOCK_N);
   change_scores(features, t, s, BLOCK_N, 1);
+  if constexpr (HAS_MASK) apply_mask<BLOCK_N, 1>(t, s);
   const int width = (s.keys + L - 1) / L * L;
   for (int i = 0; i < s.rows; ++i) {
     float* scores = t.scores + i * BLOCK_N;
@@ -261,14 +319,14 @@ inline void softmax_lanes_are_keys(const Features& features, const Scratch& t, c
     Vec<L> tops = load<L>(scores);
     for (int j = L; j < width; j += L) tops = maximum(load<L>(scores + j), tops);
     const float before = t.maximum[at];
-    const float top = std::max(reduce<L>(tops, [](auto a, auto b) { return a > b ? a : b; }) * kLog2e, before);
+    const float top = std::max(reduce<L>(tops, [](auto a, auto b) { return a > b ? a : b; }) * kUnit, before);
     Vec<L> sums = Vec<L>{};
     for (int j = 0; j < width; j += L) {
-      const Vec<L> p = exp2_nonpositive<L>(load<L>(scores + j) * kLog2e - top);
+      const Vec<L> p = exp2_nonpositive<L>(exponent(load<L>(scores + j), top));
       store<L>(scores + j, p);
       sums += p;
     }
-    t.alpha[at] = exp2_nonpositive<4>(broadcast<4>(before - top))[0];
+    t.alpha[at] = exp2_nonpositive<4>(broadcast<4>(exponent_of_maximum(before, top)))[0];
     t.maximum[at] = top;
     t.sum[at] = t.sum[at] * t.alpha[at] + reduce<L>(sums, [](auto a, auto b) { return a + b; });
   }
@@ -335,7 +393,7 @@ struct Task {
         pack_transposed<STEP_M, QK_COLS>(from, here, problem.scale, to);
     }
     // A sink is a key that comes first and has no value; -inf is no sink, and NaN or infinity makes the sum NaN.
-    const float sink = SINKS ? kLog2e * problem.features.sinks[head % problem.heads] : -kInfinity;
+    const float sink = SINKS ? kUnit * problem.features.sinks[head % problem.heads] : -kInfinity;
     std::fill_n(scratch.maximum, BLOCK_M, std::max(kLowest, sink));
     std::fill_n(scratch.sum, BLOCK_M, sink <= kLowest ? 0.0f : 1.0f + (sink - sink));
     std::fill_n(scratch.o, BLOCK_M * VALUE_DIM, 0.0f);
@@ -359,12 +417,16 @@ struct Task {
                                              scratch.values, pack_values);
   }
 
+  bool is_hidden(int block) const { return problem.is_hidden(head / problem.heads, block); }
+
   // One step against one block; blocks of which no row sees a key are skipped.
   void step(int offset, int block, const Block& k, const Block& v) const {
     const int row = first + offset, step_rows = std::min(STEP_M, rows - offset);
     const int key = block * BLOCK_N, seen = keys_seen(row + step_rows - 1) - key;
     if (seen <= 0 || (HAS_WINDOW && key + BLOCK_N <= first_seen(row))) return;
-    const Step s{row, step_rows, key, std::min(BLOCK_N, seen), offset, head % problem.heads, problem.own_key(row)};
+    const Step s{row, step_rows, key, std::min(BLOCK_N, seen), offset, head % problem.heads, problem.own_key(row)
+                 MASK_FROM(problem.mask.in_batch(head / problem.heads))};
+    if (kHidesByBytes && !MASK_IS_PADDING && hides_step(s)) return;
     attend(problem, scratch, s, k, v);
   }
 
@@ -376,7 +438,7 @@ struct Task {
       for (int d = 0; d < VALUE_DIM; ++d) from_float(scratch.o[i * VALUE_DIM + d] * scale, to[d]);
       if constexpr (LSE)
         problem.features.lse[static_cast<ptrdiff_t>(head) * problem.rows + first + i] =
-            sum == 0.0f ? -kInfinity : (scratch.maximum[i] + std::log2(sum)) / kLog2e;
+            sum == 0.0f ? -kInfinity : (scratch.maximum[i] * (kLog2e / kUnit) + std::log2(sum)) / kLog2e;
     }
   }
 
@@ -384,6 +446,7 @@ struct Task {
     load_queries();
     if constexpr (LOOP_ORDER == LOOP_ORDER_KV_OUTER) {
       for (int block = first_seen(first) / BLOCK_N, blocks = blocks_seen(first + rows - 1); block < blocks; ++block) {
+        if (is_hidden(block)) continue;
         const Block k = keys(block), v = values(block);
         for (int offset = 0; offset < rows; offset += STEP_M) step(offset, block, k, v);
       }
@@ -391,7 +454,7 @@ struct Task {
       for (int offset = 0; offset < rows; offset += STEP_M) {
         const int blocks = blocks_seen(first + std::min(offset + STEP_M, rows) - 1);
         for (int block = first_seen(first + offset) / BLOCK_N; block < blocks; ++block)
-          step(offset, block, keys(block), values(block));
+          if (!is_hidden(block)) step(offset, block, keys(block), values(block));
       }
     }
     store_rows();
@@ -413,6 +476,8 @@ void run_task(const Problem& problem, int number) {
 
 void pack_block(const Problem& problem, int number) {
   const int kv_head = number / problem.key_blocks(), block = number % problem.key_blocks();
+  if constexpr (MASK_IS_PADDING)
+    if (problem.is_hidden(kv_head / problem.kv_heads, block)) return;
   const int key = block * BLOCK_N, keys = std::min(BLOCK_N, problem.keys - key);
   if constexpr (kTouchKeys)
     pack_keys(problem.rows_of(problem.k, problem.k_strides, kv_head, key), keys, problem.packed(kv_head, block));
@@ -438,11 +503,11 @@ extern "C" void attention_forward(const Element* q, const Element* k, const Elem
                                   long long k_stride_batch, long long k_stride_head, long long k_stride_row,
                                   long long v_stride_batch, long long v_stride_head, long long v_stride_row,
                                   long long out_stride_batch, long long out_stride_head,
-                                  long long out_stride_row FEATURE_ARGUMENTS) {
+                                  long long out_stride_row FEATURE_ARGUMENTS MASK_ARGUMENTS) {
   const Problem problem{q, k, v, out, {q_stride_batch, q_stride_head, q_stride_row},
                         {k_stride_batch, k_stride_head, k_stride_row}, {v_stride_batch, v_stride_head, v_stride_row},
                         {out_stride_batch, out_stride_head, out_stride_row}, workspace, softmax_scale, batch, heads,
-                        kv_heads, seq_len_q, seq_len_k, FEATURES_GIVEN};
+                        kv_heads, seq_len_q, seq_len_k, FEATURES_GIVEN MASK_FROM(MASK_GIVEN)};
   const int tasks = batch * heads * ((seq_len_q + BLOCK_M - 1) / BLOCK_M);
 #pragma omp parallel
   {

@@ -84,7 +84,7 @@ def test_cases_that_the_space_can_compute_are_tuned_for(calls: Calls, tmp_path: 
     assert [case.label for case in setup.cases[TIMED]] == ["(2,4,9,64,blhd) causal"]
     whys = {each.why: each.count for each in setup.skipped}
     assert whys == {
-        "kernel cpu does not compute mask": 2,
+        "kernel cpu does not compute mask (use attention-masks-cpu)": 2,
         "dropout 0.5: kernels have none (use model.eval())": 1,
         "dtype float64, where the space has float32": 1,
     }
@@ -123,7 +123,7 @@ def test_the_table_tells_cases_masks_counts_and_spaces(
     assert " float32 3 attention-cpu" in causal
     padded = next(line for line in lines if "padding 2x1x1x9" in line)
     assert " ".join(padded.split()).startswith(
-        "(2,4,9,64) full padding 2x1x1x9 float32 2 none: kernel"
+        "(2,4,9,64) full padding 2x1x1x9 float32 2 attention-masks-cpu"
     )
     whole = " ".join(str(calls).split())
     assert "found dtype = float64" in whole

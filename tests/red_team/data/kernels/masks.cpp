@@ -32,7 +32,10 @@ struct Mask {
     if (IS(FIRST_ROW_FOR_ALL)) i = 0;
     if (IS(ROWS_AND_HEADS_SWAPPED)) return b * batch + h * row + i * head + j;
     if (IS(PACKED_ROWS)) return b * batch + h * head + (row ? static_cast<long long>(i) * keys : 0) + j;
-    if (IS(PACKED_BATCHES)) return (batch ? b * (head ? heads * head : row ? rows * row : keys) : 0) + h * head + i * row + j;
+    if (IS(PACKED_BATCHES)) {
+      const long long packed = head ? heads * head : row ? rows * row : keys;
+      return (batch ? b * packed : 0) + h * head + i * row + j;
+    }
     if (IS(NEXT_KEY) && j + 1 < keys) ++j;
     if (IS(KEY_BY_WORDS)) j = j / 4 * 4;
     return b * batch + h * head + i * row + j;
