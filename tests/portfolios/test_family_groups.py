@@ -106,12 +106,20 @@ def test_a_case_that_goes_nowhere_says_why_and_which_space_can_elsewhere() -> No
 
 def test_a_recorded_call_of_which_no_kernel_is_goes_nowhere() -> None:
     entry = CaseEntry({}, PLAIN, {}, "float32", call={"grad": True})
-    found = sorted_cases([entry, CaseEntry({}, PLAIN, {"mask": "bias"}, "float32")], "cpu")
-    assert len(found.unserved) == 2
-    assert "an input requires grad" in found.unserved[0].why
-    assert "; attention" not in found.unserved[0].why
-    with pytest.raises(UsageError, match="no shipped space can compute any of 2 cases"):
+    found = sorted_cases([entry], "cpu")
+    (unserved,) = found.unserved
+    assert "an input requires grad" in unserved.why
+    assert "; attention" not in unserved.why
+    with pytest.raises(UsageError, match="no shipped space can compute"):
         require_cases(found)
+
+
+def test_a_masked_call_goes_to_the_space_that_takes_masks() -> None:
+    entry = CaseEntry({}, PLAIN, {"mask": "bias"}, "float32")
+    (group,) = sorted_cases([entry], "cpu").groups
+    assert [each.space for each in group.contenders] == ["attention-masks-cpu"]
+    (unserved,) = sorted_cases([CaseEntry({}, PLAIN, {"mask": "bias"}, "float16")], "h200").unserved
+    assert "does not compute mask" in unserved.why
 
 
 def test_a_mistake_in_a_list_is_said_with_its_place() -> None:
