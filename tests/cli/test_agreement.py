@@ -134,7 +134,8 @@ class Sent:
             text = (kernels / "attention" / "1_scalar.cpp").read_text()
             (space / "kernel.cpp").write_text('#include "header.h"\n' + text)
             (space / "parts").mkdir()
-            shutil.copy(kernels / "attention" / "parts" / "features.h", space / "parts")
+            for header in (kernels / "attention" / "parts").glob("*.h"):
+                shutil.copy(header, space / "parts")
         else:
             (space / "space.yaml").write_text(PYTHON)
             text = (kernels / "softmax" / "problem.py").read_text()

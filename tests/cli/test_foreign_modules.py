@@ -82,9 +82,9 @@ class Downloads:
             (self.folder / f"{name}.py").write_text(text)
         (self.folder / "space.yaml").write_text(SPACE)
         (self.folder / "scalar.cpp").write_bytes(KERNEL.read_bytes())
-        header = KERNEL.parent / "parts" / "features.h"
         (self.folder / "parts").mkdir()
-        (self.folder / "parts" / header.name).write_bytes(header.read_bytes())
+        for header in (KERNEL.parent / "parts").glob("*.h"):
+            (self.folder / "parts" / header.name).write_bytes(header.read_bytes())
 
     def run(self, *command: object) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

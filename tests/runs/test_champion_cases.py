@@ -67,8 +67,8 @@ def test_a_finalist_meets_the_edge_shapes_of_the_variant_that_is_not_tuned(tmp_p
     assert found.skipped == ()
     as_argument = (
         ("define: [head_dim, causal]", "define: [head_dim]"),
-        ("seq_len_k]", "seq_len_k, {value: mask, type: int32}]"),
-        ("parameters:", "let: {mask: 1 if causal else 0}\nparameters:"),
+        ("seq_len_k]", "seq_len_k, {value: hides, type: int32}]"),
+        ("parameters:", "let: {hides: 1 if causal else 0}\nparameters:"),
     )
     found = confirmation(tmp_path, *as_argument)
     assert (edges(found, "causal"), found.skipped) == (EDGES_EACH, ())
