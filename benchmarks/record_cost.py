@@ -141,7 +141,7 @@ def _time_us(run: Callable[[], object]) -> float:
 
 
 def call_us(rounds: int) -> float:
-    """What a call of SDPA costs on top while a recording is open: the median of differences."""
+    """How many µs an open recording adds to a call of SDPA: the median over the rounds."""
     q = torch.randn(1, 1, 1, 8)
 
     def calls() -> None:

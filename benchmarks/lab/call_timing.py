@@ -11,6 +11,7 @@ import argparse
 import importlib
 import json
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -77,11 +78,13 @@ def about(script: str, module: Any, calls: int, rounds: int) -> dict[str, Any]:
     device = device_of(module)
     name = torch.cuda.get_device_properties(device).name if device.type != "cpu" else ""
     return {
-        "command": f"python benchmarks/{script}.py",
+        "command": f"python benchmarks/{script}.py {shlex.join(sys.argv[1:])}".rstrip(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": name or kernels.kernels.device_name,
+        "cuda": torch.version.cuda,
+        "driver": kernels.kernels.launcher.driver_version() if name else None,
         "calls": calls,
         "rounds": rounds,
     }

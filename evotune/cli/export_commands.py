@@ -198,8 +198,9 @@ def portfolio(
     learns a short list of regions: the first region that holds a case names its kernel, and PyTorch
     serves all other cases. The rule is judged on held-out cases; parts that lose there are cut out.
 
-    `attention` names all shipped attention spaces: those that can compute a case race for its
-    search. The cases have one problem and dtype, the most frequent one.
+    `attention` names all shipped attention spaces. For each search the spaces that can compute its
+    case race. A portfolio has one problem and one dtype: evotune takes the most frequent pair in
+    the list of cases, and names the cases that it leaves out.
 
     The same command continues an interrupted portfolio and repeats no finished search or
     measurement. `evotune export RUNS` makes a package of the portfolio.

@@ -54,7 +54,7 @@ _NOT_COUNTED = "?"
 @trust_option
 @compile_device_option
 @cases_option(
-    "Check for the cases of this file in place of the space's, and name those that no kernel can "
+    "Check with the cases of this file instead of the space's. Names the cases that no kernel can "
     "compute."
 )
 @click.option("--no-compile", is_flag=True, help="Do not compile a sample.")

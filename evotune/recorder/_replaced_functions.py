@@ -248,7 +248,13 @@ def _of_sdpa(original: Function) -> Function:
         if not LISTENERS.told or LISTENERS.inside.depth or is_tracing() is not None:
             return original(*given, **named)
         if LISTENERS.stopwatch is not None:
-            return _timed(original, given, named, lambda out: _of_named(out, given, named))
+            return _timed(
+                original,
+                "F.scaled_dot_product_attention",
+                given,
+                named,
+                lambda out: _of_named(out, given, named),
+            )
         out = original(*given, **named)
         note(out, *given, **named)
         return out
@@ -315,7 +321,7 @@ def _of_others(original: Function, kind: str, shown: str, seen: Seen) -> Functio
         LISTENERS.inside.depth += 1
         try:
             if LISTENERS.stopwatch is not None:
-                return _timed(original, given, named, facts)
+                return _timed(original, shown, given, named, facts)
             out = original(*given, **named)
         finally:
             LISTENERS.inside.depth -= 1
@@ -326,19 +332,24 @@ def _of_others(original: Function, kind: str, shown: str, seen: Seen) -> Functio
 
 
 def _tell(out: Any, function: str, facts: Callable[[Any], SeenCall | None]) -> None:
-    """Tells a call whose arguments may be anything. What cannot be described must not end the
-    program, so it is told as such."""
-    try:
-        found = facts(out)
-    except Exception as error:  # noqa: BLE001 - a program with a recorder inside goes on
-        LISTENERS.missed(f"{function}: {type(error).__name__}: {error}")
-        return
+    """Tells a call whose arguments may be anything."""
+    found = _described(out, function, facts)
     if found is not None:
         LISTENERS.heard(found)
 
 
+def _described(out: Any, function: str, facts: Callable[[Any], SeenCall | None]) -> SeenCall | None:
+    """A call that cannot be described must not end the program, so it is told as such."""
+    try:
+        return facts(out)
+    except Exception as error:  # noqa: BLE001 - a program with a recorder inside goes on
+        LISTENERS.missed(f"{function}: {type(error).__name__}: {error}")
+        return None
+
+
 def _timed(
     original: Function,
+    shown: str,
     given: Any,
     named: Mapping[str, Any],
     facts: Callable[[Any], SeenCall | None],
@@ -347,10 +358,9 @@ def _timed(
     assert stopwatch is not None
     on_gpu = any(getattr(each, "is_cuda", False) for each in (*given, *named.values()))
     out, time_us = stopwatch.timed(lambda: original(*given, **named), on_gpu=on_gpu)
-    with contextlib.suppress(Exception):  # the first pass has told of it
-        found = facts(out)
-        if found is not None:
-            stopwatch.keep(found, time_us)
+    found = _described(out, shown, facts)
+    if found is not None:
+        stopwatch.keep(found, time_us)
     return out
 
 

@@ -104,8 +104,7 @@ def _serve(channel: Channel, hello: Hello) -> None:
         secret=hello.gate.secret,
         without=hello.gate.without,
     )
-    with contextlib.suppress(Exception, SystemExit):  # a trial meets a mistake in a problem as well
-        runner.warm_up(hello.warm)
+    warm_up(runner, session, hello.warm)
     channel.send(Opened(token=hello.token))
     blaming = functools.partial(_blaming, problem, session)
     while (request := channel.receive()) is not None:
@@ -150,6 +149,17 @@ def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> tuple
         return ()
     tiny, ordinary = tiny_case(problem, cases), ordinary_case(problem, cases)
     return examine(problem, tiny, session.torch_device, ordinary=ordinary)
+
+
+def warm_up(runner: TrialRunner, session: Session, warm: Sequence[Case]) -> None:
+    """A mistake in the problem is not reported here: the first trial meets it, and reports it. A
+    fault of the device ends this worker, so that another one takes its place."""
+    try:
+        runner.warm_up(warm)
+    except (Exception, SystemExit) as error:  # the user's code raises what it likes
+        if isinstance(error, RuntimeError) and session.fault(error):
+            raise
+        print(f"warming up failed: {error!r}", file=sys.stderr)
 
 
 def _prepare_ahead(runner: TrialRunner, request: PrepareRequest) -> None:
