@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import importlib.util
 import json
 import os
 import statistics
@@ -49,10 +51,11 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 def child(space: Path, device: str, count: int, seed: int, stages: Sequence[str]) -> None:
     """Prints a JSON line for each judgement. Imports evotune from the checkout on PYTHONPATH."""
-    from evotune.runs.kernel_executor import open_kernel_executor
-    from evotune.runs.setup import load_kernel_setup
     from evotune.trial import Configuration
-    from evotune.workers.executor import HELD_OUT, TIMED
+
+    opening, setups, executors = (_module(*names) for names in _MODULES)
+    open_kernel_executor, load_kernel_setup = opening.open_kernel_executor, setups.load_kernel_setup
+    HELD_OUT, TIMED = executors.HELD_OUT, executors.TIMED  # noqa: N806
 
     setup = load_kernel_setup(space, device)
     planner = setup.planner
@@ -88,6 +91,20 @@ def child(space: Path, device: str, count: int, seed: int, stages: Sequence[str]
                         print(json.dumps(found), flush=True)
         finally:
             executor.close()
+
+
+_MODULES = (
+    ("runs.kernel_executor", "engine.kernel_executor"),
+    ("runs.setup", "engine.setup"),
+    ("workers.executor", "execute.executor"),
+)
+"""Their names today, and those of checkouts up to d7303cd5."""
+
+
+def _module(*names: str) -> Any:
+    """The first of these modules of evotune that the checkout has."""
+    found = (name for name in names if importlib.util.find_spec(f"evotune.{name.split('.')[0]}"))
+    return importlib.import_module(f"evotune.{next(found)}")
 
 
 def _configurations(planner: Any, default: Any, count: int) -> Iterator[Any]:
@@ -174,8 +191,10 @@ def compared(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Iterato
 
 
 def commit(checkout: Path) -> str:
+    """The commit of a checkout; the name of a folder that is none."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return found.stdout.strip() or checkout.resolve().name
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -25,6 +25,11 @@ from evotune.user_code import trust
 # suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# A shell lets what it starts with `&` ignore Ctrl-C, and children inherit that: tests of Ctrl-C would
+# wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # No deadline: how long an example takes depends on how busy the machine is.
 settings.register_profile("evotune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("evotune")

@@ -216,12 +216,19 @@ def _kernels_refusal(
     strided = [spec for spec in problem.tensors(case) if spec.strides]
     if strides_untold(document, kernel, strided):
         return f"kernel {kernel.name} takes contiguous tensors only"
-    if isinstance(problem, HasFeatures):
-        told = names_told(document, kernel)
-        untold = [n for n, known_by in problem.features_of(case).items() if not known_by & told]
-        if untold:
-            return f"kernel {kernel.name} does not compute {', '.join(untold)}"
+    if missing := missing_features(document, kernel, problem, case):
+        return f"kernel {kernel.name} does not compute {', '.join(missing)}"
     return ""
+
+
+def missing_features(
+    document: SpaceDocument, kernel: KernelSpec, problem: Problem, case: Case
+) -> list[str]:
+    """The features of the case that no name tells the kernel of."""
+    if not isinstance(problem, HasFeatures):
+        return []
+    told = names_told(document, kernel)
+    return [name for name, known_by in problem.features_of(case).items() if not known_by & told]
 
 
 def served_cases(  # noqa: PLR0917

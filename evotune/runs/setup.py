@@ -21,6 +21,7 @@ from evotune.languages import language
 from evotune.problems import create_problem
 from evotune.problems.problem import Case, Problem, WrongKey, WrongSymbol
 from evotune.run_options import RunOptions
+from evotune.runs.champion_cases import missing_features
 from evotune.runs.folder import RunFolder
 from evotune.runs.given_cases import GIVEN_CASES, Skipped, kept_cases, stored_cases
 from evotune.runs.planning import Planner, architecture
@@ -306,6 +307,8 @@ def _kernel_setup(
         given, skipped = kept_cases(document, problem, cases, profile, stored=stored)
         spec = dataclasses.replace(spec, cases=given)
     bound, by_role = bind_space(document, spec, problem, profile)
+    if not stored and not spec.cases:
+        _refuse_missing_features(document, spec, problem)
     planner = Planner(document, bound, problem, by_role, profile, sources=sources, secret=secret)
     space_file = space_file_name(document)
     files = {space_file: document.text.encode(), **python}
@@ -437,6 +440,23 @@ def _cases(spec: ProblemSpec, problem: Problem, group: str) -> list[Case]:
                 place = spec.at("variants", j, name) if name in variant else spec.at(group, i, name)
                 raise place.error(str(error)) from error
     return found
+
+
+def _refuse_missing_features(document: SpaceDocument, spec: ProblemSpec, problem: Problem) -> None:
+    """Raises SpaceError at the first variant or shape with a feature that no kernel computes: every
+    trial of such a case would end in wrong_result."""
+    for group in ("shapes", "held_out"):
+        for i, shape in enumerate(getattr(spec, group)):
+            for j, variant in enumerate(spec.variants):
+                case = problem.case(shape, variant)
+                missing = [missing_features(document, k, problem, case) for k in document.kernels]
+                if all(missing):
+                    name = next((each for each in missing[0] if each in (*variant, *shape)), "")
+                    of_variant = name in variant or name not in shape and bool(variant)
+                    place = spec.at("variants", j, name) if of_variant else spec.at(group, i, name)
+                    kernel = document.kernels[0].name
+                    what = ", ".join(missing[0])
+                    raise place.error(f"kernel {kernel} does not compute {what}")
 
 
 # Refuses compiler options that are not on the list of their language.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from evotune.errors import UsageError
+from evotune.errors import SpaceError, UsageError
 from evotune.runs.given_cases import ATTENTION, spaces_for, why_none
-from evotune.runs.spaces import shipped_spaces
+from evotune.runs.inspect import check_space
+from evotune.runs.spaces import find_space, shipped_spaces
 from evotune.space.document import load_space
 from evotune.space.reading.case_file import CaseEntry
 from evotune.space.reading.yaml_source import Data
@@ -82,3 +85,27 @@ def test_features_go_to_spaces_that_compute_them() -> None:
     assert "attention-wgmma-features" in found
     assert "attention-wgmma" not in found
     assert why_none(spaces_for(windowed, "h200")) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "feature"),
+    [
+        ("variants: [{causal: false}", "variants: [{causal: true, softcap: 30}", "9:29", "softcap"),
+        ("head_dim: 64}]\n  var", "head_dim: 64, mask: bias}]\n  var", "8:61", "mask"),
+        ("seq_len: 500", "seq_len: 500, window_left: 9", "10:49", "window"),
+    ],
+)
+def test_a_case_of_the_file_with_a_feature_that_no_kernel_computes_is_a_mistake_at_its_place(
+    tmp_path: Path, old: str, new: str, where: str, feature: str
+) -> None:
+    """Each trial ended in wrong_result."""
+    shipped = find_space("attention-cpu")
+    text = shipped.read_text().replace(
+        "name: attention-cpu", f"name: own\nroot: {shipped.parents[1]}"
+    )
+    assert old in text
+    path = tmp_path / "own.yaml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(SpaceError, match=f"kernel cpu does not compute {feature}") as refused:
+        check_space(str(path), "cpu")
+    assert f"own.yaml:{where}:" in str(refused.value)
