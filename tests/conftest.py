@@ -25,7 +25,7 @@ from evotune.user_code import trust
 # suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A shell lets what it starts with `&` ignore Ctrl-C, and children inherit that: tests of Ctrl-C would
+# What a shell starts with `&` ignores Ctrl-C, and so do its children: tests of Ctrl-C would
 # wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

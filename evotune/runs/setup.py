@@ -452,7 +452,7 @@ def _refuse_missing_features(document: SpaceDocument, spec: ProblemSpec, problem
                 missing = [missing_features(document, k, problem, case) for k in document.kernels]
                 if all(missing):
                     name = next((each for each in missing[0] if each in (*variant, *shape)), "")
-                    of_variant = name in variant or name not in shape and bool(variant)
+                    of_variant = name in variant or (name not in shape and bool(variant))
                     place = spec.at("variants", j, name) if of_variant else spec.at(group, i, name)
                     kernel = document.kernels[0].name
                     what = ", ".join(missing[0])
