@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -88,18 +89,18 @@ def paths_of(
     causal, grouped = options["is_causal"], options["enable_gqa"]
     empty = empty_operator(q.device.type)
     operator = package._operator.public
-    serve = package._kernels.serve
+    serve, call = package._kernels.serve, call_type(module)
     calls, scale = package._calls, q.shape[3] ** -0.5
     through_operator = copy.copy(calls)
     through_operator._direct = None
     without = through_operator.public(None)
-    odd, odd_scale = unserved(package._kernels, tensors, causal, grouped)
+    odd, odd_scale = unserved(module, tensors, causal, grouped)
     replaced = with_hook(module)
     paths: dict[str, Callable[[], object]] = {
         "allocation": lambda: torch.empty_like(q),
         "empty op": lambda: empty(q, k, v, causal, None, grouped),
         "package": lambda: module.attention(q, k, v, **options),
-        "package, ctypes": lambda: serve(q, k, v, causal, None, grouped),
+        "package, ctypes": lambda: serve(call(q, k, v, causal, None, grouped)),
         "operator": lambda: operator(q, k, v, causal, None, grouped),
         "operator, graph": lambda: package._operator.served(q, k, v, causal, scale, grouped),
         "hook": lambda: replaced(q, k, v, **options),
@@ -142,7 +143,7 @@ def modes_of(
     """A row for each path in each state. In a state all paths take turns."""
     q, k, v = tensors
     causal, grouped = options["is_causal"], options["enable_gqa"]
-    odd, scale = unserved(module._loaded._kernels, tensors, causal, grouped)
+    odd, scale = unserved(module, tensors, causal, grouped)
     mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     masked = {"attn_mask": mask, "enable_gqa": grouped}
     before, replaced = F.scaled_dot_product_attention, with_hook(module)
@@ -165,14 +166,20 @@ def modes_of(
     return rows
 
 
+def call_type(module: Any) -> Any:
+    """The package's class of a call's arguments."""
+    return sys.modules[f"{module.__name__}._attention_package"].Call
+
+
 def unserved(
-    kernels: Any, tensors: tuple[torch.Tensor, ...], causal: bool, grouped: bool
+    module: Any, tensors: tuple[torch.Tensor, ...], causal: bool, grouped: bool
 ) -> tuple[list[torch.Tensor], float]:
     """Tensors a little shorter, and a scale, that no kernel serves."""
+    kernels, call = module._loaded._kernels, call_type(module)
     for scale in (tensors[0].shape[3] ** -0.5, 0.3):
         for rows in (1, tensors[0].shape[2] // 3):
             odd = [t[:, :, : max(1, t.shape[2] - rows)].contiguous() for t in tensors]
-            if kernels.serve(*odd, causal, scale, grouped) is None:
+            if kernels.serve(call(*odd, causal, scale, grouped)) is None:
                 return odd, scale
     raise SystemExit("the package serves every case that was tried: choose another --case")
 

@@ -6,13 +6,15 @@ python docs/generate.py            # a test fails when the files are not what th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from evotune.cli.main import application
+from evotune.cli.options import global_options
 from evotune.space.counting.expansion import FULL, SHOWN_S
 from evotune.space.reading.schema import schema_text
 
@@ -38,47 +40,111 @@ _SECTIONS = {
 }
 
 
+_EXIT_CODES = {
+    0: "done",
+    1: "no valid candidate, none confirmed, a failed check, or a regression",
+    2: "a mistake in the space, in the problem or in the command",
+    3: "the machine lacks something",
+    4: "a run's files are damaged",
+    5: "another process uses the run or the GPU",
+    6: "undecided: the machine is too noisy",
+    130: "interrupted; the run can be resumed",
+}
+_MANY = 4
+"""As many commands share an option whose text stands once, at the top of the page."""
+_HEAD = "| option | value | |\n|---|---|---|"
+
+
 def cli_reference() -> str:
-    """Every command with its arguments, options and example."""
+    """Tables of commands, exit codes and shared options; then each command with its own options."""
     context = click.Context(application, info_name="evotune")
+    commands = {
+        name: command
+        for name in application.list_commands(context)
+        if (command := application.get_command(context, name))
+    }
+    texts = Counter(each.help for one in commands.values() for each in _options(one))
+    shared = {
+        each.help: each
+        for command in commands.values()
+        for each in _options(command)
+        if texts[each.help] >= _MANY
+    }
     parts = [
         "# Commands\n",
         "<!-- written by docs/generate.py -->\n",
-        "Every command takes `--color auto|always|never` (auto honours NO_COLOR), `-q` for no "
-        "progress, `-v` for more detail, and `-h` for help, before or after its name.\n",
-        "Data goes to stdout, progress to stderr. Exit codes: 0 done; 1 no valid candidate, "
-        "none confirmed, a failed check, a regression; 2 usage or space error; 3 environment; "
-        "4 store damaged; 5 run locked; 6 undecided, too noisy; 130 interrupted, resumable.\n",
+        "Data goes to stdout, progress to stderr.\n",
+        "| command | what it does |\n|---|---|",
+        *(f"| [`{name}`](#{name}) | {_cell(_first(one))} |" for name, one in commands.items()),
+        "",
+        "| exit code | meaning |\n|---|---|",
+        *(f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES.items()),
+        "",
+        "Every command takes these options, before or after its name:\n",
+        _HEAD,
+        *map(_row, global_options()),
+        "| `-h, --help` |  | Show the command's help. |",
+        "",
+        "A command's section names which of these options it takes too:\n",
+        _HEAD,
+        *(_row(each, choices=False) for each in shared.values()),
+        "",
     ]
-    for name in application.list_commands(context):
-        command = application.get_command(context, name)
-        assert command is not None
-        parts.append(_command(name, command, context))
+    parts += (_command(name, one, context, shared) for name, one in commands.items())
     return "\n".join(parts)
 
 
-def _command(name: str, command: click.Command, above: click.Context) -> str:
+def _command(
+    name: str, command: click.Command, above: click.Context, shared: Container[str | None]
+) -> str:
     context = click.Context(command, info_name=name, parent=above)
     pieces = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
     usage = " ".join(["evotune", name, "[OPTIONS]", *pieces])
-    lines = [f"## {name}\n", f"```\n{usage}\n```\n", _paragraphs(command.help or ""), ""]
-    rows = [
-        (", ".join(option.opts), option.metavar or _choices(option), option.help or "", option)
+    example = (command.epilog or "").replace("\b", "").replace("Example:", "").strip()
+    lines = [f"## {name}\n", f"```\n{usage}\n{example}\n```\n", _paragraphs(command.help or ""), ""]
+    own = [option for option in _options(command) if option.help not in shared]
+    if own:
+        lines += [_HEAD, *map(_row, own), ""]
+    also = [_short(option) for option in _options(command) if option.help in shared]
+    if also:
+        lines += [f"{'Also' if own else 'Options'}: {', '.join(also)}.", ""]
+    return "\n".join(lines)
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    """Those that a command's help shows, without the global ones."""
+    return [
+        option
         for option in command.params
         if isinstance(option, click.Option)
         and option.name not in _GLOBAL
         and option.help
         and not option.hidden
     ]
-    if rows:
-        lines += ["| option | value | |", "|---|---|---|"]
-        for names, value, text, option in rows:
-            default = f" Default: `{option.default}`." if option.show_default else ""
-            lines.append(f"| `{names}` | {_cell(value)} | {_cell(text)}{default} |")
-        lines.append("")
-    example = (command.epilog or "").replace("\b", "").replace("Example:", "").strip()
-    lines.append(f"```\n{example}\n```\n")
-    return "\n".join(lines)
+
+
+def _row(option: click.Option, *, choices: bool = True) -> str:
+    """A row of a table of options. Without `choices` it leaves out those of a command."""
+    value, default = option.metavar or _choices(option), ""
+    if isinstance(option.type, click.Choice) and not choices:
+        value = ""
+    elif option.show_default:
+        taken = option.opts[0] if option.default is True else option.default
+        default = f" Default: `{taken}`."
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    return f"| `{names}` | {_cell(value)} | {_cell(option.help or '')}{default} |"
+
+
+def _short(option: click.Option) -> str:
+    """A shared option, with the values that only this command has."""
+    if isinstance(option.type, click.Choice):
+        return f"`{option.opts[-1]} {_choices(option)}` (default `{option.default}`)"
+    return f"`{option.opts[0]}`"
+
+
+def _first(command: click.Command) -> str:
+    """The first sentence of a command's help, without its period."""
+    return " ".join((command.help or "").split("\n\n")[0].split()).removesuffix(".")
 
 
 def _choices(option: click.Option) -> str:

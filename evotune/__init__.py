@@ -7,8 +7,9 @@
     softmax = run.best.kernel()                  # a function of torch tensors
 
 `tune` searches a space, given as a file or as objects (`Space`, `CudaKernel`, …), and `open_run`
-opens an earlier run; both return a `Run`. `record` lists the calls of attention that a model makes,
-and `tune_family` tunes the shipped attention spaces for such a list.
+opens an earlier run; both return a `Run`. `tune_model` tunes attention for a PyTorch model and
+measures what it gains. `record` lists the calls of attention that a model makes, and `tune_family`
+tunes the shipped attention spaces for such a list.
 `check`, `compile`, `gate` and `replay` do the same as the commands of these names. Nothing is
 imported before it is used.
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from evotune.api.checking import Verdict, check, compile, gate
     from evotune.api.family import tune_family
     from evotune.api.family_run import FamilyRun, open_family
+    from evotune.api.model_package import ModelPackage
+    from evotune.api.model_tuning import tune_model
     from evotune.api.recording_calls import Calls, record, recording
     from evotune.api.run import Candidate, Run, open_run
     from evotune.api.tuning import replay, tune
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         powers_of_two,
         values,
     )
+    from evotune.space.objects import PythonCallable as Callable
     from evotune.trial import Configuration, Outcome, Trial
 
 _OBJECTS = "evotune.space.objects"
@@ -57,6 +61,8 @@ _PLACES = {
     "FamilyRun": "evotune.api.family_run",
     "open_family": "evotune.api.family_run",
     "tune_family": "evotune.api.family",
+    "ModelPackage": "evotune.api.model_package",
+    "tune_model": "evotune.api.model_tuning",
     "Calls": "evotune.api.recording_calls",
     "record": "evotune.api.recording_calls",
     "recording": "evotune.api.recording_calls",
@@ -68,6 +74,7 @@ _PLACES = {
     "Problem": "evotune.problems.user:UserProblem",
     "Strategy": "evotune.search.catalog:AskTell",
     "Argument": _OBJECTS,
+    "Callable": f"{_OBJECTS}:PythonCallable",
     "Constraint": _OBJECTS,
     "CppKernel": _OBJECTS,
     "CudaKernel": _OBJECTS,
@@ -89,6 +96,7 @@ _PLACES = {
 
 __all__ = [
     "Argument",
+    "Callable",
     "Calls",
     "Candidate",
     "Configuration",
@@ -98,6 +106,7 @@ __all__ = [
     "EvotuneError",
     "FamilyRun",
     "Launch",
+    "ModelPackage",
     "Outcome",
     "Problem",
     "Run",
@@ -124,6 +133,7 @@ __all__ = [
     "replay",
     "tune",
     "tune_family",
+    "tune_model",
     "values",
 ]
 

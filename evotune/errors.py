@@ -58,14 +58,14 @@ class ProblemMistake(EvotuneError):
 
 
 class EnvironmentProblem(EvotuneError):
-    """This machine lacks something; the message ends with how to get it."""
+    """This machine lacks something. The message ends with the way to get it."""
 
     exit_code = 3
 
 
 class NoSuchGpu(EnvironmentProblem):
-    """The GPU that was asked for is not here: `model`, or "" for any GPU. Kernels can still be
-    compiled for it."""
+    """The requested GPU is absent. `model`: the requested model, or "" for any GPU. Kernels can
+    still be compiled for it."""
 
     def __init__(self, message: str, model: str = "") -> None:
         self.model = model

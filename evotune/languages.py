@@ -15,10 +15,10 @@ def _takes_none(option: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The texts that `init` fills a folder with. They lie in `package`, under `templates/`.
+    """The texts from which `init` makes a folder. They lie in `package`, under `templates/`.
 
     - kernel, space: the files' names.
-    - arguments: further arguments, as Python text, of the call of `evotune compile` in a test.
+    - arguments: additional arguments, as Python text, for the call of `evotune compile` in a test.
     - taken: names that the kernel's file cannot have.
     """
 
@@ -37,10 +37,11 @@ class Language:
     suffixes: tuple[str, ...]
     """The suffixes of its files, with the dot."""
     stated_suffixes: tuple[str, ...] = ()
-    """Further suffixes, of files that could be in another language too: a space states `language:`.
+    """Suffixes of files that could also be in another language, so that a space must state
+    `language:`.
     """
     needs: str = ""
-    """The things that a machine needs to run its kernels, in words."""
+    """What a machine needs to run kernels of the language, in words."""
     launched: bool = False
     """Whether a space states a kernel's launches and may have conditions on the compiler's figures,
     as on a GPU."""
@@ -62,6 +63,9 @@ class Language:
     """The types of arguments that the compiler adds after the kernel's own; all are passed as 0."""
     runs_when_compiled: bool = False
     """Whether compiling a kernel executes its file."""
+    builds_each_case: bool = False
+    """Whether the worker builds the kernel for each case: from the configuration's own values and
+    all symbols of the case, and with all tensors by name. A space then states no arguments."""
     takes_option: Callable[[str], bool] = _takes_none
     """Whether a space may give the compiler an option."""
     options_in_words: str = "none"
@@ -84,13 +88,12 @@ def all_languages() -> Iterator[Language]:
 
 
 def find_language(name: str) -> Language | None:
-    """The language of that name, or None if no backend has it."""
+    """The language `name`; None if no backend has it."""
     return next((found for found in all_languages() if found.name == name), None)
 
 
 def language(name: str) -> Language:
-    """The language of that name, as a valid space names it. Raises KeyError if no backend has
-    it."""
+    """The language `name` of a valid space. Raises KeyError if no backend has it."""
     found = find_language(name)
     if found is None:
         raise KeyError(name)

@@ -1,6 +1,7 @@
-"""The version of evotune, the packages that it requires, and what is said without one of them.
+"""The version of evotune, the packages that it requires, and the messages if one is missing or no
+memory is left.
 
-It also says that no memory is left. This module imports no such package, and no module that does.
+This module imports no required package, and no module that imports one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REQUIRED = {
     "rich": "rich",
     "click": "click",
 }
-"""The module to import, by pip's name of the package."""
+"""The required packages: the module to import, by the package's name for pip."""
 
 _ENVIRONMENT = 3
 
@@ -78,7 +79,7 @@ def provider(module: str | None) -> str | None:
 
 
 def say_missing(name: str) -> int:
-    """Prints that the package is missing; returns the exit code. `doctor` prints more, so it does
+    """Prints that the package is missing, and returns the exit code. `doctor` prints more and does
     not use this."""
     text = f"error: not installed: {name}; `evotune doctor` shows how to get it"
     print(text, file=sys.stderr)
@@ -119,8 +120,8 @@ _WITHOUT_AN_ERROR = "returned NULL without setting an exception"
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether the error comes from a lack of memory. It may be an error that a package raised
-    instead: if a library cannot be loaded for that reason, Python raises ImportError."""
+    """Whether the error comes from a lack of memory. It may be another error: if a library cannot
+    be loaded for lack of memory, for example, Python raises ImportError."""
     return any(
         isinstance(each, MemoryError)
         or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
@@ -136,7 +137,7 @@ def _is_limited() -> bool:
 
 
 def say_no_memory(error: BaseException) -> int:
-    """Tells the user in one line; returns the exit code."""
+    """Prints that no memory is left, and returns the exit code."""
     what = str(error).strip() if isinstance(error, MemoryError) else ""
     line = f"error: no memory is left{f': {what}' if what else ''}"
     print("".join(filter(str.isprintable, line)), file=sys.stderr)

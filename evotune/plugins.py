@@ -1,8 +1,8 @@
 """Backends, problems and strategies by name: evotune's own, and those of installed packages.
 
-A package names its plugins in the entry points of its metadata. They are looked for only when
-evotune's own do not have the name, so that start-up stays fast. A broken package is an error for a
-command that needs one of its plugins, and a line in a listing of all plugins.
+A package names its plugins in the entry points of its metadata. evotune searches them only if none
+of its own has the name, so that start-up stays fast. A broken package is an error for a command
+that needs one of its plugins, and a line in a listing of all plugins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Plugin:
 
 
 class Group:
-    """All plugins of one kind. Messages call one a `kind`; each has the attributes `needed`."""
+    """All plugins of one kind. `kind`: the word for one in messages. `needed`: the attributes that
+    each must have."""
 
     def __init__(self, group: str, kind: str, needed: Sequence[str], rooms: str = "") -> None:
         """`rooms` is evotune's own package of this kind; each of its folders has one as `ROOM`."""
@@ -40,7 +41,7 @@ class Group:
         self._rooms = rooms
 
     def own(self) -> dict[str, object]:
-        """The objects that evotune brings, by the names of their folders."""
+        """evotune's own objects, by the names of their folders."""
         return _own(self._rooms) if self._rooms else {}
 
     def names(self) -> tuple[str, ...]:

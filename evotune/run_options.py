@@ -59,7 +59,7 @@ _Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 class RunOptions(SearchSettings):
     """The settings of the search, and the rest of a run's options.
 
-    - `strategy`: its name, or `module:Class` of a user's own.
+    - `strategy`: the name of the strategy, or `module:Class` for a user's own.
     - `trials`, `minutes`, `compiles` (trials that reached a compiler), `speedup` (to reach) and
       `no_improvement` (trials in a row without a better one) end the run; None: no such limit.
     - `champions`: how many of the best trials to confirm.
@@ -79,12 +79,12 @@ class RunOptions(SearchSettings):
 
     @property
     def seconds(self) -> float | None:
-        """The limit of the whole run, from `minutes`."""
+        """The limit on the whole run in s, from `minutes`."""
         return None if self.minutes is None else 60 * self.minutes
 
     def replaced(self, given: Mapping[str, Json]) -> RunOptions:
-        """With the values `given` by name; None leaves a value as it is. Raises UsageError for a
-        value of another type or range."""
+        """The options with the values `given` by name; None leaves a value unchanged. Raises
+        UsageError for a value of another type or range."""
         wanted = {name: value for name, value in given.items() if value is not None}
         try:
             return msgspec.convert({**self.to_json(), **wanted}, RunOptions)
@@ -93,7 +93,7 @@ class RunOptions(SearchSettings):
             raise UsageError(f"{place.strip('`').removeprefix('$.')}: {what.lower()}") from error
 
     def to_json(self) -> dict[str, Json]:
-        """The form in a run's store."""
+        """The options in the form that a run's store has."""
         found: dict[str, Json] = msgspec.to_builtins(self)
         return found
 

@@ -1,8 +1,8 @@
 """The values that all parts of evotune share: Configuration, Outcome, Trial.
 
-All are immutable and go to JSON and back without loss, since the run's store, the worker
-processes and the reports use them. `OBJECTIVES` are figures of a valid outcome; for each, higher
-is better.
+All are immutable and convert to JSON and back without loss, because the run's store, the worker
+processes and the reports use them. `OBJECTIVES` are figures of a valid outcome; for each, higher is
+better.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def throttled_by(state: DeviceState) -> tuple[str, ...]:
 
 
 def parse_json(text: str) -> Json:
-    """`json.loads` in a fraction of its time, as a store holds millions of texts."""
+    """Like `json.loads`, but much faster, because a store has millions of texts."""
     try:
         return _decode(text)
     except ValueError:  # msgspec is strict: it also refuses NaN and half of a surrogate pair
@@ -58,8 +58,8 @@ def parse_json(text: str) -> Json:
 class Configuration(Mapping[str, Value]):
     """One value for every parameter of a space, in the space's order; hashable.
 
-    Inactive conditional parameters hold their canonical value, so equal configurations
-    are equal objects. `key` is the canonical text: compact JSON with the names in order.
+    Inactive conditional parameters have their canonical value, so equal configurations are equal
+    objects. `key` is the canonical text: compact JSON with the names in order.
     """
 
     __slots__ = ("_key", "_values")
@@ -111,7 +111,7 @@ class Configuration(Mapping[str, Value]):
 
 
 class OutcomeKind(enum.StrEnum):
-    """How a trial ended. Only OK carries a fitness."""
+    """How a trial ended. Only OK has a fitness."""
 
     OK = "ok"
     REJECTED = "rejected"  # a constraint or a device limit, before any compiler ran
@@ -133,11 +133,13 @@ class OutcomeKind(enum.StrEnum):
     UNDECIDED = "undecided"  # the machine was too busy to judge a time: neither right nor wrong
 
 
+ACCEPTED = "accepted by same"
+"""Detail of a passed check in which the problem itself judged the outputs."""
 CUT_SHORT = "cut_short"
 """Flag of a confirmation that had no time for all checks or processes. Skipped checks say which,
-and the domain holds what was executed."""
+and the domain has only what was executed."""
 TOO_NOISY = "the machine is too noisy"
-"""So the reason of an undecided outcome begins, after the case."""
+"""The first words of an undecided outcome's reason, after the case."""
 QUARANTINED = "quarantined"
 """Flag of an outcome: the configuration ended two workers, and was alone in the second one."""
 
@@ -216,8 +218,8 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class ExecutedLengths(msgspec.Struct, frozen=True):
-    """The lengths `name` that were executed one by one, with these ratios of sizes (`alike`). At
-    large lengths one length for each remainder mod the tile sizes represents the others."""
+    """The lengths of the quantity `name` that were executed one by one, with these ratios of sizes
+    (`alike`). Of large lengths, one for each remainder mod the tile sizes represents the others."""
 
     name: str
     alike: Mapping[str, int]
@@ -227,16 +229,17 @@ class ExecutedLengths(msgspec.Struct, frozen=True):
 class Region(msgspec.Struct, frozen=True, omit_defaults=True):
     """The cases of one binary on which a champion was right.
 
-    - fixed: the values that they all share (dtype, mask, a size that is compiled in).
-    - ranges: the least and the greatest value of everything else.
+    - fixed: the values that all cases share (dtype, mask, a size that is compiled in).
+    - ranges: the least and the greatest value of every other quantity.
     - cases: the number of cases.
-    - pairs: for each two sizes the bands that were executed together; see
-      `evotune.problems.executed_sizes`. Empty in an older store.
+    - pairs: for each pair of sizes, the bands that were executed together
+      (`evotune.problems.executed_sizes`). Empty in an older store.
     - executed: the lengths that were executed one by one; None in an older store, and if none had
       to be.
+    - mask_sizes: the ways in which masks were broadcast; see `evotune.problems.problem.Place`.
 
-    A case is inside if it has the fixed values, none of its other values is out of range, and the
-    bands of each two of its sizes were executed together.
+    A case is inside if it has the fixed values, none of its other values is out of range, the
+    bands of each two of its sizes were executed together, and its mask is broadcast as one was.
     """
 
     fixed: Mapping[str, Value]
@@ -244,13 +247,14 @@ class Region(msgspec.Struct, frozen=True, omit_defaults=True):
     cases: int
     pairs: Mapping[str, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)
     executed: tuple[ExecutedLengths, ...] | None = None
+    mask_sizes: tuple[str, ...] = ()
 
 
 class Domain(msgspec.Struct, frozen=True):
     """The cases and the device on which a champion was checked. Anything not tried is outside.
 
     - device: the device's model.
-    - multiprocessors: their number; 0 on a CPU.
+    - multiprocessors: the number of multiprocessors; 0 on a CPU.
     - regions: the cases.
     - layout: the layouts of the tensors, by name.
     """
@@ -274,7 +278,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     - log: the end of the compiler's or the worker's output.
     - stage_s: seconds in each stage.
     - resources: the compiler's figures (registers, shared bytes, spills, ...).
-    - domain: where a champion was checked; only in a confirmation that passed.
+    - domain: the cases on which a champion was checked; only in a confirmation that passed.
     """
 
     kind: OutcomeKind
@@ -303,12 +307,13 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def undecided(self) -> bool:
-        """Whether the machine was too noisy to judge the kernel, which was not measured then."""
+        """Whether the machine was too noisy to judge the kernel, which then counts as not
+        measured."""
         return self.kind is OutcomeKind.UNDECIDED
 
     @property
     def device_state(self) -> Mapping[str, Figure | Mapping[str, Figure]]:
-        """What the device reported after the trial: clocks, power, temperature."""
+        """The clocks, power and temperature that the device reported after the trial."""
         found = self.resources.get("device")
         return found if isinstance(found, Mapping) else {}
 
@@ -319,7 +324,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def recorded_time_us(self) -> float | None:
-        """The time that a recorded space has of the configuration; None in any other run."""
+        """The configuration's time in a recorded space; None in any other run."""
         time_ms = self.resources.get("time_ms")
         return time_ms * 1000 if self.ok and isinstance(time_ms, int | float) else None
 

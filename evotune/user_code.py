@@ -1,10 +1,10 @@
 """Code of users that evotune executes: kernels in any language, and problems.
 
-Code that lies in or under the working folder is executed without asking, as a script there would
-be. Code from any other folder, and the copies of code in a run's folder, wherever that lies, are
-executed only after the user agreed (`Trust.ask`). The user agrees to a file's content, and the
-agreement is kept (`agreed_hashes`): the copies that a run makes need no second agreement, nor does
-a later process. Code that ships with evotune needs none.
+Code in the working folder or below it is executed without asking, as a script there would be. Code
+from any other folder, and the copies of code in any run's folder, are executed only after the user
+has agreed (`Trust.ask`). The user agrees to a file's content, and evotune stores the agreement
+(`agreed_hashes`). So neither the copies that a run makes nor a later process need a second
+agreement. Code that ships with evotune needs none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Trust:
 
     @contextlib.contextmanager
     def all_agreed(self) -> Iterator[None]:
-        """Within the block `require` asks nobody, in any thread. Blocks of threads may overlap."""
+        """A block in which `require` never asks, in any thread. Blocks of several threads may
+        overlap."""
         with self._lock:
             self._trusting += 1
         try:
@@ -58,11 +59,12 @@ class Trust:
                 self._trusting -= 1
 
     def agree(self, sha256: str) -> None:
-        """Agrees for this process only; the process that passed the file has asked the user."""
+        """Agrees for this process only, because the process that passed the file has asked the
+        user."""
         self._agreed.add(sha256)
 
     def own(self, content: bytes) -> None:
-        """Agrees to code that the caller's own process holds, in a later process too."""
+        """Agrees, also for later processes, to code that the caller's own process already has."""
         sha256 = hashlib.sha256(content).hexdigest()
         if sha256 not in agreed_hashes():
             keep_hashes([sha256])
@@ -91,7 +93,7 @@ trust = Trust()
 def run_content(name: str, file_name: str, content: bytes) -> ModuleType:
     """The module `name` made of exactly these bytes, not of a newer file or of cached bytecode.
 
-    Messages call it `file_name`. Errors of the code pass through. The module is not entered into
+    Messages call it `file_name`. Errors of the code propagate. The module is not entered into
     `sys.modules`.
     """
     loader = _ContentLoader(file_name, content)
@@ -147,8 +149,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 def agreed_hashes() -> frozenset[str]:
     """The SHA-256 of each file that the user agreed to, in hexadecimal.
 
-    They are in a file in the user's state folder, one a line. Other lines are ignored. A file that
-    cannot be read or written is no error: evotune then asks again.
+    They are stored in a file in the user's state folder, one a line; other lines are ignored. If
+    the file cannot be read or written, evotune asks again.
     """
     path = _file()
     try:

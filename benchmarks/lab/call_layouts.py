@@ -116,6 +116,16 @@ LAYOUTS: dict[str, Callable[[Draw, torch.Tensor], torch.Tensor]] = {
 }
 
 
+MASK_LAYOUTS: dict[str, Callable[[Draw, torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
+    **{
+        name: lambda draw, values, _, lay=lay: lay(draw, values)
+        for name, lay in LAYOUTS.items()
+        if name != "far"
+    },
+    "expanded": lambda draw, values, whole: draw.kept(values).expand(whole),
+}
+
+
 def _without(place: int) -> Callable[[Shapes, int], Shapes]:
     """Nothing along one dimension: of q, of k and v, or of all."""
 

@@ -36,7 +36,7 @@ PATHS = ("hook", "attention", "operator")
 SDPA, KERNELS, JUDGE = "SDPA", "kernels", "judge"
 _DEVICE_LOST = ("CUDA error", "device-side assert", "AcceleratorError")
 _SDPA = torch._C._nn.scaled_dot_product_attention
-_OF_THE_FUNCTION = {"is_causal", "scale", "enable_gqa"}
+_OF_THE_FUNCTION = {"is_causal", "scale", "enable_gqa", "attn_mask"}
 _FEW = 64
 _REPEATED = 16  # gradients of SDPA on a GPU add up in any order
 
@@ -144,9 +144,10 @@ class Judge:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        attn_mask: Any = None,
     ) -> Any:
         attempt = self._module._loaded._calls.attempt
-        return attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+        return attempt(q, k, v, attn_mask, 0.0, is_causal, scale, enable_gqa)
 
     def _by(self, path: str, call: RandomCall) -> Result:
         if path == "attention":
@@ -323,8 +324,9 @@ class Limit:
         if self._reference is None:
             self._compute(dtype)
         assert self._reference is not None
-        # Of a causal call the reference has NaN also where a hidden key is NaN.
-        hides = self._call.options.get("is_causal", False)
+        # The reference has NaN also where a hidden key is NaN.
+        options = self._call.options
+        hides = options.get("is_causal", False) or options.get("attn_mask") is not None
         if not hides and bool((self._reference.isnan() & ~out.isnan()).any()):
             return "numbers in place of NaN"
         limited = self._limits.isfinite() & self._reference.isfinite()
@@ -345,11 +347,22 @@ class Limit:
             **{"seq_len_q": rows, "seq_len_k": keys, "head_dim": head_dim},
         }
         problem = Attention(str(dtype).removeprefix("torch."))
+        inputs = dict(zip(("q", "k", "v"), given, strict=True))
+        mask = call.options.get("attn_mask")
+        if mask is not None:
+            shape |= {"mask": "bool" if mask.dtype == torch.bool else "bias"}
+            mask = mask.detach().resolve_neg().expand(batch, heads, rows, keys).contiguous()
+            if mask.dtype == torch.bool:
+                mask = mask.to(torch.uint8)
+            elif call.context.startswith("autocast "):
+                mask = mask.to(dtype)
+            if mask.dtype not in (dtype, torch.uint8):
+                shape["mask_dtype"] = str(mask.dtype).removeprefix("torch.")
+            inputs["attn_mask"] = mask
         case = problem.case(shape, {"causal": call.options.get("is_causal", False)})
         if call.options.get("scale") is not None:  # of any sign
             symbols = {**case.symbols, "softmax_scale": float(call.options["scale"])}
             case = dataclasses.replace(case, symbols=symbols)
-        inputs = dict(zip(("q", "k", "v"), given, strict=True))
         reference = problem.reference(case, inputs)
         self._reference = reference["out"]
         self._limits = problem.tolerances(case, inputs, reference)["out"]

@@ -1,7 +1,7 @@
 """Makes random calls of an exported attention package, and compares each with SDPA and float64.
 
     python benchmarks/lab/export_random_calls.py PACKAGE [--calls 20000] [--seed 0] [--minutes M]
-        [--processes 1] [--first N] [-o FILE]
+        [--processes 1] [--first N] [--masks] [-o FILE]
 
 PACKAGE is the package's module folder (DIR/NAME of `evotune export`). Each call is made by SDPA, by
 NAME.attention, by torch.ops.NAME.attention and by F.scaled_dot_product_attention while the package
@@ -17,6 +17,9 @@ is a finding, listed under `crashes`, unless PyTorch does the same without the p
 `own_crashes` lists two kinds of calls. In the first, SDPA alone ended the child (`by`: "SDPA"). In
 the second, the package's path ended it, and so did the same calls with SDPA in its place ("SDPA in
 the place of PATH"). Of such a call, kernels alone are judged.
+
+With `--masks` each call has a mask: three in four have nothing unusual, and the others are as
+without it. `masked` has the number of calls with a mask, and of those that a kernel served.
 
 Most calls of a kind that is known to crash SDPA (sdpa_crashes.py) are drawn again: `left_out`.
 `--minutes` ends a campaign before its last call; `left` are the [first, last] calls not made.
@@ -46,7 +49,7 @@ from typing import Any
 
 import call_contexts
 import torch
-from call_verdicts import JUDGE, KERNELS, RIGHT, SDPA, DeviceLost, Judge
+from call_verdicts import JUDGE, KERNELS, RIGHT, SDPA, SERVED, DeviceLost, Judge
 from exported import facts, opened
 from random_calls import Calls, RandomCall
 
@@ -69,12 +72,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first call")
     parser.add_argument("--processes", type=int, default=1, help="so many at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then it ends")
+    parser.add_argument("--masks", action="store_true", help="each call has a mask")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.calls)
     if os.environ.get(_PARENTS):
         faulthandler.enable()
-        child_calls = made(opened(options.package), options.seed, numbers, os.environ[_PARENTS])
+        package, manner = opened(options.package), os.environ[_PARENTS]
+        child_calls = made(package, options.seed, numbers, manner, options.masks)
         for line in child_calls:
             print(json.dumps(line), flush=True)
         return 0
@@ -86,7 +91,9 @@ def main() -> int:
     return 1 if record["findings"] or record["crashes"] else 0
 
 
-def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) -> Iterator[Line]:
+def made(
+    module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE, masks: bool = False
+) -> Iterator[Line]:
     """For each call a line before it, one before each path that is printed at once, and one with
     its verdicts; a line of misses at the end."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)
@@ -95,7 +102,7 @@ def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) 
         if os.environ.get(_PARENTS):
             print(json.dumps({"path": path}), flush=True)
 
-    calls, judge = Calls(module, seed, call_contexts.WEIGHTED), Judge(module, say)
+    calls, judge = Calls(module, seed, call_contexts.WEIGHTED, masks), Judge(module, say)
     for number in numbers:
         yield {"call": number, "path": _DRAWING}
         call = calls.call(number)
@@ -105,7 +112,7 @@ def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) 
         except DeviceLost as error:
             yield {"call": number, "lost": str(error)}
             return
-        words = call.words
+        words, is_masked = call.words, call.options.get("attn_mask") is not None
         del call
         if torch.cuda.is_available() and torch.cuda.memory_reserved() > _KEPT_BYTES:
             torch.cuda.empty_cache()  # several processes share the GPU
@@ -113,6 +120,7 @@ def made(module: ModuleType, seed: int, numbers: range, manner: str = _PACKAGE) 
         yield {
             "call": number,
             "right": {path: verdict for path, verdict in found.items() if verdict in RIGHT},
+            **({"masked": found.get("hook") == SERVED} if is_masked else {}),
             **({"wrong": wrong, "words": words} if wrong else {}),
         }
     yield {"misses": module.info()["misses"]}
@@ -139,6 +147,7 @@ class Tally:
     misses: dict[str, Line] = field(default_factory=dict)
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
     left: list[list[int]] = field(default_factory=list)
+    masked: dict[str, int] = field(default_factory=lambda: {"calls": 0, "served": 0})
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, line: Line) -> None:
@@ -151,6 +160,9 @@ class Tally:
             known = self.misses.setdefault(kind, {"count": 0, "first": miss["first"]})
             known["count"] += miss["count"]
         self.left_out.update(line.get("left_out", ()))
+        if "masked" in line:
+            self.masked["calls"] += 1
+            self.masked["served"] += line["masked"]
         if "right" in line:
             self.calls += 1
             for path, verdict in line["right"].items():
@@ -168,6 +180,7 @@ class Tally:
 
         return {
             "calls": self.calls,
+            "masked": self.masked,
             "verdicts": {
                 path: dict(sorted(c.items())) for path, c in sorted(self.verdicts.items())
             },
@@ -257,6 +270,7 @@ class Child:
     ) -> None:
         words = [str(options.package), "--seed", str(options.seed)]
         words += ["--first", str(numbers.start), "--calls", str(len(numbers))]
+        words += ["--masks"] if options.masks else []
         threads = max(1, (os.cpu_count() or 1) // options.processes)
         usual = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-import transformers_models as models
 from exported import device_of, dtype_of
 from feature_cases import Bert, Decode, GptOss, Mistral, bert_of, decode_of, gpt_oss_of, mistral_of
+from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION, VARLEN, PAGED = "attention", "attention_varlen", "attention_paged"
 Call = Callable[[], torch.Tensor]
@@ -50,6 +50,46 @@ class Item:
     build: Callable[[ModuleType, bool], Built]
 
 
+_NONE = "no_attention"
+_namespace: Any = torch.library.Library("evotune_models", "DEF")
+_namespace.define("no_attention(Tensor q, Tensor k, Tensor v) -> Tensor")
+
+
+def _no_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The output's memory, as (batch, length, heads, head_dim), with any values."""
+    batch, heads, rows, _ = q.shape
+    return q.new_empty(batch, rows, heads, v.shape[3])
+
+
+_namespace.impl("no_attention", _no_attention, "CompositeExplicitAutograd")
+_namespace._register_fake("no_attention", _no_attention)
+
+
+def _register_none() -> None:
+    """Makes _NONE a value of attn_implementation in transformers."""
+
+    def none(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *_: Any,
+        **named: Any,
+    ) -> tuple[torch.Tensor, None]:
+        return torch.ops.evotune_models.no_attention(query, key, value), None
+
+    AttentionInterface.register(_NONE, none)
+    AttentionMaskInterface.register(_NONE, lambda *_, **__: None)
+
+
+def _with_attention(model: Any, implementation: str) -> Any:
+    """A copy of the model with the same weights, and another way to compute attention."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied = copy.deepcopy(model, shared)
+    copied.set_attn_implementation(implementation)
+    return copied
+
+
 _FLEX, _ONE_EXPERT = "flex_attention", "one_expert"
 _OTHERS = ("sdpa", _FLEX, "eager")
 
@@ -66,14 +106,14 @@ def _built(
 ) -> Built:
     """A model, and copies of it with these implementations, with none and with the package's.
     transformers' FlexAttention has no sinks on a CPU."""
-    models.register()
+    _register_none()
     module.register_transformers()
     if device_of(module).type == "cpu":
         implementations = tuple(name for name in implementations if name != _FLEX)
     model = model.to(device_of(module), dtype_of(module)).eval().requires_grad_(False)
-    ways = {name: name for name in implementations} | {"none": models.NONE}
+    ways = {name: name for name in implementations} | {"none": _NONE}
     ways["package"] = module.__name__
-    copies = {side: models.with_attention(model, way) for side, way in ways.items()}
+    copies = {side: _with_attention(model, way) for side, way in ways.items()}
 
     def called(side: str) -> Call:
         return lambda: call(copies[side])

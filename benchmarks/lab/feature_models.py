@@ -40,18 +40,19 @@ import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-from export_models import PARENTS, eager_us, from_child, in_graph, in_turn
 from exported import calls, device_of, dtype_of, facts, opened
 
+PARENTS = "EVOTUNE_BENCHMARK_CHILD"
 _ITEMS = {
     "mistral-window": "attention",
     "gpt-oss-sinks": "attention",
@@ -59,7 +60,7 @@ _ITEMS = {
     "decode-paged": "attention_paged",
 }
 _WAYS = ("graph", "eager", "compile")
-_WARM_UP = 3
+_WARM_UP, _LEAST_ROUNDS, _CELL_S = 3, 5, 12.0
 _RECOMPILATIONS = 64
 """The sides share their code, and PyTorch keeps 8 compiled versions of a function at most."""
 _OWN = frozenset({"package", "none"})
@@ -330,6 +331,70 @@ def table(cells: Sequence[Cell]) -> str:
             f"  {cell['served']}/{cell['attention_calls']} {fault(cell)}".rstrip()
         )
     return "\n".join(lines)
+
+
+def from_child(command: Sequence[str], seconds: float) -> tuple[bytes, str]:
+    """The output of a process that is told to measure, and how it ended. It ends with this one."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        env={**os.environ, PARENTS: "1"},
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=None if seconds == float("inf") else seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the compiler's workers may keep the pipe open
+        return process.communicate()[0], "the time ran out"
+    except BaseException:  # the user or a signal ends this process
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return output, f"the process ended with {process.returncode}"
+
+
+def eager_us(call: Callable[[], object], device: torch.device) -> float:
+    """The time from call to the end on the device."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    started = time.perf_counter()
+    call()
+    wait()
+    return (time.perf_counter() - started) * 1e6
+
+
+def in_graph(call: Callable[[], object]) -> Callable[[], float]:
+    """A function that times a replay, in us, of the call in a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def sample() -> float:
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+    sample()
+    return sample
+
+
+def in_turn(samplers: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Samples of all sides, in an order that turns, for some seconds at most."""
+    times: dict[str, list[float]] = {side: [] for side in samplers}
+    names, started = list(samplers), time.monotonic()
+    for number in range(rounds):
+        if number >= _LEAST_ROUNDS and time.monotonic() - started > _CELL_S:
+            break
+        for side in names[number % len(names) :] + names[: number % len(names)]:
+            times[side].append(samplers[side]())
+    return times
 
 
 if __name__ == "__main__":

@@ -15,17 +15,24 @@ needs the repository's tests.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
+import shutil
 import signal
+import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from feature_cases import Case, cases
-from model_packages import Commands, Search, exported, searched
+from tuning import EVOTUNE, ROOT, champion, derive, shipped, told
 
+_END_S = 20.0  # a run that is told to stop ends its processes
+_EXPORT_S = 300.0
 _PROBLEMS = {
     "attention_varlen": "feature_varlen",
     "attention_paged": "feature_paged",
@@ -33,10 +40,16 @@ _PROBLEMS = {
 
 
 @dataclass(frozen=True)
-class FeatureSearch(Search):
-    """A run for one case with any variant."""
+class Search:
+    """A run for one case. `start` replaces values of the space's default configuration, and
+    `baseline` that of the space."""
 
-    variant: dict[str, Any] = field(default_factory=dict)
+    name: str
+    space: str
+    shape: dict[str, Any]
+    variant: dict[str, Any]
+    start: dict[str, Any] = field(default_factory=dict)
+    baseline: str = ""
 
     def problem(self, dtype: str) -> dict[str, Any]:
         return {
@@ -47,12 +60,55 @@ class FeatureSearch(Search):
         }
 
 
-def search_of(case: Case, number: int, tiny: bool) -> FeatureSearch:
-    return FeatureSearch(
+class Commands:
+    """Makes commands until a time is over."""
+
+    def __init__(self, minutes: float = math.inf) -> None:
+        self._ends = time.monotonic() + 60 * minutes
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.RLock()
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._ends
+
+    def stop(self, *_: Any) -> None:
+        """The time is over now."""
+        with self._lock:
+            self._ends = -math.inf
+            for process in self._running:
+                process.terminate()
+
+    def status(self, command: list[str]) -> int | None:
+        """The command's exit code; None where the time was over before its end."""
+        with self._lock:
+            if self.is_over():
+                return None
+            process = subprocess.Popen(command, stdout=sys.stderr)
+            self._running.append(process)
+        try:
+            left_s = self._ends - time.monotonic()
+            code = process.wait(None if left_s == math.inf else max(0.0, left_s))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = _ended(process)
+        with self._lock:
+            self._running.remove(process)
+        return None if self.is_over() else code
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def search_of(case: Case, number: int, tiny: bool) -> Search:
+    return Search(
         name=f"{number}_{case.item}",
         space=case.space_on_cpu if tiny else case.space,
         shape=case.shape,
-        causal=bool(case.variant["causal"]),
         variant=case.variant,
         start={} if tiny else case.start,
         baseline="" if tiny else "sdpa:best",
@@ -108,6 +164,78 @@ def main() -> int:
     if options.output:
         options.output.write_text(text + "\n")
     return 0 if all(record["packages"].values()) and not record["left"] else 1
+
+
+def searched(
+    options: argparse.Namespace, search: Search, dtype: str, device: str, commands: Commands
+) -> dict[str, Any]:
+    """The facts of the search's run, which is made unless an earlier command has made it. Without
+    a `run` where the time was over, or the run failed."""
+    folder = options.folder / "runs" / f"{search.name}_{dtype}"
+    kept = folder / "facts.json"
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    found = {"case": search.name, "space": search.space, "dtype": dtype, "status": None}
+    found |= {"seconds": 0.0, "run": "", "speedup_low": None}
+    if commands.is_over():
+        return found
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
+    folder.mkdir(parents=True)
+    changes = {"name": f"{search.name}-{dtype}", "problem": search.problem(dtype)}
+    if default := {**shipped(search.space).get("default", {}), **search.start}:
+        changes["default"] = default
+    if search.baseline:
+        changes["baseline"] = search.baseline
+    path = derive(search.space, changes, folder / "space.yaml")
+    started = time.perf_counter()
+    found |= _fabricated(path) if options.tiny else _run(options, search, path, device, commands)
+    found["seconds"] = round(time.perf_counter() - started, 1)
+    if found["run"]:
+        kept.write_text(json.dumps(found))
+    print(json.dumps(found), file=sys.stderr)
+    return found
+
+
+def _run(
+    options: argparse.Namespace, search: Search, space: Path, device: str, commands: Commands
+) -> dict[str, Any]:
+    """Tunes the space in its folder."""
+    words = ["--trials", str(options.trials), "--champions", "1", "--device", device, "-q"]
+    others = sorted((options.folder / "runs").glob(f"{search.name}_*/facts.json"))
+    if others:
+        words += ["--warm-start", json.loads(others[0].read_text())["run"]]
+    status = commands.status([*EVOTUNE, "run", str(space), *words, "--runs-dir", str(space.parent)])
+    if status != 0:
+        return {"status": status}
+    report = told("report", space.parent)
+    if not any(trial["confirmed"] and trial["rank"] for trial in report["trials"]):
+        return {"status": status}
+    run = str(space.parent / report["run"]["id"])
+    return {"status": status, "run": run, "speedup_low": champion(report)["speedup_low"]}
+
+
+def _fabricated(space: Path) -> dict[str, Any]:
+    """A run of the space that is finished, with made up times."""
+    sys.path[:0] = [str(ROOT)]
+    making = importlib.import_module("tests.export.making")
+    run = making.fabricated(space, space.parent, speedup=1000.0)  # more than a call costs
+    return {"status": 0, "run": str(run.path), "speedup_low": None}
+
+
+def exported(target: Path, name: str, runs: list[str]) -> str:
+    """The module's folder of the package of these runs; "" where it cannot be made."""
+    shutil.rmtree(target, ignore_errors=True)
+    confirmed = [run for run in runs if run]
+    if not confirmed:
+        return ""
+    command = [*EVOTUNE, "export", *confirmed, "-o", str(target), "--name", name]
+    try:
+        subprocess.run(command, stdout=sys.stderr, check=True, timeout=_EXPORT_S)
+    except subprocess.SubprocessError as error:
+        print(error, file=sys.stderr)
+        return ""
+    return str(target / name)
 
 
 if __name__ == "__main__":

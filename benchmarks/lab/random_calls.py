@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from call_layouts import LAYOUTS, ODD_SHAPES, SPECIAL
+from call_layouts import LAYOUTS, MASK_LAYOUTS, ODD_SHAPES, SPECIAL
 from exported import Sizes, device_of, domain, dtype_of, regions, sizes_in
 from sdpa_crashes import MADE, rule
 
@@ -26,6 +26,9 @@ _MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 24}
 _HUGE_ELEMENTS = 1 << 28
 _HUGE = 0.002  # the share of calls on a GPU that may have so many
 _MOST_DRAWN = 20  # for one number
+_USUAL, _USUAL_CONTEXTS = 0.75, 3
+"""The share of calls with masks of which only their sizes and the mask are drawn, and the number of
+contexts that these are made in."""
 
 
 @dataclass
@@ -49,12 +52,18 @@ class RandomCall:
 
 
 class Calls:
-    """The calls of one package and seed."""
+    """The calls of one package and seed. `masks`: each has a mask, and most are near cases that the
+    package serves with one."""
 
     def __init__(
-        self, module: ModuleType, seed: int, contexts: Sequence[tuple[float, str]]
+        self,
+        module: ModuleType,
+        seed: int,
+        contexts: Sequence[tuple[float, str]],
+        masks: bool = False,
     ) -> None:
-        self._served = regions(module)
+        self._masks = masks
+        self._served = [each for each in regions(module) if not masks or "mask_sizes" in each]
         self._domain = domain(module)
         self._seed = seed
         self._contexts = contexts
@@ -64,7 +73,7 @@ class Calls:
     def call(self, number: int) -> RandomCall:
         left_out: list[str] = []
         for drawn in range(_MOST_DRAWN):
-            drawing = _Drawing(f"{self._seed} {number} {drawn}", self._device)
+            drawing = _Drawing(f"{self._seed} {number} {drawn}", self._device, self._masks)
             call = drawing.call(self._served, self._domain, self._dtype, self._contexts)
             crashes = rule(call.tensors, call.options)
             if not crashes or drawing.rng.random() < MADE:
@@ -77,8 +86,10 @@ class Calls:
 class _Drawing:
     """Draws one call."""
 
-    def __init__(self, seed: str, device: torch.device) -> None:
+    def __init__(self, seed: str, device: torch.device, masks: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.masks = masks
+        self.is_usual = masks and self.rng.random() < _USUAL
         self.device = device
         self.generator = torch.Generator(device).manual_seed(self.rng.getrandbits(48))
         self.memory: list[torch.Tensor] = []
@@ -91,11 +102,13 @@ class _Drawing:
         dtype: torch.dtype,
         contexts: Sequence[tuple[float, str]],
     ) -> RandomCall:
-        kind = self.chosen((0.6, "served"), (0.12, "domain"), (0.2, "any"), (0.08, "odd"))
+        kind = "served"
+        if not self.is_usual:
+            kind = self.chosen((0.6, "served"), (0.12, "domain"), (0.2, "any"), (0.08, "odd"))
         devices = self.devices(self.device)
         on = "cpu" if "cpu" in devices else self.device.type
         sizes = self.sizes(kind, served, domain, on)
-        causal = self.rng.random() < 0.4
+        causal = self.rng.random() < (0.05 if self.masks else 0.4) and not self.is_usual
         if kind == "served" and self.rng.random() < 0.8:
             causal = self.causal
         shapes = self.shapes(sizes, odd=kind == "odd")
@@ -112,7 +125,7 @@ class _Drawing:
         tensors = self.special(tensors)
         self.require_grad(tensors)
         options = self.options(shapes, causal, sizes, tensors)
-        context = self.chosen(*contexts)
+        context = self.chosen(*contexts[:_USUAL_CONTEXTS] if self.is_usual else contexts)
         self.words |= {"context": context, **{name: _said(v) for name, v in options.items()}}
         return RandomCall(self.words, tensors, options, context, self.memory)
 
@@ -132,7 +145,10 @@ class _Drawing:
             region = {"fixed": {}, "ranges": {"seq_len_q": [1, 300], "seq_len_k": [1, 300],
                       "heads": [1, 12], "head_dim": [1, 160], "group": [1, 3]}}  # fmt: skip
         self.causal = bool(region["fixed"].get("causal", False))
+        self.region = region
         found = sizes_in(region, self.rng, 1 << 17)
+        if self.is_usual:
+            return _small_enough(found, on, _MOST_ELEMENTS[on])
         if self.rng.random() < 0.1:
             name = self.rng.choice(("batch", "heads", "seq_len_q", "seq_len_k", "head_dim"))
             found[name] = max(1, found[name] + self.rng.choice((-1, 1)))
@@ -159,7 +175,7 @@ class _Drawing:
 
     def dtypes(self, dtype: torch.dtype) -> list[torch.dtype]:
         chance = self.rng.random()
-        if chance < 0.88:
+        if chance < 0.88 or self.is_usual:
             return [dtype] * 3
         if chance < 0.96:
             return [self.rng.choice(_OTHER_DTYPES)] * 3
@@ -168,7 +184,7 @@ class _Drawing:
     def devices(self, device: torch.device) -> list[str]:
         others = ["meta"] if device.type == "cpu" else ["cpu", "meta"]
         chance = self.rng.random()
-        if chance < 0.96:
+        if chance < 0.96 or self.is_usual:
             return [device.type] * 3
         if chance < 0.98:
             return [self.rng.choice(others)] * 3
@@ -178,7 +194,7 @@ class _Drawing:
         chance = self.rng.random()
         if chance < 0.4:
             return ["contiguous"] * 3
-        if chance < 0.6:
+        if chance < 0.6 or (self.is_usual and chance >= 0.75):
             return ["across"] * 3
         if chance < 0.75 and _can_be_packed(shapes):
             return ["packed"] * 3
@@ -219,7 +235,7 @@ class _Drawing:
 
     def special(self, tensors: list[Any]) -> list[Any]:
         """Rarely, tensors that are no plain memory."""
-        if self.rng.random() >= 0.04:
+        if self.rng.random() >= 0.04 or self.is_usual:
             return tensors
         change = self.rng.choice(list(SPECIAL))
         self.words["special"] = change
@@ -230,7 +246,7 @@ class _Drawing:
         ]
 
     def require_grad(self, tensors: list[Any]) -> None:
-        if self.rng.random() >= 0.08:
+        if self.rng.random() >= 0.08 or self.is_usual:
             return
         for place, tensor in enumerate(tensors):
             usable = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
@@ -247,6 +263,10 @@ class _Drawing:
         grouped = len(shapes[0]) > 1 and shapes[0][1:2] != shapes[1][1:2]
         if grouped != (self.rng.random() < 0.03) or self.rng.random() < 0.1:
             found["enable_gqa"] = grouped or self.rng.random() < 0.5
+        if self.is_usual:
+            found["enable_gqa"] = grouped
+            found["attn_mask"] = self.near_mask(sizes, tensors)
+            return found
         chance = self.rng.random()
         if chance < 0.3:
             usual = max(1, sizes["head_dim"]) ** -0.5
@@ -256,9 +276,45 @@ class _Drawing:
             )  # fmt: skip
         if self.rng.random() < 0.08:
             found["dropout_p"] = self.rng.choice((0.1, 0.1, 0.1, 0, False, 0.0, -0.5, 1.5, 1.0))
-        if self.rng.random() < 0.1:
-            found["attn_mask"] = self.mask(shapes, tensors)
+        if self.rng.random() < 0.1 or self.masks:
+            is_near = "mask_sizes" in self.region and self.rng.random() < 0.7
+            made = self.near_mask(sizes, tensors) if is_near else self.mask(shapes, tensors)
+            if self.masks and made.is_floating_point() and self.rng.random() < 0.1:
+                made = made.detach().requires_grad_()
+            found["attn_mask"] = made
         return found
+
+    def near_mask(self, sizes: Sizes, tensors: list[Any]) -> torch.Tensor:
+        """A mask of the kind that the region has, broadcast in one of its ways."""
+        batch, heads, rows = self.rng.choice(self.region["mask_sizes"]).split()
+        whole = tuple(sizes[name] for name in ("batch", "heads", "seq_len_q", "seq_len_k"))
+        shape = [
+            1 if word in ("1", "-") else size
+            for word, size in zip((batch, heads, rows), whole, strict=False)
+        ]
+        shape.append(whole[3])
+        while len(shape) > 2 and shape[0] == 1 and self.rng.random() < 0.4:
+            shape.pop(0)
+        values = torch.rand(shape, generator=self.generator, device=self.device)
+        made = values < self.rng.choice((0.05, 0.5, 0.9, 1.0))
+        if self.rng.random() < 0.3:  # a row that sees no key
+            made.view(-1, whole[3])[self.rng.randrange(made.numel() // whole[3])] = False
+        if self.region["fixed"]["mask"] == "bias":
+            dtype = getattr(torch, self.region["fixed"]["mask_dtype"])
+            lowest = self.rng.choice((float("-inf"), torch.finfo(dtype).min, -1e4))
+            values = (values - 0.5) * self.rng.choice((1.0, 8.0, 60.0))
+            made = torch.where(made, values.to(dtype), lowest)
+            if self.rng.random() < 0.03:
+                made.view(-1)[self.rng.randrange(made.numel())] = float("nan")
+        layout = self.chosen((5, "contiguous"), (2, "expanded"), (2, "slice of columns"))
+        if not self.is_usual:
+            layout = self.rng.choice(list(MASK_LAYOUTS))
+        self.words["mask"] = [self.region["fixed"]["mask"], list(shape), layout]
+        made = made.to(getattr(tensors[0], "device", "cpu"))
+        # A mask has no more dimensions than q: vmap alone hides that SDPA refuses more.
+        dimensions = tensors[0].dim() if isinstance(tensors[0], torch.Tensor) else 4
+        made = made[(0,) * max(0, made.dim() - max(2, dimensions))]
+        return MASK_LAYOUTS[layout](self, made, whole)
 
     def mask(self, shapes: Sequence[tuple[int, ...]], tensors: list[Any]) -> torch.Tensor:
         """Masks that SDPA takes, and some that it refuses."""

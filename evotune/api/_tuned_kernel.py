@@ -41,13 +41,15 @@ class CallableKernel:
     Inputs are torch tensors, in the problem's order or by name. Their shapes determine the case.
     They must be contiguous, but a kernel that takes strides accepts any views whose last dimension
     is contiguous. If it also takes the strides of the output, the output has the memory layout of
-    the first input of the same shape. Otherwise the output is contiguous. Other keywords give what
+    the first input of the same shape. Otherwise the output is contiguous. Other keywords set what
     shapes do not imply: a variant (`causal=True`), a scale or another constant, a size that no
     input has. Sizes and variants that all cases of the run share may be left out. The first call
     for a case may compile the kernel for it; the build cache keeps the result.
 
-    The kernel was checked only on the cases that the run's report names as its domain. It has no
-    gradient. Call it from one thread at a time. On a GPU it runs on the current stream.
+    A tensor that the kernel updates in place is the caller's own, and is returned as well.
+
+    The kernel was checked only on its domain, which the run's report names. It has no gradient.
+    Call it from one thread at a time. On a GPU it runs on the current stream.
 
     Raises ValueError, one line, for tensors of a wrong number, dtype, shape, layout or device, and
     for a case that the kernel does not support.
@@ -68,7 +70,7 @@ class CallableKernel:
         return self._configuration
 
     def __repr__(self) -> str:
-        names = ", ".join(spec.name for spec in self._specs if not spec.is_output)
+        names = ", ".join(spec.name for spec in self._specs if spec.is_input)
         return f"<kernel {self.__name__}({names})>"
 
     def __call__(self, *tensors: torch.Tensor, **named: Any) -> torch.Tensor | Tensors:
@@ -82,7 +84,7 @@ class CallableKernel:
             binary, launch = self._launch(job.compile)
             plan = job.plan.completed(binary.resources)
             buffers = {**inputs, **outputs, **_workspaces(plan, device)}
-            launch(plan, {name: t.data_ptr() for name, t in buffers.items()})
+            outputs = launch(plan, buffers) or outputs
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
     @functools.cached_property
@@ -102,7 +104,7 @@ class CallableKernel:
         self, tensors: tuple[torch.Tensor, ...], named: Mapping[str, Any]
     ) -> tuple[Tensors, dict[str, Value]]:
         """The input tensors by name, and the other keywords."""
-        names = [spec.name for spec in self._specs if not spec.is_output]
+        names = [spec.name for spec in self._specs if spec.is_input]
         call = f"{self.__name__}({', '.join(names)})"
         if len(tensors) > len(names):
             raise ValueError(f"{call} takes {len(names)} tensors, got {len(tensors)}")
@@ -178,7 +180,9 @@ class CallableKernel:
         first = next(iter(inputs.values()))
         found = {}
         for spec in self._problem.tensors(case):
-            if spec.is_output:
+            if spec.is_updated:
+                found[spec.name] = inputs[spec.name]
+            elif spec.is_output:
                 dtype, alike = torch_dtype(spec.dtype), None
                 if spec.name in self._strided:
                     alike = next((t for t in inputs.values() if t.shape == spec.shape), None)

@@ -43,8 +43,8 @@ class CasePortfolio:
 
     @property
     def rule(self) -> list[tuple[str, int]]:
-        """The cases of each region in words, and the number of its kernel; the first region that
-        holds a case decides, and PyTorch serves the others."""
+        """The regions of the rule: each region's cases in words, and the number of its kernel. The
+        first region that contains a case decides, and PyTorch serves all other cases."""
         return [(region.words, region.kernel) for region in self.found.rule]
 
     @property
@@ -58,11 +58,11 @@ class CasePortfolio:
         return portfolio_file.markdown(self.found)
 
     def to_json(self) -> str:
-        """The text of `portfolio.json`."""
+        """The content of `portfolio.json`."""
         return portfolio_file.to_json(self.found).decode()
 
     def tables(self) -> Iterator[TextTable]:
-        """The rule, the figures and the kernels."""
+        """The rule, the figures and the kernels as tables."""
         found = self.found
         for columns, numeric, rows in (
             (portfolio_file.RULE_COLUMNS, _RULE_NUMERIC, portfolio_file.rule_rows(found)),
@@ -72,7 +72,7 @@ class CasePortfolio:
             yield TextTable(columns, numeric, tuple(rows))
 
     def remarks(self) -> Iterator[str]:
-        """What a reader of the tables should know."""
+        """The remarks for a reader of the tables, a line each."""
         return portfolio_file.remarks(self.found)
 
     def export(self, folder: str | Path, *, name: str | None = None, trust: bool = False) -> Path:
@@ -103,7 +103,7 @@ def portfolio(
     **space_keywords: Unpack[SpaceKeywords],
 ) -> CasePortfolio:
     """Finds at most `kernels` kernels that serve all cases, and a rule that chooses among them.
-    Continues the portfolio in `runs_dir` if it has the same space, cases, seed and share.
+    Continues the portfolio in `runs_dir` if its space, cases, seed and share are equal.
 
     - `space`, `device`, `trust` and the keywords: as in `tune`; or `attention`, the family of all
       shipped attention spaces, for the cases of the most frequent dtype.

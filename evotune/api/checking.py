@@ -52,13 +52,13 @@ def check(
     trust: bool = False,
     **space_keywords: Unpack[SpaceKeywords],
 ) -> CheckReport:
-    """Validates a space for a device and counts its configurations. Nothing is compiled. A GPU's
-    name (l4, h100, …) needs no GPU.
+    """Validates a space for a device and counts its configurations, without compiling anything. A
+    GPU's name (l4, h100, …) needs no GPU.
 
     The report has `size.valid`, `parameters`, `cases`, and `constraints` with the number of
     configurations that each removes. `space`, `cases`, `trust` and the keywords are those of
-    `tune`; `skipped` names the cases that no kernel takes. SpaceError or ProblemMistake at the
-    first mistake.
+    `tune`; `skipped` names the cases that no kernel can compute. Raises SpaceError or
+    ProblemMistake for the first mistake.
 
     >>> import evotune
     >>> found = evotune.check("softmax-cpu")
@@ -90,7 +90,7 @@ def compile(
     configuration's result as it finishes (outcome, resources, seconds), with the counts so far; the
     summary does not keep the results.
 
-    The other arguments are those of `tune`. UsageError for a recorded space.
+    The other arguments are those of `tune`. Raises UsageError for a recorded space.
 
     >>> import evotune
     >>> evotune.compile("softmax-cpu", sample=1).all_compile
@@ -126,13 +126,13 @@ class Verdict:
 
     @property
     def undecided(self) -> bool:
-        """Whether the machine was too noisy to judge the kernel: it did not pass, and it was not
+        """Whether the machine was too noisy to judge the kernel, which was then neither passed nor
         refused."""
         return self.outcome.undecided
 
     @property
     def reason(self) -> str:
-        """Why the kernel did not pass, in one line; "" when it did."""
+        """Why the kernel did not pass, in one line; "" if it passed."""
         return self.outcome.reason
 
     @property
@@ -141,12 +141,13 @@ class Verdict:
 
     @property
     def speedup(self) -> float | None:
-        """Baseline time / kernel time, geometric mean over the shapes; None if it failed."""
+        """Baseline time / kernel time, geometric mean over the shapes; None if the kernel
+        failed."""
         return self._figures.speedup
 
     @property
     def speedup_low(self) -> float | None:
-        """The lower bound of the 95% interval."""
+        """The lower bound of the 95% interval of `speedup`."""
         return self._figures.speedup_low
 
     @property
@@ -159,7 +160,7 @@ class Verdict:
         return self._figures.time_us
 
     def to_json(self) -> dict[str, Json]:
-        """The trial's record, as `report --format json` writes it, with `passed` in front."""
+        """The trial's record in the form of `report --format json`, with `passed` first."""
         return {"passed": self.passed, **self.record}
 
 
@@ -174,12 +175,13 @@ def gate(
     """Compiles one kernel, checks it like a champion, and times it in alternation with the
     baseline. Returns a verdict with `passed`, `checks` and `speedup`.
 
-    `candidate` is a kernel, with `problem` and `shapes` as `Space` takes them, or a whole space.
-    `configuration` gives values for its parameters; None means its default. Nothing is left on the
-    disk. A kernel that fails gives a verdict, not an error; the errors are those of `tune`.
+    `candidate` is a kernel, with `problem` and `shapes` as keywords as for `Space`, or a whole
+    space. `configuration` has the values of its parameters; None means its default. Nothing is left
+    on the disk. A kernel that fails gives a verdict, not an error; the errors are those of `tune`.
 
     Raises UsageError for a recorded space, and for a configuration that is not in the space. Raises
-    EvotuneError if the space's own `budget: {minutes}` ended first; KeyboardInterrupt after Ctrl-C.
+    EvotuneError if the space's own `budget: {minutes}` ended first, and KeyboardInterrupt after
+    Ctrl-C.
     """
     if isinstance(candidate, Kernel) and "parameters" not in space_keywords:
         space_keywords["parameters"] = {"GATED": [1]}  # a space needs at least one parameter

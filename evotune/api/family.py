@@ -27,15 +27,15 @@ __all__ = ["CasesSent", "FamilySearch", "new_family", "sent_cases", "tune_family
 
 @dataclass(frozen=True, slots=True)
 class CasesSent:
-    """Which case goes where on a device: `groups` of cases that are tuned together, each with its
-    spaces, and the cases that go nowhere, each with the reason."""
+    """The spaces to which cases are sent on a device: `groups` of cases that are tuned together,
+    each with its spaces, and the cases that no space can compute, each with the reason."""
 
     device: str
     groups: tuple[Group, ...]
     unserved: tuple[Unserved, ...]
 
     def table(self) -> TextTable:
-        """A row for each case."""
+        """A table with a row for each case."""
         return where_table(self.groups, self.unserved)
 
     def searches(self) -> Iterator[FamilySearch]:
@@ -47,7 +47,7 @@ class CasesSent:
 
 @dataclass(frozen=True, slots=True)
 class FamilySearch:
-    """A space with the cases of a group, as a run of the family searches it."""
+    """A search that a run of the family makes: one space with the cases of one group."""
 
     group: Group
     contender: Contender
@@ -58,7 +58,7 @@ class FamilySearch:
         return self.contender.space
 
     def check(self) -> CheckReport:
-        """`evotune.check` of the space for these cases."""
+        """The result of `evotune.check` for the space and these cases."""
         entries = group_entries(self.group)
         return check_space(self.space, self.device, entries, self.contender.dtype)
 
@@ -69,7 +69,7 @@ class FamilySearch:
         seed: int = 0,
         on_row: Callable[[CompileRow, CompileSummary], object] = lambda row, summary: None,
     ) -> CompileSummary:
-        """`evotune.compile` of the space for these cases."""
+        """The result of `evotune.compile` for the space and these cases."""
         return compile_space(
             self.space,
             self.device,
@@ -95,14 +95,14 @@ def tune_family(
 ) -> FamilyRun:
     """Tunes the shipped spaces of attention for the cases. Returns the finished family.
 
-    Each case goes to the spaces that can compute it on the device. In each group of cases that are
-    alike the spaces race for a small part of the budget, the better ones go on, and the winner's
+    Each case goes to the spaces that can compute it on the device. In each group of similar cases
+    the spaces race for a small part of the budget, the better ones go on, and the winner's
     champions are confirmed.
 
     - `cases`: a file, or a list of symbols of a shape and a variant with an optional `count` and
       `dtype`. `evotune.record` writes such a file.
-    - `trials`, `minutes`: totals for all cases together; None: each search has the space's own
-      number of trials.
+    - `trials`, `minutes`: totals for all cases together. If both are None, each search has the
+      space's own number of trials.
     - `champions`: how many of each winner's candidates are confirmed in fresh processes.
     - the other arguments: as in `tune`.
 
@@ -150,8 +150,9 @@ def new_family(
 
 
 def sent_cases(cases: AnyCases | None, device: str = "auto") -> CasesSent:
-    """Which case goes where on the device; a GPU's name needs no GPU. Raises SpaceError for a
-    mistake in the cases, UsageError without cases or for an unknown device."""
+    """Sends cases to the spaces that can compute them on the device. A GPU's name needs no GPU.
+    Raises SpaceError for a mistake in the cases, and UsageError without cases or for an unknown
+    device."""
     entries = case_entries(cases)
     if not entries:
         raise UsageError(NO_CASES)

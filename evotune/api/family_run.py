@@ -47,8 +47,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class FamilyRow:
-    """The search of one space for a group. `standing`: racing, finalist, winner, or why it does not
-    go on."""
+    """The search of one space for a group. `standing`: racing, finalist, winner, or the reason why
+    the space does not go on."""
 
     group: Group
     space: str
@@ -74,17 +74,17 @@ class FamilyRun:
 
     @property
     def found(self) -> Family:
-        """Cases, spaces, budget and decisions: `evotune.portfolios.family_file.Family`."""
+        """The cases, spaces, budget and decisions (`evotune.portfolios.family_file.Family`)."""
         return read_family(self.folder)
 
     @property
     def state(self) -> str:
-        """`finished`, `interrupted`, `running`, or `killed`."""
+        """The state: `finished`, `interrupted`, `running`, or `killed`."""
         return family_state(self.folder, self.found)
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, the oldest first."""
+        """All runs of the family, the oldest first."""
         return [Run(run) for run in sorted(family_runs(self.folder).values(), key=lambda r: r.id)]
 
     @property
@@ -111,11 +111,11 @@ class FamilyRun:
 
     @property
     def unserved(self) -> list[tuple[str, str]]:
-        """The cases that go nowhere, each with the reason."""
+        """The cases that no space can compute, each with the reason."""
         return [(each.case, each.why) for each in self.found.unserved]
 
     def rows(self) -> Iterator[FamilyRow]:
-        """A row for each search, group by group."""
+        """A `FamilyRow` for each search, group by group."""
         family, runs = self.found, family_runs(self.folder)
         for group in family.groups:
             race = family.races.get(group.name)
@@ -134,12 +134,12 @@ class FamilyRun:
                 yield FamilyRow(group, contender.space, Run(run), data, standing)
 
     def where(self) -> TextTable:
-        """Which case went where, and why a case went nowhere."""
+        """A table of the spaces to which each case was sent, or why it was sent to none."""
         family = self.found
         return where_table(family.groups, family.unserved)
 
     def races(self) -> TextTable:
-        """A row for each search."""
+        """A table with a row for each search."""
         rows = []
         for row in self.rows():
             best = _best(row.data)
@@ -149,7 +149,7 @@ class FamilyRun:
         return TextTable(columns, (False, False, False, True, False, False), tuple(rows))
 
     def to_json(self) -> dict[str, Json]:
-        """State, groups, searches and unserved cases."""
+        """The state, groups, searches and unserved cases as JSON-able data."""
         family = self.found
         searches: list[Json] = [
             {
@@ -200,7 +200,7 @@ class FamilyRun:
         on_trial: Callable[[Trial], object] | None = None,
         on_note: Callable[[str], object] | None = None,
     ) -> FamilyRun:
-        """Continues the family. `trials` and `minutes` are new totals. Returns this one. Ctrl-C
+        """Continues the family, and returns it. `trials` and `minutes` are new totals. Ctrl-C
         raises KeyboardInterrupt."""
         observing = observing_runs(on_trial, on_note)
         self.resumed(observing, on_note, trials=trials, minutes=minutes, champions=champions)

@@ -22,8 +22,8 @@ from evotune.util.words import describe
 
 AnySpace: TypeAlias = "str | Path | Space | Kernel"
 """The path of a space file, the name of a shipped space, a `Space`, or a kernel: `CppKernel`,
-`CudaKernel`, `TritonKernel`. A kernel needs the other arguments of `Space` as keywords. With a
-problem of your own its baseline is `torch:best`, unless you name another."""
+`CudaKernel`, `TritonKernel`, `Callable`. A kernel needs the other arguments of `Space` as keywords.
+With a problem of your own its baseline is `torch:best`, unless you name another."""
 
 
 AnyCases: TypeAlias = "str | Path | Sequence[Mapping[str, Value]]"
@@ -93,8 +93,8 @@ def space_file(
 
 @contextlib.contextmanager
 def trusting(given: bool) -> Iterator[None]:
-    """If `given`, all code counts as agreed to within the block, as with the command line's
-    --trust."""
+    """If `given`, executes all code in the block without asking, as the command line's --trust
+    does."""
     with trust.all_agreed() if given else contextlib.nullcontext():
         yield
 
@@ -107,8 +107,8 @@ def materialize(space: Space, folder: Path, *, compile_only: bool = False) -> Pa
 
     `load_setup` and the commands take that path. A mistake that they find is a SpaceError that
     names the object, not a line of the file. Code in the caller's process needs no agreement:
-    kernels passed as text, a problem passed as a class. Files need the same agreement as the files
-    that a space file names.
+    kernels passed as text, and a problem passed as a class. Files need the same agreement as the
+    files of a space file.
 
     Raises SpaceError if a source cannot be read, or the user has not agreed to execute it. With
     `compile_only` only Python is executed.

@@ -1,4 +1,4 @@
-"""What this machine has: devices, shipped spaces, strategies, and whether anything is missing."""
+"""Lists what this machine has (devices, shipped spaces, strategies), and what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def device_names() -> list[str]:
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order in which they are shown. Does not import torch."""
+    """All findings of `doctor`, in the order in which they are shown. Does not import torch."""
     with interruptible():
         found = [backend.doctor() for backend in registry.every()]
     return [

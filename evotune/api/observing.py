@@ -1,4 +1,4 @@
-"""Watching a run: a run in this process notifies an `Observer` of its progress; a `Follower`
+"""Watches runs: a run in this process notifies an `Observer` of its progress, and a `Follower`
 notifies it of the progress of a run in another process."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Calls(SilentObserver):
 def watching(
     on_trial: Callable[[Trial], object] | None, on_note: Callable[[str], object] | None
 ) -> Observer:
-    """An observer that calls them; a silent one when both are None."""
+    """An observer that calls the two functions; a silent one if both are None."""
     silent = on_trial is None and on_note is None
     return SilentObserver() if silent else Calls(on_trial, on_note)
 

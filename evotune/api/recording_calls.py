@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import runpy
 import signal
@@ -27,12 +28,12 @@ def recording(device: str = "auto") -> Iterator[Calls]:
 
     It sees `F.scaled_dot_product_attention`, the fast paths of `nn.MultiheadAttention` and
     `nn.TransformerEncoder`, the attention functions of transformers, and those of exported
-    packages, eager and in graphs of torch.compile. Results stay as they are. What is compiled
-    already compiles once more, and has its own graph again afterwards. The calls of a CUDA graph
-    are recorded once, when it is captured, because replays run no Python.
+    packages, eager and in graphs of torch.compile. Results do not change. What is compiled already
+    is compiled once more, and uses its own graph again afterwards. The calls of a CUDA graph are
+    recorded once, when it is captured, because replays run no Python.
 
-    `device`: the one for which the table names the spaces; a GPU's name needs no GPU. UsageError,
-    when the table is made, for an unknown one.
+    `device`: the device for which the table names the spaces; a GPU's name needs no GPU. Making the
+    table raises UsageError for an unknown one.
 
     >>> import evotune
     >>> with evotune.recording() as calls:
@@ -66,7 +67,8 @@ def record(
 
 
 def require_device(device: str) -> None:
-    """UsageError for an unknown device; EnvironmentProblem for one that cannot be used."""
+    """Raises UsageError for an unknown device, and EnvironmentProblem for one that cannot be
+    used."""
     profile_of(device)
 
 
@@ -98,21 +100,24 @@ class _Stopwatch:
     def __init__(self) -> None:
         self.kept: list[tuple[SeenCall, Callable[[], float]]] = []
 
-    def timed(self, call: Callable[[], Any], *, on_gpu: bool) -> tuple[Any, Callable[[], float]]:
-        if on_gpu:
-            return _timed_by_events(call)
-        begin = clock.perf_counter()
-        out = call()
-        time_us = (clock.perf_counter() - begin) * 1e6
-        return out, lambda: time_us
-
-    def keep(self, seen: SeenCall, time_us: Callable[[], float]) -> None:
-        self.kept.append((seen, time_us))
+    def made(
+        self, call: functools.partial[Any], seen: Callable[[Any], SeenCall | None], *, on_gpu: bool
+    ) -> Any:
+        out, time_us = timed_once(call, on_gpu=on_gpu)
+        if (found := seen(out)) is not None:
+            self.kept.append((found, time_us))
+        return out
 
 
-def _timed_by_events(call: Callable[[], Any]) -> tuple[Any, Callable[[], float]]:
+def timed_once(call: Callable[[], Any], *, on_gpu: bool) -> tuple[Any, Callable[[], float]]:
+    """The result of the call, and a function that gives its time in µs when all is over."""
     import torch
 
+    if not on_gpu:
+        begin_s = clock.perf_counter()
+        out = call()
+        time_us = (clock.perf_counter() - begin_s) * 1e6
+        return out, lambda: time_us
     if torch.cuda.is_current_stream_capturing():
         return call(), lambda: 0.0
     event: Any = torch.cuda.Event
@@ -120,16 +125,27 @@ def _timed_by_events(call: Callable[[], Any]) -> tuple[Any, Callable[[], float]]
     begin.record()
     out = call()
     end.record()
-    return out, lambda: begin.elapsed_time(end) * 1e3
+
+    def elapsed_us() -> float:
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    return out, elapsed_us
 
 
-def run_script(script: str, arguments: Sequence[str]) -> int:
+def run_script(script: str, arguments: Sequence[str], *, as_program: bool = False) -> int:
     """Runs the script as `__main__`, with its `sys.argv` and its folder first in `sys.path`, and
     returns the exit code that Python would have had. An exception that the script leaves uncaught
-    is printed as Python prints it. KeyboardInterrupt for Ctrl-C."""
+    is printed as Python prints it. KeyboardInterrupt for Ctrl-C.
+
+    `as_program`: this process was started for the script, with `-P`, which the user did not ask
+    for.
+    """
     before = sys.argv, sys.path[:], signal.getsignal(signal.SIGINT)
     folder = os.path.dirname(os.path.realpath(script))
-    if not sys.flags.safe_path:
+    if as_program:
+        sys.path.insert(0, folder)
+    elif not sys.flags.safe_path:
         # A console script's own folder stands there, which Python would not have put there.
         own = os.path.dirname(os.path.realpath(sys.argv[0]))
         sys.path[:] = [folder, *(sys.path[1:] if sys.path[:1] == [own] else sys.path)]

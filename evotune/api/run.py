@@ -52,8 +52,8 @@ REPORT_STYLES = ("html", "md", "csv", "json", "jsonl", "parquet", "t4")
 
 
 def report_pieces(runs: Sequence[Run], style: str) -> Iterator[bytes]:
-    """The report of the runs, piece by piece. Raises UsageError for several runs in a style that
-    takes one; html takes several."""
+    """The report of the runs, piece by piece. Raises UsageError for several runs in a style other
+    than html."""
     if len(runs) > 1 and style != "html":
         raise UsageError(f"--format {style} takes one run; only html takes several")
     if style == "html":
@@ -193,7 +193,8 @@ class Run:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """All trials, failed ones too, in the order of their numbers, as the search saw them."""
+        """All trials, failed ones too, in the order of their numbers, with the search's
+        outcomes."""
         return RunData.load(self.folder).trials
 
     def leaderboard(self, count: int = 10) -> list[Candidate]:
@@ -216,7 +217,7 @@ class Run:
             return to_pandas(run_columns(data))
 
     def report(self, path: str | Path, style: str | None = None) -> Path:
-        """Writes the run to a file. Returns the path.
+        """Writes a report of the run to a file. Returns the path.
 
         `style` is html (a page that opens offline), md, csv, json, jsonl, parquet or t4; None means
         the file's suffix. Raises UsageError for another style or suffix, or a file that cannot be
@@ -306,8 +307,8 @@ class Run:
     def remeasured(
         self, configuration: Configuration, other: Run, its_configuration: Configuration
     ) -> Outcome:
-        """The outcome of timing `its_configuration` of the `other` run in alternation with one of
-        this run."""
+        """Times `its_configuration` of the `other` run in alternation with `configuration` of this
+        run, and returns the outcome."""
         from evotune.runs.reopening import remeasure
 
         return remeasure((self.folder, configuration), (other.folder, its_configuration))
@@ -316,8 +317,8 @@ class Run:
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
     ) -> list[Verified]:
         """Repeats all checks of a champion in a fresh process, for `configuration` or for the first
-        `top` candidates of the leaderboard. Each answer has `passed` and `outcome.checks`. The run
-        stays as it is.
+        `top` candidates of the leaderboard. Each result has `passed` and `outcome.checks`. The run
+        does not change.
 
         Raises UsageError if the run has no valid candidate, or the configuration is not in the
         space.
@@ -327,7 +328,7 @@ class Run:
     def verifying(
         self, configuration: Mapping[str, Value] | None = None, *, top: int = 1
     ) -> Iterator[Verified]:
-        """Verifies, and yields each answer as soon as it is known."""
+        """Like `verify`, but yields each result as soon as it is known."""
         from evotune.runs.reopening import verify_run
 
         wanted: list[Mapping[str, Value]] = [configuration] if configuration is not None else []
@@ -348,7 +349,7 @@ class Run:
         return list(self.ablating(self.candidate(number)))
 
     def ablating(self, candidate: Candidate) -> Iterator[AblationRow]:
-        """Ablates, and yields each row as soon as it is measured."""
+        """Like `ablate`, but yields each row as soon as it is measured."""
         from evotune.runs.ablation import ablate_run
 
         return ablate_run(self.folder, candidate.number, candidate.configuration)
@@ -365,18 +366,19 @@ class Run:
         trust: bool = False,
         on_note: Callable[[str], object] = lambda text: None,
     ) -> Explanation:
-        """Explains the best candidate (or trial `number`): what holds it, the worth of its choices,
-        what decides over the space, and what to try next. In a notebook it shows itself; `print`
-        writes it as text, `to_json` gives its data.
+        """Explains the best candidate (or trial `number`): what limits it, the worth of its
+        choices, the parameters that matter most over the space, and what to try next. A notebook
+        shows the explanation, `print` writes it as text, and `to_json` returns its data.
 
         `against` is baseline, default, a trial's number as text, or RUN:NUMBER. `measure`: None
-        makes missing measurements if the run's device is here; False compiles and launches nothing.
-        Without `effects` the single choices are not measured. `minutes`: measuring stops after this
-        time (defaults to 3 on a CPU), and the next call measures the rest. `tries` measures the
-        suggestions that are configurations. `trust`: see `tune`. `on_note` is called with a line
-        before each measurement. Raises UsageError for a trial or a side that is not there, and for
-        `tries` with `measure` False. Raises EnvironmentProblem if something must be measured and
-        the device is not here; RunLocked while another process works on the run.
+        makes missing measurements if the run's device is present; False compiles and launches
+        nothing. Without `effects` the single choices are not measured. `minutes`: measuring stops
+        after this time (defaults to 3 on a CPU), and the next call measures the rest. `tries`
+        measures the suggestions that are configurations. `trust`: see `tune`. `on_note` is called
+        with a line before each measurement. Raises UsageError for a trial or a side that does not
+        exist, and for `tries` with `measure` False. If something must be measured, raises
+        EnvironmentProblem if the device is absent, and RunLocked while another process works on the
+        run.
         """
         from evotune.api.given_space import trusting
         from evotune.explain.explaining import ExplainRequest, explain_run
@@ -394,9 +396,9 @@ class Run:
         trust: bool = False,
     ) -> Path:
         """Writes the run's confirmed champions as a Python package that needs PyTorch and not
-        evotune. Returns the folder. Warns of a kernel whose figures are too noisy, and if no kernel
-        is surely faster in any timed case and the package uses it all the same, as it does but for
-        attention.
+        evotune; of callables only the best configuration is written. Returns the folder. Warns of
+        a kernel whose figures are too noisy. For problems other than attention it also warns if no
+        kernel is surely faster in any timed case, because the package uses the kernels anyway.
 
         `name` is the package's name; it defaults to the space's. The runs `beside`, which must have
         the same problem and device, go into the same package. `trust`: see `tune`. Raises
@@ -412,13 +414,13 @@ class Run:
             found = export_runs(runs, Path(folder), name)
         for doubt in found.doubts:
             warnings.warn(f"{found.name}: {doubt}", stacklevel=2)
-        if not found.served:
+        if not found.served and found.configuration is None:
             words = "no kernel is surely faster than the baseline in any timed case"
             warnings.warn(f"{found.name}: {words}; the package uses it all the same", stacklevel=2)
         return found.folder
 
     def candidate(self, number: int | None = None) -> Candidate:
-        """The leaderboard's row of trial `number`, or the first row if that is None. Raises
+        """The leaderboard's row of trial `number`, or the first row if `number` is None. Raises
         UsageError if there is no such row."""
         rows = rank(RunData.load(self.folder, 1 if number is None else None)).rows
         chosen = next((row for row in rows if number in (None, row.number)), None)
@@ -432,7 +434,7 @@ class Run:
 
 
 def open_run(run: str | Path = "latest", runs_dir: str | Path = RUNS_DIR) -> Run:
-    """Opens a run by its id, a unique beginning of its id, its path, or `latest` (the newest run).
+    """Opens a run by its id, a unique prefix of its id, its path, or `latest` (the newest run).
 
     A family (`evotune run attention`) with one winner stands for the winner's run. Raises
     UsageError if there is no such run.

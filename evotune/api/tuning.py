@@ -1,4 +1,4 @@
-"""`tune`: makes a new run. `new_run` is the same for a caller that watches it.
+"""`tune` makes a new run; `new_run` does so for a caller that watches it.
 
 `replay` runs a search strategy on a space that was measured before.
 """
@@ -79,9 +79,9 @@ def tune(
     - `device`: auto, cpu, cuda:N, or a GPU's name (l4, h100, …), which requires that model.
     - `runs_dir`: the folder in which the run's own folder is made.
     - `warm_start`: a run whose best configurations are tried first.
-    - `cases`: take the place of the space's shapes and variants: a file, or a list such as
-      `[{"batch": 1, "heads": 8, "seq_len": 512, "head_dim": 64, "causal": True}]`. A warning names
-      those that no kernel of the space takes.
+    - `cases`: replace the space's shapes and variants: a file, or a list such as `[{"batch": 1,
+      "heads": 8, "seq_len": 512, "head_dim": 64, "causal": True}]`. A warning names the cases that
+      no kernel of the space can compute.
     - `champions`: how many of the best candidates are confirmed in fresh processes (3).
     - `racing`: whether candidates that cannot win get fewer samples.
     - `lookahead`: the number of trials in flight.
@@ -98,8 +98,8 @@ def tune(
     the caller's process changes. Worker processes do not run the caller's script again, so it needs
     no `__main__` guard.
 
-    SpaceError, ProblemMistake or UsageError for a mistake in the space or the arguments,
-    EnvironmentProblem when this machine lacks something.
+    Raises SpaceError, ProblemMistake or UsageError for a mistake in the space or the arguments, and
+    EnvironmentProblem if this machine lacks something.
 
     >>> import evotune, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -156,7 +156,8 @@ def new_run(
     allow_mixed: bool = False,
     command: tuple[str, ...] = (),
 ) -> RunResult:
-    """A new run on a space's file, to its end. `space` None: the flagship for the device.
+    """Makes a new run of a space file and runs it to its end. If `space` is None, it is the
+    flagship for the device.
 
     `options` are limits and settings by name; None means the space's own. `command` is the command
     line, for the record. The other arguments and the errors are those of `tune`.
@@ -185,8 +186,8 @@ __all__ = ["Evaluation", "Replay", "budget", "find_recording", "replay", "replay
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of a replay, with the repeats in order. `score`: 0 is random search, 1 finds the
-    optimum at once; None if the recording has no valid configuration."""
+    """The result of a replay, with the repeats in order. `score`: 0 for random search, 1 for
+    finding the optimum at once; None if the recording has no valid configuration."""
 
     recording: RecordedSpace
     evaluations: int
@@ -195,7 +196,7 @@ class Replay:
 
     @property
     def scale(self) -> PerformanceScale:
-        """The budget and the optimum that the score refers to."""
+        """The scale of the score: its budget and its optimum."""
         return PerformanceScale(self.recording.times_ms.values())
 
 
@@ -243,14 +244,15 @@ def replaying(
     seed: int,
     lookahead: int,
 ) -> Iterator[Evaluation]:
-    """Replays, and yields each evaluation as soon as it was made."""
+    """Replays, and yields each evaluation as soon as it is made."""
     for repeat in range(repeats):
         settings = SearchSettings(seed=seed + repeat, lookahead=lookahead)
         yield from engine.replay(recording, strategy, settings, evaluations, repeat)
 
 
 def find_recording(cache: Path, runs_dir: Path) -> RecordedSpace:
-    """The recording in a file. A name without a suffix that is not a file names a run."""
+    """The recording that `cache` names: a file or, if there is no such file and the name has no
+    suffix, a run."""
     if (os.path.lexists(cache) or cache.suffix) and not cache.is_dir():
         return engine.load_recording(cache)
     run = find_run(str(cache), runs_dir)

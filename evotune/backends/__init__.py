@@ -1,1 +1,1 @@
-"""Backends: each folder holds one backend and everything that only this backend needs."""
+"""Backends: each folder has one backend and everything that only this backend needs."""

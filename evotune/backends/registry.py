@@ -1,6 +1,7 @@
 """Finds a backend by its name, by a kernel's language or by the user's `--device`.
 
-It also names the other work on the machine when a run begins, since that makes times longer.
+It also describes other work on the machine when a run begins, because other work makes times
+longer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AUTO = "auto"
 
 
 def own() -> list[Backend]:
-    """The backends that evotune brings."""
+    """evotune's own backends."""
     return [cast("Backend", found) for found in BACKENDS.own().values()]
 
 
@@ -65,7 +66,7 @@ def asked_for(request: str) -> Backend | None:
         if backend.understands(request):
             return backend
     known = list(every())
-    forms = ", ".join((AUTO, *(form for backend in known for form in backend.requests)))
+    forms = ", ".join(dict.fromkeys((AUTO, *(r for backend in known for r in backend.requests))))
     models = ", ".join(model for backend in known for model in backend.models())
     raise UsageError(f"unknown device {request!r}; expected {forms} or one of {models}")
 
@@ -88,9 +89,9 @@ def choose(request: str, looking: Callable[[Backend], None] = lambda backend: No
 
 
 def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> DeviceProfile:
-    """A profile that holds on each of the GPUs: it has the least value of every attribute.
+    """A profile that is valid for each of the GPUs: it has the least value of every attribute.
 
-    Raises EnvironmentProblem if their models differ and `allow_mixed` is false, or when they run
+    Raises EnvironmentProblem if the models differ and `allow_mixed` is false, or if the GPUs need
     different machine code.
     """
     first = found[0]
@@ -115,7 +116,8 @@ def work_together(found: Sequence[DeviceProfile], *, allow_mixed: bool) -> Devic
 
 @contextlib.contextmanager
 def measuring_alone(profiles: Sequence[DeviceProfile]) -> Iterator[None]:
-    """Holds the locks of all devices that have one. Raises RunLocked if one of them is taken."""
+    """Holds the locks of all devices in the block. Raises RunLocked if another run has one of
+    them."""
     with contextlib.ExitStack() as locks:
         for profile in profiles:
             locks.enter_context(named(profile.backend).measuring_alone(profile))
@@ -128,8 +130,9 @@ _WORKER = b"evotune.workers.device_worker"
 
 
 def others_at_work(devices: Sequence[DeviceProfile]) -> list[str]:
-    """A line in words for each: cores that other processes keep busy, other runs of evotune that
-    measure, devices at work. Call it before this process starts workers. Takes 0.2 s."""
+    """The other work on the machine, a line each: cores that other processes keep busy, other runs
+    of evotune that measure, busy devices. Must be called before this process starts workers. Takes
+    0.2 s."""
     found = [*_busy_cores(), *_other_runs()]
     for device in devices:
         found += named(device.backend).others_at_work(device)
@@ -148,8 +151,8 @@ def sharing(profile: DeviceProfile) -> str:
 
 
 def in_part(profile: DeviceProfile) -> str:
-    """How a run uses the device, if it uses only a part of it: a CPU with fewer threads than this
-    process has physical cores. Else ""."""
+    """A line that says how a run uses the device, if it uses only a part of it: a CPU with fewer
+    threads than this process has physical cores. Else ""."""
     used = cores_in_use(profile)
     if used is None:
         return ""

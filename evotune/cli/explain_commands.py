@@ -1,7 +1,7 @@
 """`explain`, `ablate` and `compare`: why a candidate is fast, or faster than another one.
 
-`explain` says why a run's champion is fast, what holds it, and what to try next. `ablate` measures
-the worth of each of its choices. `compare` shows two runs or two configurations side by side.
+`explain` says why a run's champion is fast, what limits it, and what to try next. `ablate` measures
+the worth of each of its choices. `compare` compares two runs or two configurations.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ _FORM = re.compile(r"\s*([a-z]+)\s*(>=|>)\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", re.
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`share` is the percentage / 100."""
+    """A condition of `--fail-if`. `share`: the percentage / 100."""
 
     figure: str
     sign: str

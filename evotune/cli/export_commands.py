@@ -69,12 +69,14 @@ def export(
     device make one package, and each case gets the kernel with the greatest speedup. Instead of
     runs, RUN may be the folder of a portfolio: its kernels, served by its rule. The package has the
     machine code that was measured, its sources, and a certificate of checks and figures. The same
-    runs give the same bytes.
+    runs give the same bytes. Of a run of Python callables the configuration is written, as
+    configuration.json.
 
     Exit code 1 when a run has no confirmed champion or when none is faster than PyTorch's
     attention, 3 when the compilers here make other machine code than the run measured.
     """
     from evotune.api.run import exported
+    from evotune.export.configuration_file import FILE
     from evotune.util.commands import use
 
     found = exported(runs, folder, name, runs_dir)
@@ -82,6 +84,9 @@ def export(
         from evotune.report.formats import to_json
 
         write_output(to_json(_record(found)), "-")
+    elif found.configuration is not None:
+        rows = [(name, str(value)) for name, value in found.configuration.items()]
+        print_tables(terminal, [text_table(("", str(found.folder / FILE)), rows)], "-")
     else:
         rows = [("package", found.name), ("device", found.device)]
         rows += [("kernel", f"trial {trial} of run {run}") for run, trial in found.champions]
@@ -91,6 +96,9 @@ def export(
         terminal.note(f"note: {limit}")
     for doubt in found.doubts:
         terminal.note(f"warning: {doubt}")
+    if found.configuration is not None:
+        terminal.note("callables are exported as a configuration: pass it to your function")
+        return 0
     terminal.note(f"install: {install_command(found.folder)}")
     terminal.note(f"use: {use(found.name, found.call)}")
     return 0
@@ -114,6 +122,7 @@ def _record(found: Exported) -> dict[str, object]:
         "kernels": [{"run": run, "trial": trial} for run, trial in found.champions],
         "served": found.served,
         "slower_because": found.slower_because,
+        "configuration": found.configuration,
         "too_noisy": [{"run": run, "trial": trial} for run, trial in found.too_noisy],
     }
 
@@ -195,8 +204,9 @@ def portfolio(
     Searches for cases that differ; each search is an ordinary run in RUNS. Measures all champions
     on all cases, each checked and timed in alternation with the baseline. Searches again for cases
     that all champions serve badly. Then keeps the kernels with the greatest mean speedup, and
-    learns a short list of regions: the first region that holds a case names its kernel, and PyTorch
-    serves all other cases. The rule is judged on held-out cases; parts that lose there are cut out.
+    learns a short list of regions: the first region that contains a case names its kernel, and
+    PyTorch serves all other cases. The rule is judged on held-out cases; parts that lose there are
+    cut out.
 
     `attention` names all shipped attention spaces. For each search the spaces that can compute its
     case race. A portfolio has one problem and one dtype: evotune takes the most frequent pair in

@@ -44,7 +44,7 @@ def run_family(
     runs_dir: Path,
     given: Mapping[str, bool | float | str | None],
 ) -> int:
-    """`evotune run attention`: sends the cases to the spaces, and works until the end."""
+    """`evotune run attention`: sends the cases to the spaces, and runs the family to its end."""
     from evotune.api.family import new_family
     from evotune.api.family_run import all_families
 
@@ -94,8 +94,8 @@ def resume_family(
 
 
 def conclude(terminal: Terminal, family: FamilyRun, *, interrupted: bool = False) -> int:
-    """Prints where the cases went and the races on stdout, and the next commands on stderr; returns
-    the exit code."""
+    """Prints the spaces of the cases and the races on stdout, and the next commands on stderr.
+    Returns the exit code."""
     confirmed = family.confirmed
     failed = 0 if confirmed or not family.confirms else _NO_VALID_CANDIDATE
     if failed and family.undecided:
@@ -114,7 +114,7 @@ def conclude(terminal: Terminal, family: FamilyRun, *, interrupted: bool = False
 
 
 def print_status(terminal: Terminal, family: FamilyRun, style: str, output: str) -> None:
-    """`evotune status` of a family."""
+    """Prints `evotune status` of a family."""
     if style == "json":
         from evotune.report.formats import to_json
 
@@ -138,7 +138,7 @@ def watch_family(terminal: Terminal, family: FamilyRun) -> None:
 
 
 def print_top(terminal: Terminal, family: FamilyRun, count: int, style: str, output: str) -> None:
-    """`evotune top` of a family: the leaderboard of each winner."""
+    """Prints `evotune top` of a family: the leaderboard of each winner."""
     from evotune.report.data import RunData
     from evotune.report.formats import LEADERBOARDS
 
@@ -166,7 +166,8 @@ def report_runs(family: FamilyRun, style: str) -> list[Run]:
 
 
 def only_run(family: FamilyRun, winners: dict[str, Run], what: str) -> Run:
-    """The run of the only winner. Raises UsageError, with the names of the runs, for others."""
+    """The run of the only winner. Raises UsageError, with the names of the runs, if there are
+    several winners or none."""
     if len(winners) == 1:
         return next(iter(winners.values()))
     names = ", ".join(str(run.path) for run in winners.values()) or "none has won yet"
@@ -174,7 +175,8 @@ def only_run(family: FamilyRun, winners: dict[str, Run], what: str) -> Run:
 
 
 def check_family(terminal: Terminal, cases: Path | None, device: str, sample: int) -> int:
-    """`evotune check attention`: which case goes where, and each search that a run would make."""
+    """`evotune check attention`: shows the spaces to which each case is sent, and checks each
+    search that a run would make."""
     from evotune.api.family import sent_cases
 
     sent = sent_cases(cases, device)

@@ -1,7 +1,7 @@
-"""`list`, `rm`, `cache`, `doctor` and `completion`: this machine and what evotune keeps on it.
+"""`list`, `rm`, `cache`, `doctor` and `completion`: this machine, and what evotune stores on it.
 
-These are the shipped spaces, the runs and kernels that are kept, whether everything that tuning
-needs is here, and the script by which a shell completes commands.
+They list the shipped spaces, delete runs, show the compiled kernels, check that the machine has
+everything that tuning needs, and print the script by which a shell completes commands.
 """
 
 from __future__ import annotations

@@ -275,7 +275,8 @@ def _compile(
 
 
 class ProgressNotes:
-    """Writes a line for the first failure of each reason, and a line every few seconds."""
+    """Writes a line to stderr for the first failure of each reason, and a line every few
+    seconds."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

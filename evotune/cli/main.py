@@ -1,8 +1,8 @@
-"""The entry point: finds the command, runs it, and turns the way it ends into an exit code.
+"""The entry point: finds the command, runs it, and turns its end into an exit code.
 
-0 done · 1 no valid candidate, none confirmed, a check failed · 2 usage or space error ·
-3 environment · 4 store damaged · 5 run locked · 6 undecided, too noisy ·
-70 internal error (a bug; its traceback is kept) · 130 interrupted, resumable
+0 done · 1 no valid candidate, none confirmed, a check failed · 2 usage or space error · 3
+environment · 4 store damaged · 5 run locked · 6 undecided, too noisy · 70 internal error (a bug;
+its traceback is kept) · 130 interrupted, resumable
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _COMMANDS = {
     "verify": "evotune.cli.verify_command:verify",
     "export": "evotune.cli.export_commands:export",
     "portfolio": "evotune.cli.export_commands:portfolio",
-    "record": "evotune.cli.run_commands:record",
+    "tune-model": "evotune.cli.model_commands:tune_model",
+    "record": "evotune.cli.model_commands:record",
     "check": "evotune.cli.inspection:check",
     "compile": "evotune.cli.inspection:compile_command",
     "init": "evotune.cli.init_command:init",
@@ -58,7 +59,8 @@ _ENVIRONMENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, er
 
 
 class Application(click.Group):
-    """Imports a command's module when that command is asked for. Commands return exit codes."""
+    """The command group. It imports a command's module only when the command is used. Commands
+    return exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

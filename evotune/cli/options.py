@@ -1,6 +1,6 @@
 """Options that several commands share, and the command class that adds the global ones.
 
-`complete_run` and its like find the values that a shell offers when it completes them.
+The functions `complete_…` return the values that a shell offers for completion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRUST = "evotune.trust"  # in a context: whether either name of the flag was gi
 
 
 def global_options() -> list[click.Option]:
-    """--color, -q and -v. They may stand before a command's name and after it."""
+    """The options --color, -q and -v, which may come before a command's name or after it."""
     return [
         click.Option(
             ["--color"],
@@ -92,7 +92,7 @@ def complete_run(
 def complete_device(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The values of `--device`: `auto`, and the names that each backend offers."""
+    """Completes to the values of `--device`: `auto`, and the names that each backend offers."""
     from evotune.api.machine import device_names
 
     return [CompletionItem(name) for name in device_names() if name.startswith(incomplete)]
@@ -110,7 +110,7 @@ def complete_strategy(
 def complete_space(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The shipped spaces by name, their family, and files."""
+    """Completes to the names of shipped spaces, their family, and files."""
     from evotune.api.family_run import FAMILY
     from evotune.api.machine import shipped_spaces
 
@@ -120,14 +120,14 @@ def complete_space(
 
 
 def space_argument(*, required: bool = True) -> Callable[[Function], Function]:
-    """SPACE: a file, or the name of a space that ships with evotune."""
+    """The argument SPACE: a file, or the name of a space that ships with evotune."""
 
     return click.argument("space", required=required, shell_complete=complete_space)
 
 
 def trust_option(function: Function) -> Function:
-    """--trust: execute code from elsewhere without asking. Its old name --trust-problem is hidden,
-    and still works."""
+    """Adds --trust, which executes code from elsewhere without asking. Its old name --trust-problem
+    is hidden, and still works."""
     for name in ("--trust-problem", "--trust"):
         function = click.option(
             name,
@@ -152,12 +152,12 @@ def runs_dir_option(function: Function) -> Function:
 
 
 def run_argument(function: Function) -> Function:
-    """RUN: a run's id, a unique beginning of an id, a path, or `latest`."""
+    """Adds the argument RUN: a run's id, a unique prefix of an id, a path, or `latest`."""
     return click.argument("run", metavar="RUN", shell_complete=complete_run)(function)
 
 
 def optional_run_argument(function: Function) -> Function:
-    """RUN, which may be omitted; then the command gets None."""
+    """Adds the argument RUN, which may be omitted; the command then gets None."""
     return click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_run)(
         function
     )
@@ -214,7 +214,7 @@ cluster_option = click.option(
 
 
 def cases_option(help_text: str, *, required: bool = False) -> Callable[[Function], Function]:
-    """--cases FILE: see `evotune.space.reading.case_file`."""
+    """The option --cases FILE (`evotune.space.reading.case_file`)."""
     return click.option(
         "--cases",
         metavar="FILE",

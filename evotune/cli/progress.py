@@ -1,7 +1,7 @@
 """Progress of a run on stderr: a live panel on a terminal, plain lines anywhere else.
 
-`Standing` has the known facts of a run while it is going on, and the lines that show them. `panel`
-lays them out for a terminal.
+`Standing` has the known facts of a running run, and the lines that show them. `panel` lays the
+lines out for a terminal.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A panel of the same facts. rich's own thread redraws it in place a few times a second."""
+    """A live panel with the facts of a run. rich's own thread redraws it in place a few times a
+    second."""
 
     def __init__(
         self,
@@ -147,8 +148,8 @@ class LiveProgress:
 
 
 class KnowsTheRun:
-    """Passes every call on to the observer. Once the run has a folder, tracebacks of bugs go
-    there."""
+    """Passes every call on to the observer. Once the run has a folder, tracebacks of bugs are
+    written into it."""
 
     def __init__(self, observer: Observer, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -174,8 +175,8 @@ def show_progress(terminal: Terminal) -> Iterator[Observer]:
 
 @contextlib.contextmanager
 def progress_observer(terminal: Terminal) -> Iterator[Observer]:
-    """The observer that suits stderr: none of it with --quiet, plain lines or the live panel. The
-    panel ends with the block."""
+    """The observer that fits stderr: a silent one with --quiet, plain lines, or the live panel,
+    which ends with the block."""
     console = terminal.stderr()
     if terminal.quiet:
         yield SilentObserver()
@@ -248,7 +249,7 @@ class Standing:
         self.began_s = self.clock()
 
     def enter(self, phase: str) -> None:
-        """Takes a new phase in. Remarks that come while champions are confirmed change nothing."""
+        """Notes a new phase. Remarks that come while champions are confirmed change nothing."""
         self.phase = phase
         self.confirming |= phase.startswith(CONFIRMING)
 
@@ -257,7 +258,7 @@ class Standing:
         self.began_s = self.clock()
 
     def tell(self, trial: Trial, progress: Progress) -> bool:
-        """Adds the trial. True if it is a new best and was not replayed from the store."""
+        """Adds a trial. Returns True if it is a new best and was not replayed from the store."""
         if self.progress is None:
             self.unseen = progress.told - 1
         self.previous_best = self.progress.best if self.progress else None
@@ -278,7 +279,7 @@ class Standing:
 
     @property
     def elapsed_s(self) -> float:
-        """Working time over all sessions of the run, as reports show it."""
+        """The time at work over all parts of the run, as in reports."""
         if self.ended_s is not None:
             return self.ended_s
         return (self.info.elapsed_s if self.info else 0.0) + self.clock() - self.began_s
@@ -326,7 +327,7 @@ class Standing:
         return f"{self.best()}: {configuration}" if configuration else self.best()
 
     def best_change(self) -> str:
-        """The parameters that differ between the best and the best before it. The first best shows
+        """The parameters in which the best trial differs from the previous best; for the first best
         its whole configuration."""
         if self.previous_best is None or self.progress is None or self.progress.best is None:
             return self.best_configuration()
@@ -335,7 +336,7 @@ class Standing:
         )
 
     def stages(self) -> str:
-        """`compile 51 s, verify 12 s`: time by stage, the longest first."""
+        """The time by stage, the longest first: `compile 51 s, verify 12 s`."""
         return ", ".join(
             f"{stage} {wording.duration_text(spent_s)}"
             for stage, spent_s in self.stage_s.most_common()
@@ -354,7 +355,8 @@ class Standing:
         return ", ".join((*parts, *([f"clocks lowered by {reasons}"] if reasons else [])))
 
     def wins(self, outcome: Outcome | None) -> bool:
-        """Whether the whole interval of its speedup is above 1; a recording has no speedup."""
+        """Whether the whole interval of the outcome's speedup is above 1. A recording has no
+        speedup."""
         if outcome is None or is_recorded(outcome):
             return False
         low = outcome.fitness if outcome.fitness_low is None else outcome.fitness_low
@@ -372,7 +374,8 @@ class Standing:
         return self.wins(max(sound, key=lambda each: each.fitness or 0.0, default=None))
 
     def elites(self, count: int) -> list[tuple[str, str]]:
-        """For each of the best few: its figure, and the parameters that differ from the first."""
+        """The best trials, at most `count`: each one's figure, and the parameters in which it
+        differs from the first."""
         known = sorted(self.progress.elites if self.progress else (), key=lambda e: -e[0])[:count]
         return [
             (self.figure(fitness), wording.difference_text(configuration, known[0][1]))
@@ -387,7 +390,8 @@ class Standing:
         return f"{math.exp(fitness):.3f}x"
 
     def pace(self) -> str:
-        """Generation, number of trials, trials per minute, time left."""
+        """A line with the generation, the number of trials, the trials per minute and the time
+        left."""
         if self.info is None or self.progress is None:
             return ""
         told, searched_s = self.progress.told, self.progress.searched_s
@@ -428,10 +432,10 @@ _ROW_BY_ROW = ("elites",)  # parts whose rows stand alone: cut between two rows,
 def panel(
     standing: Standing, width: int, encoding: str = "utf-8", height: int | None = None
 ) -> Group:
-    """The panel's lines: each narrower than `width`, and at most `height` of them.
+    """The panel: at most `height` lines, each narrower than `width`.
 
-    A line that scrolls out of the terminal cannot be drawn again, hence the limit. The number of
-    lines stays the same until a new fact is known.
+    The height is limited because a line that has scrolled out of the terminal cannot be redrawn.
+    The number of lines changes only when a new fact is known.
     """
     from rich.console import Group
     from rich.text import Text

@@ -87,7 +87,7 @@ def status(
 
         write_output(to_json(summary.to_json()), output)
     else:
-        print_tables(terminal, _status_parts(summary, terminal.columns(output)), output)
+        print_tables(terminal, status_parts(summary, terminal.columns(output)), output)
     return 0
 
 
@@ -160,7 +160,8 @@ def _load(run: str, runs_dir: Path, rows: int | None = None) -> RunData:
     return RunData.load(open_run(run, runs_dir).folder, rows)
 
 
-def _status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
+def status_parts(summary: RunSummary, width: int) -> Iterator[Table | str]:
+    """Yields the tables and paragraphs of `evotune status`, for a terminal of this width."""
     from evotune.report import wording
     from evotune.report.front import devices_agreement, devices_table
     from evotune.report.screen import paragraph, plain

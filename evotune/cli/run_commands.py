@@ -1,6 +1,4 @@
-"""`run`, `resume`, `replay`, `record`: start a search, continue one, search a recorded space, and
-run a script to list its calls of attention.
-"""
+"""`run`, `resume`, `replay`: start a search, continue one, search a recorded space."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ from evotune.cli.options import (
     run_argument,
     runs_dir_option,
     space_argument,
-    spaces_device_option,
     trust_option,
 )
 from evotune.cli.terminal import (
@@ -39,9 +36,7 @@ from evotune.cli.terminal import (
     print_leaderboard,
     print_tables,
     text_table,
-    write_output,
 )
-from evotune.errors import UsageError
 from evotune.trial import TOO_NOISY
 from evotune.util.commands import python_command, run_command
 
@@ -54,7 +49,6 @@ _SHOWN_ROWS = 5
 _NO_VALID_CANDIDATE = 1
 _UNDECIDED = 6
 _INTERRUPTED = 130
-_OUTPUT = ("-o", "--output")
 
 
 @click.command(cls=Command, example="evotune run attention-cpu --trials 200 --seed 1")
@@ -282,7 +276,8 @@ def _offer_package(terminal: Terminal, result: RunResult, data: RunData) -> None
 
 
 def more_devices(gpus: int | str | None, cluster: str | None, allow_mixed: bool) -> list[str]:
-    """The device options to repeat when the run is resumed: its store does not keep them."""
+    """The device options to repeat when the run is resumed, because its store does not have
+    them."""
     return [
         *([] if gpus is None else ["--gpus", str(gpus)]),
         *([] if cluster is None else ["--cluster", cluster]),
@@ -415,51 +410,3 @@ def _reached(evaluations: list[int | None]) -> str:
     share = f"{len(found)} of {len(evaluations)} repeats"
     middle = (len(evaluations) - 1) // 2
     return f"{share}, median after {found[middle]}" if middle < len(found) else share
-
-
-@click.command(
-    cls=Command,
-    example="evotune record predict.py --batch 4 -o cases.yaml",
-    context_settings={"allow_interspersed_args": False},
-)
-@click.argument("script", metavar="SCRIPT", type=click.Path())
-@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    *_OUTPUT,
-    metavar="FILE|-",
-    help="The file of cases to write, YAML or JSON by its name; - is standard output.",
-)
-@spaces_device_option
-@pass_terminal
-def record(
-    terminal: Terminal, *, script: str, arguments: tuple[str, ...], output: str | None, device: str
-) -> int:
-    """Run SCRIPT and record its calls of attention.
-
-    It runs as `python SCRIPT ARGS` would, and its results stay as they are. At its end stderr shows
-    a table of the calls, with the shipped spaces that can compute each, or why none can. FILE lists
-    them for `run SPACE --cases`. All arguments after SCRIPT go to the script, except `-o FILE` at
-    the end when it does not stand before SCRIPT. The exit code is the script's. Ctrl-C writes what
-    was recorded so far. Child processes are not recorded.
-    """
-    if output is None and len(arguments) >= 2 and arguments[-2] in _OUTPUT:
-        arguments, output = arguments[:-2], arguments[-1]
-    from evotune.api.recording_calls import Calls, recording, require_device, run_script
-
-    require_device(device)
-    if not Path(script).is_file():
-        raise UsageError(f"{script}: no such file")
-    path = None if output in (None, "-") else Path(str(output)).absolute()
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"cannot write {output}: there is no folder {path.parent}")
-    calls = Calls(device)
-    try:
-        with recording(device) as calls:
-            return run_script(script, arguments)
-    finally:
-        if path is not None:
-            calls.save(path)
-        elif output == "-":
-            write_output(calls.text(), output)
-        for line in str(calls).splitlines():
-            terminal.note(line)

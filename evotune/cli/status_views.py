@@ -1,6 +1,6 @@
-"""What `status` shows beside one run: all runs of a folder, and with `--watch` a running one.
+"""The other views of `status`: all runs of a folder and, with `--watch`, a running run.
 
-`watch` follows a running run from any terminal, by reading its store alone.
+`watch` follows a running run from any terminal, only by reading its store.
 """
 
 from __future__ import annotations

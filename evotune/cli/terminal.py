@@ -1,4 +1,4 @@
-"""Output of the commands: its colours, its amount, its width and its stream, and tables.
+"""The output of the commands: colours, amount, width, stream, and tables.
 
 Data goes to stdout, everything else to stderr. Text from elsewhere (a file, a compiler, a store)
 passes through `util.words.printable` before it is printed. rich renders tables on a terminal, into
@@ -34,9 +34,9 @@ _ASCII = {"─": "-", "µ": "u"}
 
 @dataclass(slots=True)
 class Terminal:
-    """The user's wishes for the output, set by --color, -q and -v.
+    """The settings of the output, from --color, -q and -v.
 
-    - crash_folder: the folder that keeps the traceback of a bug
+    - crash_folder: the folder for the traceback of a bug
     - verdict: the exit code when the reader of stdout (`head`, `less`) stops before the end
     """
 
@@ -67,7 +67,7 @@ class Terminal:
         return _PIPE_COLUMNS
 
     def console(self, file: IO[str]) -> Console:
-        """A rich console that takes text literally: no markup, no guessing of colours."""
+        """A rich console that prints text literally: without markup and automatic colours."""
         from rich.console import Console
 
         interactive = file.isatty()
@@ -90,7 +90,7 @@ class Terminal:
 
 
 def say(text: str) -> None:
-    """Writes a line on stderr, also with --quiet."""
+    """Writes a line to stderr, even with --quiet."""
     from evotune.util.words import printable
 
     # Not `err=True`: click would then write past an object that replaces stderr, as the live
@@ -109,8 +109,8 @@ class _Forgiving(io.FileIO):
 
 
 def keep_going_without_stderr() -> None:
-    """A failed write to stderr (full disk, closed terminal) must not end a command whose data on
-    stdout are still needed."""
+    """Makes failed writes to stderr (full disk, closed terminal) harmless, so that they do not end
+    a command whose data on stdout are still needed."""
     stderr = sys.__stderr__
     if stderr is not None and sys.stderr is stderr:
         raw = _Forgiving(stderr.fileno(), "w", closefd=False)
@@ -158,10 +158,10 @@ def write_pieces(pieces: Iterable[bytes], output: str, *, binary: bool) -> None:
 
 @contextlib.contextmanager
 def opened_output(output: str, *, whole: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function that writes data piece by piece where `write_output` would write all at
-    once, for data that is never in memory as a whole. If the pieces are useful only together
-    (`whole`), the file appears at the end of the block, and not after an exception. Otherwise the
-    first piece replaces the file's earlier content."""
+    """Yields a function that writes data piece by piece to the same places as `write_output`, for
+    data that is never in memory as a whole. With `whole` the pieces are useful only together: the
+    file appears at the end of the block, and not after an exception. Otherwise the first piece
+    replaces the file's earlier content."""
     if output == "-":
         yield lambda text: write_output(text, output)
         return
@@ -217,7 +217,7 @@ def text_table(
     numeric: Sequence[bool] = (),
     title: str | None = None,
 ) -> Table:
-    """A table of the rows. Cells are taken literally: no markup.
+    """A table of the rows. Cells are printed literally, without markup.
 
     Numeric columns align right and are never wrapped. A column that is empty in every row is left
     out.

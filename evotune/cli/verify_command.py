@@ -20,7 +20,7 @@ from evotune.cli.options import (
 )
 from evotune.cli.terminal import Terminal, pass_terminal, print_tables, text_table, write_output
 from evotune.errors import UsageError
-from evotune.trial import Check, Json, Outcome, Value
+from evotune.trial import ACCEPTED, Check, Json, Outcome, Value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +74,7 @@ def verify(
     if config is not None and count is not None:
         raise UsageError("--config and --top exclude each other")
     opened = open_run(run, runs_dir)
-    wanted = None if config is None else {**_of_first_row(opened), **_parse(config)}
+    wanted = None if config is None else configuration_of(opened, config)
     total = 1 if wanted is not None else len(opened.leaderboard(count or 1))
     found = []
     terminal.note(f"verifying {total} of run {opened.id}")
@@ -89,10 +89,11 @@ def verify(
     return terminal.verdict
 
 
-def _of_first_row(opened: Run) -> Mapping[str, Value]:
-    """The configuration of the leaderboard's first row; empty without one."""
+def configuration_of(opened: Run, text: str) -> Mapping[str, Value]:
+    """The values that the JSON text gives; other parameters have the values of the leaderboard's
+    first row, if there is one."""
     rows = opened.leaderboard(1)
-    return dict(rows[0].configuration) if rows else {}
+    return {**(rows[0].configuration if rows else {}), **_parse(text)}
 
 
 def _parse(text: str) -> Mapping[str, Value]:
@@ -154,16 +155,17 @@ def check_cells(check: Check) -> tuple[str, ...]:
 
 
 def check_details(outcome: Outcome) -> list[str]:
-    """`skipped: edge shapes, memcheck: not installed`: a line for each check with a detail."""
+    """A line for each check with a detail of its own: `skipped: edge shapes, memcheck: not
+    installed`."""
     return [
         f"{check.status}: {check.case}, {check.inputs}: {check.detail}"
         for check in outcome.checks
-        if check.detail
+        if check.detail not in ("", ACCEPTED)
     ]
 
 
 def checks_text(outcome: Outcome) -> str:
-    """`ok: 61 passed, 2 skipped`, or how the trial ended and why."""
+    """The checks in a few words: `ok: 61 passed, 2 skipped`, or how the trial ended and why."""
     counts = Counter(check.status for check in outcome.checks)
     known = (status for status in ("passed", "failed", "skipped") if counts[status])
     found = ", ".join(f"{counts[status]} {status}" for status in known) or "no check was made"

@@ -1,9 +1,9 @@
 """Effects over the whole space, from a run's trials: importance, worth of values, pairs, cliffs.
 
-A cliff is a step in time along an ordered parameter that goes with a step in a compiler's figure.
-Two candidates that differ in one parameter alone are compared: two trials of the run, or the
-champion and a row of its ablation. A cliff is named only if the time rises by more than noise, and
-a figure crosses a limit at the same step.
+A cliff is a step in time along an ordered parameter that coincides with a step in a compiler's
+figure. It is found by comparing two candidates that differ only in one parameter: two trials of the
+run, or the champion and a row of its ablation. A cliff is reported only if the time rises by more
+than noise and a figure crosses a limit at the same step.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _WARP: Final = 32
 def importance_of(
     table: TrialTable, marginals: Mapping[str, Sequence[Difference]]
 ) -> tuple[Importance, ...]:
-    """By PED-ANOVA and, if there is a model, by the spread of its marginals. Most important
-    first."""
+    """The importance of each parameter by PED-ANOVA and, if there is a model, by the spread of its
+    marginals. Most important first."""
     parameters = table.parameters
     best = importances(
         table.places,
@@ -80,8 +80,8 @@ def _spread(found: Sequence[Difference]) -> float:
 def marginal_differences(
     table: TrialTable, model: TrialModel
 ) -> dict[str, tuple[list[Value], list[Difference]]]:
-    """For each parameter the values with valid trials, and the mean fitness with each, less the
-    mean over all of these values."""
+    """For each parameter, its values that have valid trials, and the mean fitness with each value
+    minus the mean over all of these values."""
     background = _background(table)
     return {
         parameter.name: _marginal(table, parameter, model, background)
@@ -305,9 +305,10 @@ def effects_of(
     predictor: Predictor | None,
     valid: Sequence[Configuration] | None = None,
 ) -> tuple[Effect, ...]:
-    """One effect for each parameter and other value. A paired measurement counts before trials of
-    the run, and these before the model. `valid`: the configurations that may be predicted; None if
-    the space is unknown. The largest effect comes first, failures last."""
+    """One effect for each parameter and each of its other values. A paired measurement takes
+    precedence over trials of the run, and these over the model. `valid`: the configurations that
+    may be predicted; None if the space is unknown. The largest effect comes first, failures last.
+    """
     found: dict[tuple[str, str], Effect] = {}
     for effect in (*_paired(ablation), *_from_trials(champion, table)):
         found.setdefault((effect.parameter, repr(effect.source)), effect)
@@ -430,10 +431,10 @@ def _alternatives(parameter: Parameter, value: Value) -> Sequence[Value]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One candidate after another one that is faster and differs in `parameter` alone.
-
-    - `slower`: ln(time after / time before), positive; `least`: the lower end of its interval.
-    - `trials`: their numbers, -1 for a row of an ablation.
+    """A step from one candidate to a slower one that differs only in `parameter`.
+    - `slower`: ln(time after / time before), positive.
+    - `least`: the lower end of its interval.
+    - `trials`: the numbers of the two trials; -1 for a row of an ablation.
     """
 
     parameter: str
@@ -500,7 +501,7 @@ def _step(table: TrialTable, parameter: Parameter, first: int, second: int) -> S
 
 
 def interval_of(outcome: Outcome) -> tuple[float, float]:
-    """The bounds of a fitness, or the fitness itself if none were measured."""
+    """The bounds of a fitness, or the fitness itself if no bounds were measured."""
     assert outcome.fitness is not None
     low, high = outcome.fitness_low, outcome.fitness_high
     return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)
@@ -585,8 +586,8 @@ _MOST_BASES: Final = 256  # valid configurations in which a value is put
 
 
 def hopeless_values(table: TrialTable, space: BoundSpace | None) -> tuple[Hopeless, ...]:
-    """The values without a valid trial, those with most trials first. Values that were never tried
-    are included only if `space` is given.
+    """The values without a valid trial; those with the most trials come first. Values that were
+    never tried are included only if `space` is given.
     """
     found: list[Hopeless] = []
     for parameter in table.parameters:

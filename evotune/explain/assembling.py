@@ -61,11 +61,11 @@ _LEAST_VALID = 8  # trials for effects over the space
 
 @dataclass(frozen=True, slots=True)
 class SpaceView:
-    """Facts from the space's own files, if they were read.
+    """Facts from the space's own files, if these were read.
 
     - `space`: the bound space.
-    - `work_of`: the problem's work on a case, by a configuration that runs on it and the case's
-      label; None if it cannot run.
+    - `work_of`: returns the problem's work on a case, given a configuration and the case's label;
+      None if the configuration cannot run on the case.
     - `launch_figures`: see `LaunchFigures`.
     """
 
@@ -76,11 +76,12 @@ class SpaceView:
 
 @dataclass(frozen=True, slots=True)
 class TrialStudy:
-    """What the trials of one device model say about the subject. It does not depend on what is
-    measured after the search, so an explanation makes it once.
+    """What the trials of one device model show about the subject. It does not depend on
+    measurements after the search, so an explanation makes it only once.
 
-    - `over_space`: without the cliffs, which need the ablation.
-    - `neighbours`: None where the space's files were not read or the subject is not valid there.
+    - `over_space`: the effects over the space without the cliffs, which need the ablation.
+    - `neighbours`: None if the space's files were not read, or if the subject is not valid in the
+      space.
     """
 
     subject: Subject
@@ -105,7 +106,8 @@ class TrialStudy:
         return cls(subject, view, table, predictor, neighbours, over_space)
 
     def effects(self, ablation: Ablation | None) -> tuple[Effect, ...]:
-        """The worth of the subject's choices: measured where the ablation has them."""
+        """The worth of the subject's choices: measured ones from the ablation, else from trials or
+        the model."""
         return effects_of(self.subject.trial, ablation, self.table, self.predictor, self.neighbours)
 
 
@@ -120,7 +122,7 @@ def explain_data(
 ) -> Explanation:
     """Explains trial `number`, or the leaderboard's first one.
 
-    - `other`: the candidate to compare it with.
+    - `other`: the candidate to compare the trial with.
     - `study`: the trial's study, if it was made before.
 
     Raises UsageError if the run has no such valid trial.
@@ -388,7 +390,8 @@ def missing_parts(
     *,
     begun: bool = False,
 ) -> list[str]:
-    """`begun`: the ablation has not ended."""
+    """A line for each part that was not measured, with the reason. `begun`: whether the ablation
+    has begun and not ended."""
     found = []
     if data.recorded:
         return ["a recorded run has no kernel: no counters, no machine code, no ablation"]

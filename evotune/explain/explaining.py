@@ -1,4 +1,5 @@
-"""`evotune explain`: measures the missing parts, keeps them in the run, and explains."""
+"""Does the work of `evotune explain`: measures the missing parts, stores them in the run, and
+explains."""
 
 from __future__ import annotations
 
@@ -66,14 +67,14 @@ from evotune.util.words import counted
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """- `trial`: its number; None for the leaderboard's first.
+    """- `trial`: the number of the trial to explain; None for the leaderboard's first.
     - `against`: baseline, default, a trial's number, RUN:NUMBER or RUN; "" for none.
-    - `measure`: None measures if the run's device is here. The machine code is read even without
+    - `measure`: None measures if the run's device is present; the machine code is read even without
       the device. False compiles and launches nothing.
     - `tries`: measures the suggestions that are configurations.
     - `effects`: whether to measure each choice in alternation with the trial, which takes longest.
-    - `minutes`: measuring stops after this time, in which tries do not count. None is the
-      backend's default. The explanation names what was not measured; the next one measures it.
+    - `minutes`: the time limit on measuring; tries do not count. None stands for the backend's
+      default. The explanation names what was not measured; the next one measures it.
     """
 
     trial: int | None = None
@@ -87,11 +88,11 @@ class ExplainRequest:
 def explain_run(
     run: RunFolder, request: ExplainRequest, note: Callable[[str], object] = lambda text: None
 ) -> Explanation:
-    """Explains a trial of the run; `note` gets a line before each measurement.
+    """Explains a trial of the run. `note` is called with a line before each measurement.
 
-    Raises UsageError for a trial, a run or a side that is not there, and for `tries` with `measure`
-    False. Raises EnvironmentProblem if something is to be measured and the run's device is not
-    here; RunLocked while another process works on the run and something is to be measured.
+    Raises UsageError for a trial, a run or a side that does not exist, and for `tries` with
+    `measure` False. If something is to be measured, raises EnvironmentProblem if the run's device
+    is absent, and RunLocked while another process works on the run.
     """
     if request.tries and request.measure is False:
         raise UsageError("--no-measure and --try exclude each other")
@@ -199,7 +200,7 @@ def _view(access: Access) -> SpaceView:
 
 
 def launch_figures(access: Access, configuration: Configuration) -> LaunchFigures:
-    """{} for a configuration that cannot run."""
+    """The launch figures of a configuration; {} if it cannot run."""
     try:
         job = access.timed_job(configuration)
     except EvotuneError:
@@ -257,10 +258,10 @@ _PAIRED = 3  # a paired measurement takes about so many times the search's own
 
 @dataclass(slots=True)
 class Gathering:
-    """The evidence and the ablation of the subject of a `study`.
+    """Gathers the evidence and the ablation of the subject of a `study`.
 
     - `missing`: the parts that could not be measured, in words.
-    - `note` gets a line before each step.
+    - `note`: is called with a line before each step.
 
     The methods raise RunLocked while another process works on the run.
     """
@@ -271,7 +272,7 @@ class Gathering:
     note: Callable[[str], object]
     missing: list[str]
     seconds: float = math.inf
-    """So long it may take; the evidence of the subject and one change are measured in any case."""
+    """The time limit in s. The evidence of the subject and one change are measured in any case."""
     until_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -289,8 +290,8 @@ class Gathering:
         return time.monotonic() >= self.until_s
 
     def evidence(self, side: Side | None, *, demanded: bool) -> None:
-        """The evidence of the subject and of the other side. If it is `demanded`, the other side's
-        run must open."""
+        """Gathers the evidence of the subject and of the other side. If `demanded`, the other
+        side's run must open."""
         subject = self.subject
         self._trial(self.run, self.access, subject.configuration, _OWN)
         if side is None:
@@ -339,7 +340,7 @@ class Gathering:
             keep_evidence(run, [found])
 
     def ablation(self) -> None:
-        """The paired effects of the subject, as far as the time allows."""
+        """Measures the paired effects of the subject, as far as the time allows."""
         subject = self.subject
         changes = len(changes_of(self.access.reopened, subject.configuration)) - 1
         about = wording.duration_text(changes * _seconds_a_trial(self.data))
@@ -361,7 +362,7 @@ class Gathering:
         return f", at most {wording.duration_text(self.seconds)} in all (--minutes)"
 
     def costliest(self) -> None:
-        """The machine code and counters of the costliest changes."""
+        """Gathers the machine code and counters of the costliest changes."""
         subject = self.subject
         for row in _costliest(ablation_of(facts_now(self.run), subject)):
             changed = {**subject.configuration, row.parameter: row.values[1], **row.also}
@@ -425,8 +426,8 @@ def try_suggestions(
     suggestions: Sequence[Suggestion],
     note: Callable[[str], object],
 ) -> None:
-    """Measures the suggestions that are configurations, in alternation with the explained one, and
-    stores the results in the run."""
+    """Measures the suggestions that are configurations, in alternation with the explained trial,
+    and stores the results in the run."""
     own = subject.configuration
     wanted = [Configuration(item.configuration) for item in suggestions if item.configuration]
     if not wanted:

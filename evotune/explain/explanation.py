@@ -1,6 +1,6 @@
-"""`Explanation`: prints itself as text, and shows itself as HTML in a notebook or as a page.
+"""`Explanation`, which is printed as text, and shown as HTML in a notebook or as a page.
 
-Text enters by `html.escape` alone. Pictures are SVG; there is no script.
+All text is escaped by `html.escape`. Pictures are SVG; there is no script.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Explanation(Findings, frozen=True, kw_only=True):
 
 
 def html_page_of(found: Findings) -> str:
-    """A complete page that needs no other file."""
+    """The explanation as a complete HTML page that needs no other file."""
     title = html.escape(printable(f"{found.space}: trial {found.trial} explained"))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
@@ -69,7 +69,7 @@ def html_page_of(found: Findings) -> str:
 
 
 def html_of(found: Findings) -> str:
-    """A fragment with its own style."""
+    """The explanation as an HTML fragment with its own style."""
     style = f"<style>{_STYLE}{picture_style()}</style>"
     return f'<div class="evotune-why">{style}{"".join(_parts(found))}</div>'
 

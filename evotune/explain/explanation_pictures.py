@@ -215,7 +215,8 @@ _MOST_LABEL: Final = 0.42  # of the width; a longer label stands above its bar
 
 @dataclass(frozen=True, slots=True)
 class BarRow:
-    """A label with bars: (value, style class, its figure in words). `strong`: this row matters."""
+    """A label with bars: (value, style class, its figure in words). `strong`: whether to emphasize
+    the row."""
 
     label: str
     bars: Sequence[tuple[float, str, str]]
@@ -223,7 +224,7 @@ class BarRow:
 
 
 def bars_drawing(rows: Sequence[BarRow], width: float, *, most: float) -> Drawing:
-    """`most`: the value of a bar of full length."""
+    """A drawing of rows with bars. `most`: the value of a bar of full length."""
     label_width = widest([row.label for row in rows]) + _SIDE
     figure_width = widest([text for row in rows for _, _, text in row.bars]) + _SIDE
     above = label_width > _MOST_LABEL * width
@@ -250,7 +251,7 @@ def bars_drawing(rows: Sequence[BarRow], width: float, *, most: float) -> Drawin
 
 
 def legend(drawing: Drawing, names: Sequence[tuple[str, str]], *, tag: str = "box") -> None:
-    """Puts a line with a mark and a name for each (style class, name) below the drawing."""
+    """Adds a legend below the drawing: a mark and a name for each (style class, name)."""
     x, y = 0.0, drawing.height + 12
     for look, name in names:
         if x and x + 18 + text_width(name) > drawing.width:
@@ -277,7 +278,7 @@ _NOTE: Final = (
 
 
 def effects_picture(effects: Sequence[Effect]) -> Picture | None:
-    """The effects with a known worth, in their order; None without any."""
+    """A picture of the effects with a known worth, in their order; None without any."""
     shown = [effect for effect in effects if effect.worth]
     if not shown:
         return None
@@ -378,7 +379,8 @@ _ROOFLINE_NOTE: Final = (
 # (2009); one dot for each memory whose bytes are known, as in hierarchical rooflines.
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """`rate`: FLOP/s, or bytes/s of a memory (`per_byte`). `holds`: the limiter's own."""
+    """A ceiling of the roofline. `rate`: FLOP/s, or bytes/s of a memory (`per_byte`). `holds`:
+    whether it is the limiter's."""
 
     name: str
     rate: float
@@ -415,7 +417,8 @@ class _Plot:
 
 
 def roofline_picture(roofline: Roofline, label: str, limiter: str) -> Picture | None:
-    """`label`: the kernel's name. None if no operations or no ceilings are known."""
+    """The picture of the roofline; None if no operations or no ceilings are known. `label`: the
+    kernel's name."""
     if roofline.operations <= 0 or roofline.time_us <= 0:
         return None
     flops = roofline.operations / (roofline.time_us * 1e-6)
@@ -439,7 +442,7 @@ def roofline_picture(roofline: Roofline, label: str, limiter: str) -> Picture | 
 
 
 def ceilings_of_picture(roofline: Roofline, limiter: str) -> list[Ceiling]:
-    """The ceilings that can hold the kernel, the highest first; bandwidths last."""
+    """The ceilings that can limit the kernel, the highest first; bandwidths last."""
     holding = limiter.split(" + ")
     found = []
     for unit in roofline.units:

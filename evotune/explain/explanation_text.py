@@ -45,7 +45,8 @@ class _Paragraph(NamedTuple):
 
 
 def text_of(found: Findings, width: int = 80) -> str:
-    """All blocks that have content, for `width` columns; a block ends with an empty line."""
+    """The text: all blocks that have content, wrapped at `width` columns. A block ends with an
+    empty line."""
     blocks: list[list[_Paragraph | str]] = [
         [_Paragraph(", ".join(filter(None, (found.space, f"run {found.run}", found.device))))],
         [_Paragraph(found.headline)],
@@ -122,8 +123,8 @@ def _machine(found: Findings) -> Iterator[_Paragraph | str]:
 
 
 def shown_effects(effects: Sequence[Effect]) -> list[Effect]:
-    """The effects worth showing: measured in alternation, or with an interval that excludes 1. Of
-    two trials of a quiet run also those whose interval is narrow.
+    """The effects worth showing: those measured in alternation, and those with an interval that
+    excludes 1. In a quiet run also those from two trials whose interval is narrow.
     """
     return [e for e in effects if e.worth is not None and not e.same_code and _says_something(e)]
 
@@ -197,7 +198,7 @@ def _space(found: OverSpace) -> Iterator[_Paragraph | str]:
 
 
 def pair_line(pair: Pair) -> str:
-    """A line about a pair of choices: its text, how it is known, and why it is so."""
+    """A line about a pair of choices: its effect, how it is known, and the reason."""
     return f"{pair.text} ({pair.basis})" + (f"; {pair.because}" if pair.because else "")
 
 
@@ -214,7 +215,8 @@ def _against(found: Against | None) -> Iterator[_Paragraph | str]:
 
 
 def against_line(found: Against) -> str:
-    """The other side, and how many times as fast this one is, with the 95% interval."""
+    """A line with the other side, and how many times as fast this side is, with the 95%
+    interval."""
     if found.worth is None:
         return f"Against {found.name}"
     known = found.low is not None and found.high is not None
@@ -223,7 +225,7 @@ def against_line(found: Against) -> str:
 
 
 def changed_line(found: Against) -> str:
-    """The parameters that differ, with both values."""
+    """A line with the parameters that differ, with both values."""
     return ", ".join(
         f"{name} {_value(mine)} (there {_value(other)})"
         for name, (mine, other) in found.changed.items()
@@ -246,12 +248,12 @@ def _next(suggestions: Sequence[Suggestion]) -> Iterator[_Paragraph | str]:
 
 
 def estimate_line(item: Suggestion) -> str:
-    """The estimate, and what `--try` found."""
+    """A line with a suggestion's estimate, and the result of `--try`."""
     return f"estimate {estimate_text(item)}{_measured(item)}"
 
 
 def estimate_text(item: Suggestion) -> str:
-    """`1.02x [0.93, 1.12]`."""
+    """A suggestion's estimate: `1.02x [0.93, 1.12]`."""
     if item.low is None or item.high is None:
         return f"{item.estimate:.2f}x"
     return f"{item.estimate:.2f}x [{item.low:.2f}, {item.high:.2f}]"

@@ -1,6 +1,6 @@
-"""All that `evotune explain` says, as data. `Explanation` adds text and HTML.
+"""The content of an explanation as data. `Explanation` adds text and HTML.
 
-Every statement rests on evidence, which has a kind:
+Every statement has evidence of one of these kinds:
 
     measured   counters of the device, paired or unpaired times, compilers' figures
     static     counts in the machine code, figures of the launch
@@ -47,11 +47,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel below the device's ceilings on one case.
+    """The roofline of a kernel: its performance on one case, compared with the device's ceilings.
 
     - `intensity`: operations / bytes moved.
     - `ceilings`: measured or model.
-    - `exceeded`: in words, the ceilings that the kernel itself exceeds: none of them holds it.
+    - `exceeded`: the ceilings, in words, that the kernel itself exceeds, so that they cannot limit
+      it.
     """
 
     case: str
@@ -69,8 +70,10 @@ class MachineCode(msgspec.Struct, frozen=True, kw_only=True):
     """Counts in the machine code of the longest launch, known without running it.
 
     - `source`: the program or the text that was read: `nvdisasm 12.8`, `objdump 2.40`, `ptx`.
-    - `instructions`: class -> count, in the innermost loops if `in_loops`, else in the whole code.
-    - `warps`, `max_warps`: resident on a multiprocessor, and bound by `bound_by`; None on a CPU.
+    - `instructions`: the count of each class, in the innermost loops if `in_loops`, else in the
+      whole code.
+    - `warps`, `max_warps`: the warps that are resident on a multiprocessor and the most that could
+      be; `bound_by` limits them. None on a CPU.
     """
 
     kernel: str
@@ -101,11 +104,12 @@ class Limiter(msgspec.Struct, frozen=True, kw_only=True):
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """The worth of one value of the explained configuration.
 
-    - `to`: its value; `source` (JSON: `from`): the other value.
+    - `to`: its value.
+    - `source` (JSON: `from`): the other value.
     - `worth`: time with the other value / time with this one, with a 95% interval. Above 1 this
       value is faster. None if the other value failed.
     - `basis`: paired (measured in alternation), trials (speedups of the run's trials), model.
-    - `because`: the difference in the machine that goes with it, "" when none is known.
+    - `because`: the difference in the machine that explains it; "" if none is known.
     """
 
     parameter: str
@@ -123,8 +127,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Importance(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter's share of the variation, over all shares 1: by the run's best trials
-    (`best`, PED-ANOVA) and in the model (`model`, None without one)."""
+    """A parameter's share of the variation; the shares of all parameters add up to 1. `best`: by
+    the run's best trials (PED-ANOVA). `model`: in the model; None without one."""
 
     parameter: str
     best: float
@@ -132,8 +136,8 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marginal(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean speed of a value over the space, against the mean over all values of its parameter,
-    by the model; `trials` valid trials had it."""
+    """The mean speed of a value over the space relative to the mean over all values of its
+    parameter, by the model. `trials`: the number of valid trials with the value."""
 
     parameter: str
     value: Value
@@ -147,10 +151,10 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Two choices whose worth depends on each other.
 
     `alone`: the worth of `parameter` going from `source` to `to` while `other` has `other_value`;
-    `together`: its worth while `other` has its value in the explained configuration.
-    `factor`: together / alone, with its 95% interval. `basis`: the mean over the best
-    configurations by the model, or measured around the explained one. `because`: what holds the
-    kernel while `other` has the other value, "" if not known.
+    `together`: its worth while `other` has its value in the explained configuration. `factor`:
+    together / alone, with its 95% interval. `basis`: the mean over the best configurations by the
+    model, or measured around the explained one. `because`: what limits the kernel while `other` has
+    the other value; "" if unknown.
     """
 
     parameter: str
@@ -170,7 +174,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hopeless(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that never gave a valid trial, and why."""
+    """A value with which no trial was valid, and why."""
 
     parameter: str
     value: Value
@@ -179,7 +183,8 @@ class Hopeless(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cliff(msgspec.Struct, frozen=True, kw_only=True):
-    """A step in time along an ordered parameter that goes with a step in a figure of the compiler.
+    """A step in time along an ordered parameter that coincides with a step in a figure of the
+    compiler.
 
     - `slowdown`: time after the step / time before it.
     - `figure`: spill_bytes, registers, shared_bytes_total or blocks_resident.
@@ -209,8 +214,8 @@ class OverSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference in the machine. `first` is the explained candidate's figure, `second` the
-    other's; None if it is unknown. `text` says both with their unit."""
+    """One difference in the machine. `first`: the explained candidate's figure. `second`: the
+    other's. Either is None if it is unknown. `text`: both with their unit."""
 
     figure: str
     first: float | None
@@ -222,9 +227,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Against(msgspec.Struct, frozen=True, kw_only=True):
     """The explained candidate against another one.
 
-    - `worth`: the other's time / this one's, None if not known; `low`, `high`: its 95% interval,
-      None if the two times are not from one run.
-    - `changed`: parameter -> (this value, the other's).
+    - `worth`: the other's time / this one's; None if unknown.
+    - `low`, `high`: its 95% interval; None if the two times are not from one run.
+    - `changed`: by parameter, this candidate's value and the other's.
     - `lines`: most telling first.
     """
 
@@ -244,7 +249,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
       `constraint` (one that binds), `technique` (a change of the kernel).
     - `rule`: how the limiter leads to it.
     - `estimate`: the present time / the expected time, with a 95% interval if there is one.
-    - `measured`: the same, measured by `--try`; None if it was not tried.
+    - `measured`: the same ratio, measured by `--try`; None if it was not tried.
     """
 
     kind: Literal["configuration", "space", "constraint", "technique"]
@@ -289,7 +294,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """The explanation as JSON-able data; numbers that JSON cannot hold are left to the
-        writer."""
+        """The explanation as JSON-able data. The writer must handle numbers that JSON cannot
+        represent."""
         found: dict[str, Json] = msgspec.to_builtins(self)
         return found

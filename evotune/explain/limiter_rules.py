@@ -14,7 +14,7 @@
 6. Latency: no unit is busy enough and warps wait (by counters); without counters, the problem's
    work needs at most a third of any unit, and few warps are there to hide waits.
 
-Otherwise the limiter has no name: an explanation that nothing supports is not given.
+If no rule applies, the limiter has no name, because nothing supports a statement.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SHARED_STALLS: Final = ("short_scoreboard", "mio_throttle")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All inputs of the rules."""
+    """The inputs of the rules."""
 
     roofline: Roofline | None
     gathered: GatheredEvidence | None
@@ -72,7 +72,7 @@ class Case:
 
 
 def limiter_of(case: Case) -> Limiter:
-    """The first rule that holds; a limiter without a name when none does."""
+    """The limiter by the first rule that applies; a limiter without a name if none does."""
     for rule in _RULES:
         found = rule(case)
         if found is not None:
@@ -229,7 +229,8 @@ def _latency(case: Case) -> Limiter | None:
 
 
 def stalls_of(evidence: Evidence | None) -> dict[str, float]:
-    """Cycles a warp waits between two instructions, by reason, in the longest launch."""
+    """The cycles for which a warp waits between two instructions in the longest launch, by
+    reason."""
     counters = launch_counters(evidence)
     found = counters[0].stalls if counters else {}
     return {name: cycles for name, cycles in found.items() if name not in _AT_WORK and cycles > 0}

@@ -1,10 +1,10 @@
-"""One candidate against another one: the figures in which they differ in the machine.
+"""Compares two candidates in the machine: the figures in which they differ.
 
-A figure comes from counters, the machine code, the launch, or the compiler. Only figures that both
-sides have and that differ are lines. Figures that grow with a case's size are compared only if both
-sides have those of the same case. A line's rank is the share of the time that it can explain, by
-rough weights: a bank conflict counts before the waits that it causes, a wait by its share, a ratio
-of instructions or bytes by its logarithm.
+A figure comes from counters, the machine code, the launch, or the compiler. There is a line for
+each figure that both sides have and that differs. Figures that grow with a case's size are compared
+only if both sides have them for the same case. Lines are ranked by the share of the time that they
+can explain, with rough weights: a bank conflict ranks before the waits that it causes, a wait by
+its share, a ratio of instructions or bytes by its logarithm.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LEAST_STALL: Final = 0.15  # cycles
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The known facts about one candidate in the machine.
+    """The known facts about how the machine executes one candidate.
 
     - `resources`: compilers' figures.
-    - `interval`: 95%, of its time / the explained one's.
+    - `interval`: the 95% interval of its time / the explained candidate's.
     """
 
     name: str

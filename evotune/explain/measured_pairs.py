@@ -1,4 +1,5 @@
-"""Pairs of choices, measured: the changes to add to an ablation, and their worth by its rows.
+"""Measures pairs of choices: which changes to add to an ablation, and the worth of a pair by its
+rows.
 
 The strongest pairs that the model finds are measured. A choice often pays only together with the
 most valuable one: prefetching gains little while bank conflicts limit the kernel. So up to five
@@ -30,9 +31,12 @@ _MOST_VALUES = 64  # of a domain; of a larger one only the values that were trie
 
 @dataclass(frozen=True, slots=True)
 class TrialTable:
-    """- `trials`: all of them; `valid`: those with a fitness.
-    - `parameters`: those with several values, of the domain or tried.
-    - `places`: valid trials x parameters, each value's index. `fitness`: of the valid trials.
+    """- `trials`: all trials.
+    - `valid`: those with a fitness.
+    - `parameters`: those with several values, in the domain or among the tried ones.
+    - `places`: the index of each value, with a row for each valid trial and a column for each
+      parameter.
+    - `fitness`: that of the valid trials.
     """
 
     trials: tuple[Trial, ...]
@@ -43,8 +47,8 @@ class TrialTable:
 
     @classmethod
     def of(cls, trials: Sequence[Trial], known: Sequence[Parameter] = ()) -> TrialTable:
-        """`known`: the space's parameters; without them the values are those that were tried, and
-        numbers are taken to be ordered."""
+        """The table of these trials. `known`: the space's parameters; without them the values are
+        those that were tried, and numbers are assumed to be ordered."""
         valid = tuple(trial for trial in trials if trial.outcome.fitness is not None)
         parameters = tuple(p for p in _tried_parameters(trials, known) if p.cardinality > 1)
         tables = [{_typed(v): i for i, v in enumerate(p.values)} for p in parameters]
@@ -104,11 +108,11 @@ _OF_MODEL: Final = 2  # pairs
 _OTHERS: Final = 5  # choices that are measured without the most valuable one
 _LEAST_WORTH: Final = 1.05
 PAIR: Final = "pair"
-"""Why a row of an ablation changes two parameters."""
+"""The `why` of a row of an ablation that changes two parameters."""
 
 
 class Choices(NamedTuple):
-    """Two parameters, and another value of each than the champion's."""
+    """Two parameters, each with a value other than the champion's."""
 
     parameter: str
     source: Value
@@ -122,9 +126,9 @@ def pairs_to_measure(
     rows: Sequence[AblationRow] = (),
     is_possible: Callable[[Choices], bool] = lambda choices: True,
 ) -> Iterator[Choices]:
-    """The model's strongest pairs, then the most valuable choice with each of the next ones. An
-    impossible pair is left out. `rows`: measured single changes; they count more than the effects,
-    which were known before."""
+    """The model's strongest pairs, then the most valuable choice with each of the next most
+    valuable ones. Impossible pairs are left out. `rows`: measured single changes, which take
+    precedence over the earlier `effects`."""
     modelled = filter(
         is_possible, (Choices(p.parameter, p.source, p.other, p.other_value) for p in pairs)
     )
@@ -147,7 +151,8 @@ def pairs_to_measure(
 
 
 class Worth(NamedTuple):
-    """Time with another value / time with the champion's, and that value."""
+    """The worth of a choice: time with another value / time with the champion's value, and that
+    other value."""
 
     worth: float
     parameter: str
@@ -182,7 +187,7 @@ def is_pair(row: AblatedChange) -> bool:
 
 
 def pair_changes(champion: Configuration, pairs: Iterable[Choices]) -> list[Change]:
-    """For each pair: one value changed, the other one changed, and both."""
+    """The three changes for each pair: of one value, of the other value, and of both."""
     found: dict[Configuration, Change] = {}
     for pair in pairs:
         for one in changes_of_pair(champion, pair):

@@ -33,12 +33,14 @@ LaunchFigures = Mapping[str, float]
 
 
 def table_of(trials: Sequence[Trial], known: Sequence[Parameter] = ()) -> TrialTable:
-    """The trials as a `Predictor` takes them; `known`: the space's parameters, if it was read."""
+    """The trials in the form that a `Predictor` takes. `known`: the space's parameters, if the
+    space was read."""
     return TrialTable.of(trials, known)
 
 
 class Predictor:
-    """`known`: the launch figures of a configuration; None if the space was not read."""
+    """Predicts the worth of changes. `known`: returns the launch figures of a configuration; None
+    if the space was not read."""
 
     def __init__(
         self, table: TrialTable, known: Callable[[Configuration], LaunchFigures] | None = None
@@ -81,9 +83,9 @@ class Predictor:
     def gains(
         self, start: Trial, changed: Sequence[Mapping[str, Value]]
     ) -> list[Difference | None]:
-        """Like `changes`, if `start` and the changes were selected as the best of many. The gain
-        counts from the measured fitness of `start` if that is greater than the model's, and the
-        deviation includes that of one measurement."""
+        """Like `changes`, for a `start` and changes that were selected as the best of many. The
+        gain is relative to the measured fitness of `start` if that is greater than the model's, and
+        the deviation includes that of one measurement."""
         own = start.configuration
         figures = self._figures(own) if self._known else ()
         expected = self.model.expected(self._table.varied(own), figures)

@@ -1,6 +1,6 @@
 """Reports with the part that explains the champion: the HTML page and the Markdown page.
 
-The explanation rests on the run's store alone: a report compiles and launches nothing.
+The explanation is made from the run's store only: a report compiles and launches nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The roofline: for each part of the device, the share of the time for which a case keeps it busy.
 
-If there are counters, they give the share. Otherwise it is the problem's own work over the ceiling
-and the time: a model, which includes no work beyond the problem's own. The model's bytes count as
-traffic of the L2 cache if they fit in it, because a warm measurement repeats on the same buffers.
+The share comes from counters if there are any. Otherwise it is the problem's own work divided by
+the ceiling and the time. This is a model, because a kernel may do more work than the problem's own.
+The model's bytes count as traffic of the L2 cache if they fit in it, because a warm measurement
+repeats on the same buffers.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _PIPES: Final[Mapping[str, tuple[str, str]]] = {
 def ceilings_of(
     gathered: Sequence[Evidence], profile: DeviceProfile, copy_gbps: float | None
 ) -> Ceilings:
-    """The first measured ceilings of the evidence, all of one device; else the first ones. Missing
-    figures come from the device's profile, and from the copy that the run timed at its start."""
+    """The first measured ceilings in the evidence, all of which is of one device; else the first
+    modelled ones. Missing figures come from the device's profile, and from the copy that the run
+    timed at its start."""
     found = next((one.ceilings for one in gathered), Ceilings(kind="model"))
     found = next((one.ceilings for one in gathered if one.ceilings.kind == "measured"), found)
     changes: dict[str, Any] = {}
@@ -72,8 +74,9 @@ def roofline_of(
     launches: int = 0,
     exponential_flops: float = 0.0,
 ) -> Roofline:
-    """`time_us`: of one call on the case. `launches`: of one call, if there is no evidence.
-    `exponential_flops`: FLOP of an exponential, if the FMA unit computes it."""
+    """The roofline of a case. `time_us`: the time of one call. `launches`: the launches of one
+    call, if there is no evidence. `exponential_flops`: the FLOP of an exponential, if the FMA unit
+    computes it."""
     counters = launch_counters(evidence)
     modelled = list(
         _modelled(
@@ -142,7 +145,8 @@ def _exceeded(unit: Unit, kind: str) -> str:
 
 
 def largest_launch(evidence: Evidence | None) -> LaunchEvidence | None:
-    """The launch that takes the longest, by counters; else the one of most threads."""
+    """The launch that takes the longest, by counters; without counters the one with the most
+    threads."""
     launches = evidence.launches if evidence is not None else ()
 
     def size(launch: LaunchEvidence) -> tuple[float, int]:
@@ -153,9 +157,10 @@ def largest_launch(evidence: Evidence | None) -> LaunchEvidence | None:
 
 
 def idle_of(evidence: Evidence | None, attributes: Mapping[str, Value]) -> float:
-    """The share of the multiprocessors' time without a block, by the blocks of the largest launch;
-    0 if they are not known. All waves but the last one have a block for each multiprocessor.
-    Counters may show a smaller share, because blocks end at different times."""
+    """The share of the multiprocessors' time in which they have no block, computed from the blocks
+    of the largest launch; 0 if these are unknown. It assumes that all waves but the last have a
+    block for each multiprocessor. Counters may show a smaller share, because blocks end at
+    different times."""
     launch = largest_launch(evidence)
     multiprocessors = _number(attributes, "multiprocessors")
     if launch is None or launch.occupancy is None or not multiprocessors:

@@ -1,4 +1,5 @@
-"""The explanation in sentences: for the first lines of its text, and for a report's opening."""
+"""Writes an explanation in sentences, for the first lines of its text and for the beginning of a
+report."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ BASES: Final = {
     "trials": "from speedups of the run's trials",
     "model": "predicted by the search's model",
 }
-"""How an effect is known -> the same in words."""
+"""How an effect is known, in words, by its `basis`."""
 
 
 def held_text(limiter: Limiter) -> str:
-    """A sentence that names the limiter, and says of which unit or time the share is."""
+    """A sentence that names the limiter and its share of a unit or of the time."""
     name, _, reason = limiter.name.partition(": ")
     share = f"{limiter.share:.0%}" if limiter.share is not None else ""
     waits = STALLS.get(reason, f"for {reason}")
@@ -65,13 +66,15 @@ def sure_gains(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def gain_text(effect: Effect) -> str:
-    """`PAD=true, 2.00x over false`, and the other values that had to change with it."""
+    """A gain in words, such as `PAD=true, 2.00x over false`, with the other values that had to
+    change."""
     own, other = wording.value_text(effect.to), other_text(effect)
     return f"{effect.parameter}={own}, {effect.worth:.2f}x over {other}"
 
 
 def other_text(effect: Effect) -> str:
-    """`32`, or `32 with STAGES=2` if that had to change too."""
+    """An effect's other value: `32`, or `32 with STAGES=2` if another parameter had to change
+    too."""
     also = f" with {wording.configuration_text(effect.also)}" if effect.also else ""
     return wording.value_text(effect.source) + also
 
@@ -114,4 +117,4 @@ STALLS: Final[Mapping[str, str]] = {
     "gmma": "for wgmma",
     "sleeping": "in nanosleep",
 }
-"""By ncu's names. Each completes "it waits"."""
+"""The reasons of waits in words that follow "it waits", by ncu's names."""

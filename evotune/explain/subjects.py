@@ -1,4 +1,4 @@
-"""The candidates of an explanation: the explained trial, and the one it is held against."""
+"""The candidates of an explanation: the explained trial, and the one with which it is compared."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ def chosen_subject(data: RunData, number: int | None) -> Subject:
 
 
 def of_one_model(data: RunData, subject: Subject) -> RunData:
-    """The trials that ran on the subject's model of device. Neither speedups nor failures of other
-    models count here. For a model that is not the run's first, nothing else is known."""
+    """The run's data with only the trials on the subject's model of device, because speedups and
+    failures of other models do not count. For a model that is not the run's first, nothing else is
+    known."""
     own = data.facts.device.name
     model = subject.outcome.device_model or own
 
@@ -90,7 +91,7 @@ def of_one_model(data: RunData, subject: Subject) -> RunData:
 
 
 def subject_of(data: RunData, number: int, case: str = "") -> Subject | None:
-    """Trial `number` on a case, or on its first timed one; None if there is no such trial."""
+    """Trial `number` on a case, or on its first timed case; None if there is no such trial."""
     trial = next((trial for trial in data.trials if trial.number == number), None)
     if trial is None:
         return None
@@ -133,7 +134,8 @@ def _time_us(data: RunData, outcome: Outcome, measured: Measurement | None) -> f
 def evidence_for(
     kept: Sequence[GatheredEvidence], configuration: Mapping[str, Value], case: str
 ) -> GatheredEvidence | None:
-    """The evidence of a configuration on a case, or on another case if that one has none."""
+    """The evidence of a configuration on a case, or on another case if there is none on this
+    one."""
     own = [item for item in kept if dict(item.configuration or {}) == dict(configuration)]
     return next((item for item in own if item.case == case), own[0] if own else None)
 
@@ -146,7 +148,8 @@ def evidence_of_baseline(
 
 
 def machine_of(name: str, subject: Subject, kept: Sequence[GatheredEvidence]) -> Machine:
-    """All that is known of a trial in the machine. The compilers' figures are the search's."""
+    """The known facts about how the machine executes a trial. The compilers' figures are those of
+    the search."""
     return Machine(
         name,
         subject.configuration,
@@ -157,7 +160,7 @@ def machine_of(name: str, subject: Subject, kept: Sequence[GatheredEvidence]) ->
 
 
 def trial_like(data: RunData, configuration: Mapping[str, Value]) -> Trial | None:
-    """The first trial with these values."""
+    """The first trial with this configuration."""
     wanted = dict(configuration)
     return next((t for t in data.trials if t.configuration.to_json() == wanted), None)
 
@@ -169,8 +172,8 @@ def ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
 
 
 def begun_ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
-    """The rows so far of an ablation of this configuration that has not ended; `left` counts the
-    changes that are not measured yet, if the run's evotune stored that."""
+    """The rows so far of an unfinished ablation of this configuration. `left` counts the changes
+    that are not measured yet, if the run's evotune stored that."""
     found = facts.ablation_part
     own = subject.configuration.to_json()
     return found if found and found.rows and found.configuration == own else None
@@ -178,7 +181,7 @@ def begun_ablation_of(facts: Facts, subject: Subject) -> Ablation | None:
 
 # The other side of `--against`: a baseline, the default, or a trial of this or another run.
 MOST_TRIALS: Final = 20_000
-"""For a longer run, a sample of this many trials is used."""
+"""The most trials that an explanation uses. Of a longer run it uses a sample."""
 
 
 def read_run(run: RunFolder, wanted: Collection[int] = ()) -> RunData:
@@ -189,15 +192,15 @@ def read_run(run: RunFolder, wanted: Collection[int] = ()) -> RunData:
 
 
 def facts_now(run: RunFolder) -> Facts:
-    """The run's facts, without its trials. StoreError when they are damaged."""
+    """The run's facts, without its trials. Raises StoreError if they are damaged."""
     with RunStore.open_for_reading(run.store) as store, store.trusting_facts():
         return read_facts(store)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The candidate to hold the explained one against. A baseline and a default that was not tried
-    have no `number`. `own_run`: whether it belongs to the explained trial's run."""
+    """The candidate with which the explained one is compared. A baseline, and a default that was
+    not tried, have no `number`. `own_run`: whether it belongs to the explained trial's run."""
 
     name: str
     run: RunFolder

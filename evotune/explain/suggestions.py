@@ -1,7 +1,8 @@
-"""Suggestions: at most five, each derived from the limiter by a rule that it states.
+"""Makes at most five suggestions, each derived from the limiter by a rule that it states.
 
-An estimate is the time now / the time then. Those of techniques are bounds: the gain if the named
-part of the time goes away. Those of configurations come from the search's model, with an interval.
+An estimate is the present time / the expected time. Estimates of techniques are bounds: the gain if
+the named part of the time disappears. Estimates of configurations come from the search's model,
+with an interval.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class Sources:
 
 
 def suggestions_of(sources: Sources) -> tuple[Suggestion, ...]:
-    """The greatest estimates first."""
+    """The suggestions, those with the greatest estimates first."""
     found = [
         *techniques_of(sources.limiter, sources.case),
-        *_measured_already(sources),
+        *measured_already(sources),
         *_configurations(sources),
         *_outside(sources),
         *_constraints(sources),
@@ -76,7 +77,7 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
             return
         if not is_worth_a_line(difference):
             continue
-        moved = _moved(sources, configuration)
+        moved = moved_figure(sources, configuration)
         if moved or _has_no_figure(sources):
             shown += 1
             yield _configuration(sources, configuration, difference, moved)
@@ -85,8 +86,8 @@ def _configurations(sources: Sources) -> Iterator[Suggestion]:
 def untried_neighbours(
     champion: Configuration, space: SearchSpace, table: TrialTable
 ) -> list[Configuration]:
-    """Neighbours of the champion and of the best trials, without values with which every trial
-    failed."""
+    """The untried neighbours of the champion and of the best trials, without values with which
+    every trial failed."""
     tried = {trial.configuration for trial in table.trials}
     failing = _failing(table)
     ranked = sorted(range(len(table.valid)), key=lambda at: -table.fitness[at])[:_ELITES]
@@ -104,7 +105,7 @@ def with_tries(
     suggestions: Sequence[Suggestion], own: Configuration, stored: Sequence[Try]
 ) -> tuple[Suggestion, ...]:
     """The suggestions for configuration `own`. A suggestion that `--try` has measured gets its
-    result from `stored`, the results that the run keeps."""
+    result from `stored`, the results in the run's store."""
     tried = [each for each in stored if dict(each.own) == own.to_json()]
 
     def with_result(item: Suggestion) -> Suggestion:
@@ -123,7 +124,7 @@ def with_tries(
     return tuple(map(with_result, suggestions))
 
 
-def _measured_already(sources: Sources) -> Iterator[Suggestion]:
+def measured_already(sources: Sources) -> Iterator[Suggestion]:
     """Single changes of the explained trial that were measured in alternation with it, and won.
     Among about fifty changes some 95% interval excludes 1 by chance, so a gain must be greater.
     Processes differ by more than the interval of one process shows, so its low end must be above
@@ -149,8 +150,9 @@ def _measured_already(sources: Sources) -> Iterator[Suggestion]:
 
 
 def is_worth_a_line(difference: Difference) -> bool:
-    """Whether a predicted gain is large enough, and its 95% interval leaves out 1. With less most
-    suggestions are wrong: a search has tried what its model expects to be faster."""
+    """Whether a predicted gain is large enough and its 95% interval excludes 1. With weaker
+    conditions most suggestions are wrong, because a search has tried what its model expects to be
+    faster."""
     return difference.low > 0 and difference.mean >= math.log(_LEAST)
 
 
@@ -202,7 +204,7 @@ def _has_no_figure(sources: Sources) -> bool:
     return not any(name in known for name, _, _ in wanted)
 
 
-def _moved(sources: Sources, configuration: Configuration) -> str:
+def moved_figure(sources: Sources, configuration: Configuration) -> str:
     """The figure that moves as the limiter asks, in words."""
     wanted = _WANTED.get(sources.limiter.name.partition(":")[0], ())
     if not wanted or sources.launch_figures is None:

@@ -1,5 +1,5 @@
-"""The champions of an export: which of the confirmed ones serve cases best, and their machine code,
-compiled, compared with the measured code, and described.
+"""Selects the champions of an export: the confirmed ones that serve cases best. Compiles their
+machine code, compares it with the measured code, and describes it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from evotune.backends import registry
 from evotune.backends.base.launch import Binary, entry_resources
 from evotune.errors import EnvironmentProblem, EvotuneError, StoreError, UsageError
 from evotune.export.case_shapes import (
+    WON,
     CaseShapes,
     MeasuredCase,
     ServedRegion,
     exact_regions,
+    executed_masks,
     in_order,
     near_regions,
 )
@@ -30,8 +32,9 @@ from evotune.portfolios.portfolio_file import (
     group_words,
     read_portfolio,
 )
+from evotune.portfolios.rule import RuleRegion
 from evotune.problems import UserProblem
-from evotune.problems.problem import Case, Place
+from evotune.problems.problem import Case, Place, distinct_broadcasts
 from evotune.runs import environment
 from evotune.runs.compiling import build_jobs
 from evotune.runs.confirmed_champions import (
@@ -51,10 +54,9 @@ from evotune.workers.in_flight import InFlight
 _STATIC_BYTES = "static_shared_bytes"
 
 
-def confirmed(run: RunFolder) -> list[Champion]:
+def confirmed(reopened: ReopenedRun) -> list[Champion]:
     """The run's confirmed champions, the best first. Raises EvotuneError (exit 1) if there is none,
-    UsageError for a recorded run and for a backend whose kernels cannot be exported."""
-    reopened = ReopenedRun.load(run, anywhere=True)
+    UsageError for a backend whose kernels cannot be exported."""
     require_exportable(reopened)
     return champions_of(reopened)
 
@@ -102,12 +104,12 @@ def regions(champion: Champion, checked: Iterable[Case]) -> tuple[Region, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The champions of a package, by their number there, and the regions that they serve, in the
-    order in which the package looks.
+    """The champions of a package, by their number in it, and the regions that they serve, in the
+    order in which the package searches them.
 
-    - `timed`: more cases that were timed and are served, by the champion's number. A check of the
-      package compares these, or else the cases of exact regions.
-    - `rule`: what the package's README says about its portfolio; None for a package of runs.
+    - `timed`: additional cases that were timed and are served, by the champion's number. The
+      package's `check` compares these, or the cases of exact regions if there are none.
+    - `rule`: the text about its portfolio in the package's README; None for a package of runs.
     """
 
     champions: tuple[Champion, ...]
@@ -117,7 +119,7 @@ class Selection:
 
     @property
     def best(self) -> Champion:
-        """The champion with the greatest lower bound."""
+        """The champion whose fitness interval has the highest lower end."""
         return min(self.champions, key=lambda champion: (-champion.bound, champion.key))
 
 
@@ -133,8 +135,8 @@ def _covering(champions: Sequence[Champion]) -> Iterable[int]:
 
 
 def selected(champions: Sequence[Champion]) -> Selection:
-    """The champions that go into a package: each that wins a timed case against all others, the
-    best one, and each that alone serves some cases.
+    """The champions of a package: each that wins a timed case against all others, the best one, and
+    each that serves some cases alone.
 
     Raises EvotuneError (exit 1) if no champion wins a case of attention: then PyTorch would serve
     all calls.
@@ -142,18 +144,22 @@ def selected(champions: Sequence[Champion]) -> Selection:
     ordered = sorted(champions, key=lambda champion: champion.key)
     figures = [measured(champion) for champion in ordered]
     exact = in_order(
-        region for index, cases in enumerate(figures) for region in exact_regions(index, cases)
+        region
+        for index, cases in enumerate(figures)
+        for region in exact_regions(index, cases, ordered[index].domain.regions)
     )
     best = min(range(len(ordered)), key=lambda n: (-ordered[n].bound, ordered[n].key))
     winners: dict[str, int] = {}
     for region in exact:
-        winners.setdefault(repr((region.fixed, region.ranges)), region.kernel)
+        own = region.mask_sizes[:1]
+        winners.setdefault(repr((region.fixed, region.ranges, own)), region.kernel)
     chosen = sorted({best, *winners.values(), *_covering(ordered)})
     regions: list[ServedRegion] = []
     for index, old in enumerate(chosen):
-        regions += exact_regions(index, figures[old])
+        domain = ordered[old].domain.regions
+        regions += exact_regions(index, figures[old], domain)
         if not has_own_check(ordered[old].problem):
-            regions += near_regions(index, figures[old], ordered[old].domain.regions)
+            regions += near_regions(index, figures[old], domain)
     if isinstance(ordered[0].problem, UserProblem):
         return Selection(tuple(ordered[n] for n in chosen), tuple(in_order(regions)))
     if not regions:
@@ -191,9 +197,11 @@ def selected_by_rule(folder: Path) -> Selection:
     problem = champions[0].problem
     held_out = {case.label: case.held_out for case in found.cases}
     served: list[tuple[int, Case]] = []
+    points: dict[str, Point] = {}
     for each in found.cases:
         case = problem.case(each.given.shape, each.given.variant)
-        number = _kernel_of(found, timed, point_of(problem, case))
+        points[case.label] = point_of(problem, case)
+        number = _kernel_of(found, timed, points[case.label])
         if number is not None:
             served.append((number, case))
     return Selection(
@@ -220,13 +228,30 @@ def selected_by_rule(folder: Path) -> Selection:
         ),
         served=tuple(
             ServedRegion(
-                region.kernel, region.fixed, region.ranges, region.speedup_low, not region.exact
+                region.kernel,
+                region.fixed,
+                region.ranges,
+                region.speedup_low,
+                not region.exact,
+                _mask_sizes(found, region, points),
             )
             for region in found.rule
         ),
         timed=tuple(served),
         rule=_in_words(found, isinstance(problem, UserProblem)),
     )
+
+
+def _mask_sizes(
+    found: Portfolio, region: RuleRegion, points: Mapping[str, Point]
+) -> tuple[str, ...]:
+    """How masks may be broadcast in the region: see `executed_masks`."""
+    kernel = found.kernels[region.kernel]
+    cells = [row for row in found.cells if (row.run, row.trial) == (kernel.run, kernel.trial)]
+    low = {row.case: row.speedup_low or 0.0 for row in cells if row.case in points}
+    lost = [points[label].place for label, speedup in low.items() if speedup < WON]
+    won = [points[label].place for label in region.cases]
+    return executed_masks(region.fixed, region.ranges, won, lost, kernel.domain.regions)
 
 
 def _kernel_of(found: Portfolio, timed: _Timed, point: Point) -> int | None:
@@ -296,7 +321,7 @@ def _groups(found: Portfolio) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ExportedBinary:
-    """Machine code for the cases with the values `fixed` of the symbols that it is compiled for."""
+    """Machine code for the cases in which the compiled-in symbols have the values `fixed`."""
 
     fixed: Mapping[str, Value]
     binary: Binary
@@ -320,8 +345,9 @@ class ExportedBinary:
 
 @dataclass(frozen=True, slots=True)
 class BuiltChampion:
-    """A champion with everything that a package needs to call it. `regions`: its domain, each with
-    the compiled-in values of its machine code, or None if there is only one."""
+    """A champion with everything that a package needs to call it. `regions`: the regions of its
+    domain, each with the compiled-in values of its machine code, or None if there is only one
+    machine code."""
 
     champion: Champion
     binaries: tuple[ExportedBinary, ...]
@@ -330,8 +356,8 @@ class BuiltChampion:
 
 
 def checked_cases(champion: Champion) -> Proposal:
-    """The cases of its confirmation, recomputed from the trial's number. Raises EvotuneError if the
-    kernel does not run on the device any more."""
+    """The cases of the champion's confirmation, recomputed from the trial's number. Raises
+    EvotuneError if the kernel no longer runs on the device."""
     planner = champion.run.planner
     proposal = planner.proposal(champion.number, champion.configuration, confirm=True)
     if proposal.rejection:
@@ -342,12 +368,12 @@ def checked_cases(champion: Champion) -> Proposal:
 def built(
     champion: Champion, proposal: Proposal, shapes: CaseShapes, further: Iterable[Case] = ()
 ) -> BuiltChampion:
-    """Compiles a champion, or takes its code from the build cache. Its launches are compared with
-    the planner's on the cases of its confirmation and on the `further` ones.
+    """Compiles a champion, or takes its code from the build cache. Compares its launches with the
+    planner's on the cases of its confirmation and on the `further` ones.
 
-    Raises EnvironmentProblem if the compilers here make other code than the run measured. Raises
-    EvotuneError if the champion does not compile, or its expressions do not give the planner's
-    launches.
+    Raises EnvironmentProblem if this machine's compilers make other code than the run measured.
+    Raises EvotuneError if the champion does not compile, or if its expressions do not give the
+    planner's launches.
     """
     binaries = _compiled(champion, proposal)
     _require_measured_code(champion, proposal, binaries)
@@ -460,7 +486,9 @@ def _by_binary(
         for places, compiled in found.values() if len(found) > 1 else ():
             met = {name: [place.ranged[name] for place in places] for name in region.ranges}
             ranges = {name: (min(values), max(values)) for name, values in met.items()}
-            yield msgspec.structs.replace(region, ranges=ranges, cases=len(places)), compiled
+            sizes = distinct_broadcasts(sorted({place.mask_sizes for place in places} - {""}))
+            own = {"ranges": ranges, "cases": len(places), "mask_sizes": sizes}
+            yield msgspec.structs.replace(region, **own), compiled
 
 
 def _compiled_in(kernel: KernelSpec, job: CaseJob) -> Mapping[str, Value]:

@@ -1,6 +1,6 @@
 """Builds the wheel and the source distribution of the package in this folder (PEP 517).
 
-It needs the standard library alone, so that `pip install FOLDER` works without a network. The same
+It needs only the standard library, so that `pip install FOLDER` works without a network. The same
 files always give the same bytes.
 """
 
@@ -34,8 +34,8 @@ def get_requires_for_build_sdist(config_settings: object = None) -> list[str]:
 def build_wheel(
     wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None
 ) -> str:
-    """Writes the wheel; returns its file name. Raises RuntimeError for a file that is not as
-    exported."""
+    """Writes the wheel, and returns its file name. Raises RuntimeError for a file that was changed
+    after the export."""
     name, certificate = _certificate()
     stem = f"{name}-{certificate['version']}"
     tag = _tag(certificate)
@@ -55,7 +55,7 @@ def build_wheel(
 
 
 def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
-    """Writes the source distribution; returns its file name."""
+    """Writes the source distribution, and returns its file name."""
     name, certificate = _certificate()
     stem = f"{name}-{certificate['version']}"
     files = {each: _content(each) for each in _BESIDE}

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from evotune.errors import ProblemMistake, UsageError
 from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import Tensor, UserProblem
+from evotune.problems import attention_masks as masks
 from evotune.problems.attention import DIMENSIONS, OPTIONAL, Attention
 from evotune.problems.executed_sizes import NEAR, executed_within, near_ends
-from evotune.problems.problem import Case, Place, Problem
+from evotune.problems.problem import Case, Place, Problem, distinct_broadcasts, was_broadcast
 from evotune.problems.ragged_attention import RaggedAttention
+from evotune.problems.written import STRUCTURED
 from evotune.space.case_scope import CaseScope
 from evotune.space.language import parse_expression
 from evotune.space.language.nodes import Literal, Name, Node
@@ -41,23 +43,23 @@ _FLAGS = (
 )
 _WORD_BEGINS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 Lines = Mapping[str, int]
-"""A linear extent: the factor of each size, and the constant under ""."""
+"""A linear expression for an extent: the factor of each size, and the constant under ""."""
 Reader = Callable[[Mapping[str, int]], Mapping[str, tuple[int, ...]]]
-"""Integers of each tensor, given sizes."""
+"""A function that returns integers for each tensor, given sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseShapes:
-    """How the cases of an exported problem follow from the shapes of its inputs.
+    """How a package derives a case from the shapes of a call's inputs.
 
     - tensors: the extents of each tensor, inputs first.
     - sizes: the names of the sizes to solve for; empty for attention, which the package knows.
     - strides: the symbols of a tensor's strides, for tensors that may have any.
     - dtypes: the type of each tensor's elements.
-    - ends: the least and the largest value that an input of integers may hold.
-    - spread: the same of numbers that the problem draws between two ends.
-    - optional: for a tensor that a case may lack, the symbol that says whether it is there.
-    - ragged: the problem is attention over sequences of different lengths.
+    - ends: the least and the largest value that an input of integers may have.
+    - spread: the least and the largest value of numbers that the problem draws between two ends.
+    - optional: for a tensor that a case may lack, the symbol that says whether the case has it.
+    - ragged: whether the problem is attention over sequences of different lengths.
     """
 
     inputs: tuple[str, ...]
@@ -77,7 +79,7 @@ class CaseShapes:
         return bool(self.optional) and {"value_dim": 1} in self.tensors.get("v", ())
 
     def nodes(self, scope: CaseScope) -> dict[str, tuple[Node, ...]]:
-        """The extents as expressions."""
+        """The extents of each tensor as expressions."""
         return {
             name: tuple(_node(scope, line) for line in extents)
             for name, extents in self.tensors.items()
@@ -129,7 +131,8 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
     """
     specs = problem.tensors(cases[0])
     if why := _beyond_packages(problem, cases):
-        raise UsageError(f"problem {problem.name} cannot be exported: a package takes no {why}")
+        name = type(problem).__name__ if isinstance(problem, UserProblem) else problem.name
+        raise UsageError(f"problem {name} cannot be exported: a package takes no {why}")
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     dtypes = {spec.name: spec.dtype for spec in specs}
@@ -166,39 +169,50 @@ def case_shapes(problem: Problem, cases: Sequence[Case]) -> CaseShapes:
 
 def _attention_shapes(problem: Attention, cases: Sequence[Case]) -> CaseShapes:
     """The shapes of attention. A package without features has no symbol for the size of values,
-    which is that of heads."""
+    which is that of heads. The type of a mask depends on its kind, so it is in no list."""
     specs = {spec.name: spec for case in cases for spec in problem.tensors(case)}
     own = {"value_dim": "head_dim"} if all(map(problem.is_plain, cases)) else {}
     sizes = {**DIMENSIONS, **{name: sizes for name, (_, sizes) in OPTIONAL.items()}}
+    sizes[masks.TENSOR] = (*masks.SIZES, "seq_len_k")
     return CaseShapes(
         inputs=tuple(name for name, spec in specs.items() if not spec.is_output),
         outputs=tuple(name for name, spec in specs.items() if spec.is_output),
         sizes=(),
         tensors={name: tuple({own.get(s, s): 1} for s in sizes[name]) for name in specs},
         strides={name: spec.stride_symbols for name, spec in specs.items() if spec.stride_symbols},
-        optional={name: feature for name, (feature, _) in OPTIONAL.items()},
-        dtypes={name: spec.dtype for name, spec in specs.items()},
+        optional={
+            **{name: feature for name, (feature, _) in OPTIONAL.items()},
+            masks.TENSOR: "has_mask",
+        },
+        dtypes={name: spec.dtype for name, spec in specs.items() if name != masks.TENSOR},
     )
 
 
 def _beyond_packages(problem: Problem, cases: Sequence[Case]) -> str:
     """The first thing about the problem's tensors that packages do not understand; "" for none."""
-    if isinstance(problem, Attention) and any(case.symbols["has_mask"] for case in cases):
-        return "attn_mask"
     if not isinstance(problem, UserProblem):
         return ""
     described = [each for case in cases for each in _described(problem, case).values()]
-    if any(each.has_indices for each in described):
-        return 'tensors of "indices", whose values must fit together'
-    if any(isinstance(each.values, range) and each.values.step != 1 for each in described):
-        return "integers of a range with steps"
-    outputs = {spec.name for case in cases for spec in problem.tensors(case) if spec.is_output}
-    return "outputs that may be left out" if outputs & set(problem.optional) else ""
+    ranges = [each.values for each in described if isinstance(each.values, range)]
+    specs = [spec for case in cases for spec in problem.tensors(case)]
+    outputs = {spec.name for spec in specs if spec.is_output}
+    found = {
+        'tensors of "indices", whose values must fit together': any(
+            each.has_indices for each in described
+        ),
+        'tensors of "structured" values': any(each.values == STRUCTURED for each in described),
+        "integers of a range with steps": any(each.step != 1 for each in ranges),
+        "complex numbers": any(spec.dtype == "complex64" for spec in specs),
+        "problem with `same`, whose answers it could not check": problem.has_same,
+        "tensors that are updated in place": any(spec.is_updated for spec in specs),
+        "outputs that may be left out": bool(outputs & set(problem.optional)),
+    }
+    return next((words for words, holds in found.items() if holds), "")
 
 
 def call_name(name: str, problem: Problem) -> str:
-    """The function of the package: `attention`, or the class's name with underscores between its
-    words. `name`: the problem as the space names it."""
+    """The name of the package's function: `attention`, or the class's name with underscores between
+    its words. `name`: the problem as the space names it."""
     if not isinstance(problem, UserProblem):
         return problem.name
     written = name.rpartition(":")[2] if problem.name == UserProblem.name else problem.name
@@ -214,7 +228,7 @@ def calls(problem: Problem, shapes: CaseShapes, tuned: Sequence[Case]) -> Json:
     return {
         "sizes": list(shapes.sizes),
         "constants": dict(problem.constants),
-        "ranges": {name: list(ends) for name, ends in problem.ranges.items()},
+        "ranges": {name: [ends[0], ends[-1]] for name, ends in problem.ranges.items()},
         "variants": {},
         **({"flags": _flags(problem, shapes)} if problem.flags else {}),
         "tuned": [_plain(case.symbols) for case in tuned],
@@ -323,7 +337,7 @@ def _ends(problem: UserProblem, sizes: Mapping[str, int]) -> dict[str, tuple[int
     return {
         name: (each.values[0], each.values[-1])
         for name, each in found.items()
-        if isinstance(each.values, range)
+        if isinstance(each.values, range) and each.dtype != "bool"
     }
 
 
@@ -373,9 +387,9 @@ def _node(scope: CaseScope, line: Lines) -> Node:
 
 
 def to_json(node: Node) -> Json:
-    """The tree as JSON, as an exported package stores what depends on the case.
+    """The tree as JSON, the form in which an exported package stores expressions over the case.
 
-    It is no deeper than the text of one expression.
+    The JSON is not nested deeper than the text of one expression.
 
     - number, true, false, "text": a literal
     - {"name": "seq_len_q"}: a symbol of the case, or a `let`
@@ -402,10 +416,10 @@ Ranges = Mapping[str, tuple[int | float, int | float]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """A case with a champion's speedup there.
+    """A case with a champion's speedup on it.
 
-    - sizes: the names of its quantities that are sizes, and not a ratio of sizes or a constant.
-    - gain_us: the time that a call gains at least, the package's own cost taken off.
+    - sizes: the names of the case's quantities that are sizes, not a ratio of sizes or a constant.
+    - gain_us: the least time that a call gains, after the package's own cost.
     """
 
     label: str
@@ -423,16 +437,18 @@ class MeasuredCase:
 @dataclass(frozen=True, slots=True)
 class ServedRegion:
     """A region of cases for one kernel. `near` regions were measured at some of their cases
-    only."""
+    only. `mask_sizes`: the ways in which a mask may be broadcast; see `executed_masks`."""
 
     kernel: int
     fixed: Mapping[str, Value]
     ranges: Ranges
     speedup_low: float
     near: bool
+    mask_sizes: tuple[str, ...] = ()
 
     def to_json(self, layout: str) -> dict[str, Json]:
         return {
+            **({"mask_sizes": list(self.mask_sizes)} if self.mask_sizes else {}),
             "kernel": self.kernel,
             "fixed": dict(self.fixed),
             "ranges": {name: list(ends) for name, ends in self.ranges.items()},
@@ -442,19 +458,41 @@ class ServedRegion:
         }
 
 
-def exact_regions(kernel: int, measured: Iterable[MeasuredCase]) -> Iterator[ServedRegion]:
+def exact_regions(
+    kernel: int, measured: Sequence[MeasuredCase], domain: Sequence[Region] = ()
+) -> Iterator[ServedRegion]:
     """A region of one case for each won timed case."""
+    lost = [case.place for case in measured if not case.won]
     for case in measured:
         if case.won and not case.held_out:
+            fixed = case.place.fixed
             point = {name: (value, value) for name, value in case.place.ranged.items()}
-            yield ServedRegion(kernel, case.place.fixed, point, case.speedup_low, near=False)
+            sizes = executed_masks(fixed, point, [case.place], lost, domain)
+            yield ServedRegion(kernel, fixed, point, case.speedup_low, near=False, mask_sizes=sizes)
+
+
+def executed_masks(
+    fixed: Mapping[str, Value],
+    ranges: Ranges,
+    won: Iterable[Place],
+    lost: Iterable[Place],
+    domain: Iterable[Region],
+) -> tuple[str, ...]:
+    """How a mask may be broadcast in a region (`Place.mask_sizes`): as in the `won` cases, which
+    come first, or in another way that a check executed, but not as in a `lost` case of the
+    region. Empty for cases without a mask."""
+    refused = {each.mask_sizes for each in lost if each.is_in(fixed, ranges)}
+    own = list(dict.fromkeys(each.mask_sizes for each in won if each.mask_sizes))
+    executed = distinct_broadcasts(s for r in domain if r.fixed == fixed for s in r.mask_sizes)
+    others = (each for each in executed if not any(was_broadcast([each], s) for s in refused))
+    return tuple(dict.fromkeys([*own, *others]))
 
 
 def near_regions(
     kernel: int, measured: Sequence[MeasuredCase], domain: Sequence[Region]
 ) -> Iterator[ServedRegion]:
-    """The regions around the won cases, inside the domain. Won cases are taken together, nearest
-    first, as long as the region holds no case that was measured and not won."""
+    """The regions around the won cases, inside the domain. Won cases are joined, nearest first, as
+    long as the region contains no case that was measured and not won."""
     for region in domain:
         inside = [case for case in measured if case.place.is_in(region.fixed, region.ranges)]
         lost = [case.place for case in inside if not case.won]
@@ -463,7 +501,9 @@ def near_regions(
                 ranges = _around(members, region)
                 if ranges is not None and not _any_inside(region.fixed, ranges, lost):
                     low = min(case.speedup_low for case in members)
-                    yield ServedRegion(kernel, region.fixed, ranges, low, near=True)
+                    places = [case.place for case in members]
+                    sizes = executed_masks(region.fixed, ranges, places, (), [region])
+                    yield ServedRegion(kernel, region.fixed, ranges, low, True, sizes)
 
 
 def in_order(regions: Iterable[ServedRegion]) -> list[ServedRegion]:
@@ -571,9 +611,11 @@ NONE: Mapping[str, Value] = {
     "score_mod": "",
     "sinks": False,
     "lse": False,
+    "mask": masks.NONE,
+    "mask_dtype": masks.NONE,
 }
-"""The features that a region fixes, with the values that mean none. `given` names the features that
-are numbers, for which regions have ranges: a window's ends and the soft cap."""
+"""The features that a region fixes, with the values that mean no feature. `given` names the
+features that are numbers, for which regions have ranges: a window's ends and the soft cap."""
 
 Fixed = Mapping[str, Value]
 

@@ -1,7 +1,9 @@
-"""The problem's `compute` as a module of a package, which serves the calls that no kernel serves.
+"""Makes the problem's `compute` a module of a package, which serves the calls that no kernel
+serves.
 
-A package has no evotune and no other file of the problem. So the method is taken alone, and only
-if it needs nothing but its arguments, Python's own functions, and modules of PyTorch or `math`.
+A package contains neither evotune nor another file of the problem. So the method is copied alone,
+and only if it needs nothing but its arguments, Python's own functions, and modules of PyTorch or
+`math`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import builtins
 import copy
 import symtable
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 COMPUTE_FILE = "_problem_compute.py"
 _METHOD = "compute"
@@ -25,9 +27,12 @@ from __future__ import annotations
 '''
 
 
-def compute_source(reference: str, files: Mapping[str, bytes]) -> bytes | None:
+def compute_source(
+    reference: str, files: Mapping[str, bytes], unknown: Collection[str] = ()
+) -> bytes | None:
     """The module, for the problem that a space names as `path/to/problem.py:ClassName`; `files` has
-    the run's sources by path. None if the method cannot stand alone, or is in no file."""
+    the run's sources by path. None if the method cannot stand alone, is in no file, or lists an
+    argument that is `unknown` to a package, such as a size."""
     file, _, name = reference.partition(":")
     if file not in files or not name:
         return None
@@ -38,7 +43,7 @@ def compute_source(reference: str, files: Mapping[str, bytes]) -> bytes | None:
         return None
     kind = _class_with_method(tree, name)
     method = None if kind is None else _own_method(kind)
-    if kind is None or method is None:
+    if kind is None or method is None or _listed(method) & {*unknown}:
         return None
     imports = _imports(tree)
     needed = _needed(text, kind.name, method)
@@ -66,6 +71,10 @@ def _class_with_method(tree: ast.Module, name: str) -> ast.ClassDef | None:
         seen.add(found.name)
         waiting = [base.id for base in found.bases if isinstance(base, ast.Name)] + waiting
     return None
+
+
+def _listed(method: ast.FunctionDef) -> set[str]:
+    return {each.arg for each in (*method.args.args, *method.args.kwonlyargs)}
 
 
 def _own_method(kind: ast.ClassDef) -> ast.FunctionDef | None:

@@ -1,4 +1,5 @@
-"""The files of an exported package: its description, its certificate, its frame."""
+"""Writes the files of an exported package: its description, its certificate, and the files for
+pip."""
 
 from __future__ import annotations
 
@@ -25,9 +26,13 @@ from evotune.export.package_readme import length_words, readme
 from evotune.packages import __version__
 from evotune.portfolios.matrix_store import BATCH_HEADS
 from evotune.problems import UserProblem
+from evotune.problems import attention_masks as masks
+from evotune.problems.attention import DIMENSIONS, Attention
 from evotune.problems.executed_sizes import band_ends
 from evotune.problems.problem import CONTIGUOUS, torch_name
 from evotune.runs.confirmed_champions import Champion
+from evotune.runs.given_cases import spaces_on
+from evotune.space.reading.case_file import CaseEntry
 from evotune.trial import Json, Region
 from evotune.util.words import escaped_json, printable
 from evotune.workers.executor import TIMED
@@ -67,7 +72,8 @@ dependencies = ["torch{torch}"]
 def dispatch(
     name: str, chosen: Selection, kernels: Sequence[BuiltChampion], shapes: CaseShapes
 ) -> dict[str, Json]:
-    """`dispatch.json`: how the package makes a case of a call, and a launch of a case."""
+    """The content of `dispatch.json`: how the package turns a call into a case, and a case into
+    launches."""
     best = chosen.best
     setup, problem = best.run.setup, best.run.planner.problem
     suffix = registry.named(setup.profile.backend).binary_suffix
@@ -127,6 +133,7 @@ def dispatch(
                 "ranges": {quantity: list(ends) for quantity, ends in region.ranges.items()},
                 "layout": layouts[number],
                 **({} if compiled is None else {"compiled": dict(compiled)}),
+                **({"mask_sizes": list(region.mask_sizes)} if region.mask_sizes else {}),
                 **(_executed(region) if isinstance(problem, UserProblem) else {}),
             }
             for number in ranked
@@ -134,7 +141,22 @@ def dispatch(
         ],
         **({"timed": [dict(case.symbols) for _, case in chosen.timed]} if chosen.timed else {}),
         **({"score_mods": modified} if modified else {}),
+        **({"spaces": _spaces(best)} if isinstance(problem, Attention) else {}),
     }
+
+
+def _spaces(champion: Champion) -> dict[str, Json]:
+    """The shipped spaces that take the champion's first timed case with a mask, by the mask's
+    kind: the package names them when it does not serve one."""
+    setup = champion.run.setup
+    symbols = setup.cases[TIMED][0].symbols
+    shape = {name: symbols[name] for name in DIMENSIONS["q"] + DIMENSIONS["k"]}
+    found: dict[str, Json] = {}
+    for kind in (masks.PADDING, masks.BOOL, masks.BIAS):
+        entry = CaseEntry({}, shape, {"mask": kind}, champion.problem.dtype)
+        answers = spaces_on(setup.profile, entry)
+        found[kind] = [each.space for each in answers if not each.why]
+    return found
 
 
 def _executed(region: Region) -> dict[str, Json]:
@@ -171,9 +193,9 @@ def certificate(
     described: Mapping[str, Json],
     files: Mapping[str, str],
 ) -> dict[str, Json]:
-    """`certificate.json`: what was checked and measured, where, with which versions, of which
-    bytes. `described`: the content of `dispatch.json`; `files`: the SHA-256 of every other file of
-    the package."""
+    """The content of `certificate.json`: what was checked and measured, on which device, with which
+    versions, for which bytes. `described`: the content of `dispatch.json`; `files`: the SHA-256 of
+    every other file of the package."""
     best = chosen.best
     setup, problem = best.run.setup, best.run.planner.problem
     record = _record(best)
@@ -181,7 +203,7 @@ def certificate(
         "format": FORMAT,
         "package": name,
         "version": _version(files),
-        "summary": _summary(best),
+        "summary": summary_line(best),
         "requires": dict(_REQUIRES),
         "evotune": __version__,
         "platform": sysconfig.get_platform(),
@@ -208,11 +230,15 @@ def package_files(name: str, kernels: Sequence[BuiltChampion]) -> dict[str, byte
     setup = kernels[0].champion.run.setup
     backend = registry.named(setup.profile.backend)
     files = {
-        "__init__.py": INIT.format(summary=_summary(kernels[0].champion)).encode(),
+        "__init__.py": INIT.format(summary=summary_line(kernels[0].champion)).encode(),
         **_runtime(),
         **backend.exported_files(name),
     }
-    if compute := compute_source(setup.problem_spec.name, setup.files):
+    problem = setup.planner.problem
+    unknown: set[str] = set()
+    if isinstance(problem, UserProblem):
+        unknown = {*problem.sizes, *problem.flags, *problem.constants} - {*problem.ranges}
+    if compute := compute_source(setup.problem_spec.name, setup.files, unknown):
         files[COMPUTE_FILE] = compute
     for each in kernels:
         for binary in each.binaries:
@@ -317,7 +343,7 @@ def _champion(champion: Champion) -> dict[str, Json]:
     }
 
 
-def _summary(champion: Champion) -> str:
+def summary_line(champion: Champion) -> str:
     """One line without quotes, for the package's metadata."""
     setup = champion.run.setup
     call = call_name(setup.problem_spec.name, setup.planner.problem)

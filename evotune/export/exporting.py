@@ -31,12 +31,15 @@ from evotune.export._champions import (
     selected_by_rule,
 )
 from evotune.export.case_shapes import CaseShapes, call_name, case_shapes
+from evotune.export.configuration_file import FILE, best_of, configuration_file, is_configured
 from evotune.export.descriptions import certificate, dispatch, frame, json_text, package_files
 from evotune.problems import UserProblem
 from evotune.runs.confirmed_champions import Champion
 from evotune.runs.folder import RunFolder
+from evotune.runs.reopening import ReopenedRun
 from evotune.runs.setup import KernelSetup
 from evotune.timing.processes import TOO_NOISY
+from evotune.trial import Value
 from evotune.util.commands import checked_name, default_name
 from evotune.util.processes import interruptible
 from evotune.util.words import counted
@@ -46,14 +49,18 @@ from evotune.util.words import counted
 class Exported:
     """A package that was written.
 
-    - `folder`: the folder with `pyproject.toml`; `name`: the package's name.
-    - `call`: its function: `attention`, or the problem's name; `inputs`: the tensors it takes.
-    - `champions`: run and trial of each kernel; `served`: the number of regions that they won.
-    - `whole_domain`: whether they serve all cases that they were checked on, won or not.
+    - `folder`: the folder with `pyproject.toml`.
+    - `name`: the package's name.
+    - `call`: its function: `attention`, or the problem's name.
+    - `inputs`: the tensors that the function takes.
+    - `champions`: run and trial of each kernel.
+    - `served`: the number of regions that they won.
+    - `whole_domain`: whether they serve all cases on which they were checked, won or not.
     - `slower_because`: why calls take longer than they could, if a launcher could not be built.
     - `too_noisy`: run and trial of the kernels whose speed differed too much between processes.
     - `few_threads`: the only programs that the kernels serve, if they were measured on fewer CPU
       cores than PyTorch uses here by default.
+    - `configuration`: of callables, the values that were written; there is no package then.
     """
 
     folder: Path
@@ -67,6 +74,7 @@ class Exported:
     slower_because: str = ""
     too_noisy: tuple[tuple[str, int], ...] = ()
     few_threads: str = ""
+    configuration: Mapping[str, Value] | None = None
 
     @property
     def doubts(self) -> Iterator[str]:
@@ -79,18 +87,38 @@ class Exported:
 
 
 def export_runs(runs: Sequence[RunFolder], folder: Path, name: str | None = None) -> Exported:
-    """Writes the package into `folder`, which must not exist or be empty.
+    """Writes the package into `folder`, which must be empty or not exist; of callables only the
+    best configuration (`configuration_file.py`).
 
-    Raises EvotuneError (exit 1) if a run has no confirmed champion, or none is faster than PyTorch.
-    Raises UsageError for a name or a folder that cannot be, for runs that do not belong together,
-    and for a problem that a package cannot hold. Raises EnvironmentProblem if the compilers here
+    Raises EvotuneError (exit 1) if a run has no confirmed champion, or if none is faster than
+    PyTorch. Raises UsageError for an invalid name or folder, for runs that do not belong together,
+    and for a problem that cannot be exported. Raises EnvironmentProblem if this machine's compilers
     make other machine code than the run measured.
     """
     _require_place(folder, name)
     distinct = {run.path.resolve(): run for run in runs}
-    champions = [each for run in distinct.values() for each in confirmed(run)]
+    opened = [ReopenedRun.load(run, anywhere=True) for run in distinct.values()]
+    if any(map(is_configured, opened)):
+        return _export_configuration(opened, folder)
+    champions = [each for run in opened for each in confirmed(run)]
     _require_alike(champions)
     return _export(selected(champions), folder, name)
+
+
+def _export_configuration(opened: list[ReopenedRun], folder: Path) -> Exported:
+    champion = best_of(opened)
+    _write(folder, {FILE: configuration_file(champion)})
+    return Exported(
+        folder=folder,
+        name=champion.run.setup.name,
+        call="",
+        inputs=(),
+        device=champion.run.setup.profile.name,
+        champions=(champion.key,),
+        served=len(champion.outcome.measurements),
+        too_noisy=(champion.key,) if TOO_NOISY in champion.outcome.flags else (),
+        configuration=champion.configuration.to_json(),
+    )
 
 
 def export_portfolio(portfolio: Path, folder: Path, name: str | None = None) -> Exported:

@@ -1,4 +1,5 @@
-"""A configuration's launches and limits as functions of the case: what a package plans with."""
+"""Expresses a configuration's launches and limits as functions of the case, from which a package
+plans."""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ Strides = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """`plan` is a LaunchPlan in dicts and lists whose numbers are expressions. If one of `guards`
-    does not hold, the kernel must not be called. The values of `compiled_in` choose the binary."""
+    """A kernel's launches as functions of the case. `plan`: a LaunchPlan in dicts and lists whose
+    numbers are expressions. `guards`: the kernel must not be called if one of them does not hold.
+    `compiled_in`: its values choose the binary."""
 
     scope: CaseScope
     plan: Mapping[str, Any]
@@ -70,7 +72,7 @@ class KernelPlan:
         return _all_hold(self.guards, self.scope, symbols)
 
     def keeps(self, constraints: Sequence[ConstraintSpec], symbols: Mapping[str, Value]) -> bool:
-        """Whether a case with these symbols keeps the constraints of the space."""
+        """Whether a case with these symbols satisfies the constraints of the space."""
         bound = [self.scope.bind(spec.expression) for spec in constraints]
         return _all_hold(bound, self.scope, symbols)
 
@@ -131,11 +133,11 @@ def kernel_plan(
     """The plan of a kernel.
 
     - `strides`: the symbols of each tensor's strides, if a case may choose them.
-    - `optional`: for a tensor that a case may lack, the symbol that says whether it is there.
+    - `optional`: for a tensor that a case may lack, the symbol that says whether the case has it.
     - `dtypes`: the type of each tensor's elements.
     - `types`: the arguments' types, as they were when the kernel was compiled.
-    - `bounds`: the device's limits on launches, if it has any; `static_bytes`: the shared memory of
-      a block in addition to what a launch requests.
+    - `bounds`: the device's limits on launches, if it has any.
+    - `static_bytes`: the shared memory of a block in addition to what a launch requests.
 
     Raises EvotuneError if a guard holds in no case.
     """
@@ -308,7 +310,8 @@ class _Writer:
 
 
 def comparable(plan: LaunchPlan) -> Json:
-    """The plan as plain values; tensor maps with the strides of contiguous tensors written out."""
+    """The plan as plain values that can be compared. The strides of contiguous tensors are written
+    out in tensor maps."""
     arguments = tuple(map(_with_strides, plan.arguments))
     return msgspec.to_builtins(msgspec.structs.replace(plan, arguments=arguments))
 

@@ -1,4 +1,4 @@
-"""The README of an exported package: its figures, its domain, its use."""
+"""Writes the README of an exported package: its figures, its domain, its use."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evotune.export.case_shapes import NONE
 from evotune.export.compute_source import COMPUTE_FILE
+from evotune.problems.attention_masks import PADDING
+from evotune.problems.problem import distinct_broadcasts
 from evotune.trial import Domain, Json
 from evotune.util.words import counted, markdown_text
 
 _MOST_REGIONS = 40
+_MASK_SIZES = "mask_sizes"
 _ATTENTION = """\
 ```python
 import torch.nn.functional as F
 import {name}
 
-# q, k, v, is_causal, scale and enable_gqa as in scaled_dot_product_attention
+# q, k, v, attn_mask, is_causal, scale and enable_gqa as in scaled_dot_product_attention
 out = {name}.attention(q, k, v, is_causal=True)
 
 with {name}.active():  # or activate(), and deactivate()
@@ -25,8 +28,12 @@ with {name}.active():  # or activate(), and deactivate()
 ```
 
 Nothing changes on import. `deactivate()` undoes `activate()` exactly. A call that no kernel serves
-gets PyTorch's own attention, bit for bit: another device, dtype or layout, a mask, dropout, inputs
-that require grad, cases that are in no row of the table of served cases below.
+gets PyTorch's own attention, bit for bit: another device, dtype or layout, dropout, inputs that
+require grad, cases and masks that are in no row of the table of served cases below.
+"""
+_MASKS = """
+Kernels take masks, as `attn_mask` of both functions. Which of them a kernel serves depends on the
+mask's kind, on its type and on how it is broadcast, and never on its values.
 """
 _FEATURES = """
 Features are further arguments of `attention`. Kernels serve those in the columns of the tables
@@ -99,7 +106,7 @@ are evotune's, under the MIT license.
 
 
 def readme(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> str:
-    """The text, in Markdown."""
+    """The README, in Markdown."""
     return "\n".join(_parts(certificate, dispatch))
 
 
@@ -139,6 +146,8 @@ def _parts(certificate: Mapping[str, Json], dispatch: Mapping[str, Json]) -> Ite
         result="outputs" if several else result,
         otherwise=(_FALLS_BACK if COMPUTE_FILE in files else _REFUSES).format(name=name),
     )
+    if any(region.get("mask_sizes") for region in dispatch["served"]):
+        yield _MASKS
     if any("given" in region["fixed"] for region in dispatch["domain"]):
         yield _FEATURES.format(name=name)
     yield _REST.format(name=name)
@@ -232,7 +241,8 @@ def _columns(regions: Sequence[Mapping[str, Json]]) -> list[str]:
     are left out."""
     names = list(dict.fromkeys(n for r in regions for n in (*r["fixed"], *r["ranges"])))
     absent = {n for n, no in NONE.items() if all(r["fixed"].get(n) == no for r in regions)}
-    return [name for name in names if name not in absent]
+    masked = [_MASK_SIZES] if any(_MASK_SIZES in region for region in regions) else []
+    return [name for name in (*names, *masked) if name not in absent]
 
 
 def _regions(regions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
@@ -250,6 +260,10 @@ def _regions(regions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
 
 
 def _cell(region: Mapping[str, Json], name: str) -> str:
+    if name == _MASK_SIZES:
+        known = distinct_broadcasts(region.get(name, ()))
+        ways = 2 if region["fixed"]["mask"] == PADDING else 8
+        return "any" if len(known) == ways else "; ".join(known)
     if name in region["fixed"]:
         return _text(region["fixed"][name])
     low, high = region["ranges"].get(name, ("", ""))
@@ -296,6 +310,11 @@ _OF_ATTENTION = {
     "sinks": "whether a call gives `sinks`",
     "lse": "whether a call asks for the logarithms of the rows' sums (`return_lse=True`)",
     "score_mod": "the change of the scores that a call gives",
+    "mask": "the kind of `attn_mask`: `padding` (boolean, the same for all heads and rows, by its "
+    "shape or strides), `bool` (any other boolean mask), `bias` (added to the scores) or `none`",
+    "mask_dtype": "the type of a bias",
+    _MASK_SIZES: "how a mask is broadcast, a word each for batch, heads and rows: `batch 1 rows` "
+    "is the same for all heads; `-` where the case itself has size 1",
 }
 _CASE_OF_SDPA = (
     "(batch, heads, sequence length, head_dim). `8/2` heads are 8 of q and 2 of k and v, `20x60` "
@@ -344,8 +363,8 @@ NOT_EXECUTED = "lengths not executed"
 
 
 def length_words(domain: Domain) -> list[str]:
-    """Which lengths a champion executed one by one, a line for each quantity and each set of fixed
-    values; one line that says so if it executed none."""
+    """The lengths that a champion executed one by one, a line for each quantity and each set of
+    fixed values. If it executed none, one line says so."""
     found: dict[str, None] = {}
     for region in domain.regions:
         like = [

@@ -1,4 +1,5 @@
-"""What brings another tuner's script in as a space: evotune's own, or an installed package's.
+"""Importers, which turn another tuner's script into a space: evotune's own, or those of installed
+packages.
 
 A package names its importers in the group `evotune.importers` of its entry points.
 """
@@ -41,7 +42,7 @@ class Importer(Protocol):
         outputs: Sequence[str],
         arguments: Sequence[str],
     ) -> Imported:
-        """The space of a script. Raises EvotuneError, one line, if there is none.
+        """Makes a space of a script. Raises EvotuneError, one line, if that is impossible.
 
         - name: the space's name; the kernel's if None
         - kernel: the kernel to take if the script tunes several

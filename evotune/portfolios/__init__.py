@@ -1,2 +1,2 @@
-"""Few kernels for many cases: searches for cases that differ, a matrix of measurements from which
-the kernels are chosen, and a rule that picks one for each case."""
+"""Finds few kernels for many cases: searches for cases that differ, a matrix of measurements from
+which kernels are chosen, and a rule that picks one for each case."""

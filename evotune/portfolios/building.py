@@ -79,7 +79,7 @@ from evotune.util.words import counted
 from evotune.workers.in_flight import speaks_for_its_code
 
 MOST_CASES = 1000
-"""The number of cases that a portfolio takes from a longer list: those of the greatest weight."""
+"""The most cases of a portfolio. From a longer list it takes those of the greatest weight."""
 
 
 def build_portfolio(
@@ -91,10 +91,10 @@ def build_portfolio(
 ) -> Portfolio:
     """Builds the portfolio, or continues the one in the folder, and writes `portfolio.json`.
 
-    Raises KeyboardInterrupt if the user ended it; RunLocked while another process works on it.
-    Raises UsageError if the folder holds a portfolio of another space, device or list of cases, if
-    the space serves none of the cases, or for no kernels, trials or minutes. Raises EvotuneError
-    (exit 1) if no search has a champion.
+    Raises KeyboardInterrupt if the user ended it, and RunLocked while another process works on it.
+    Raises UsageError if the folder has a portfolio of another space, device or list of cases, if
+    the space can compute none of the cases, or if there are no kernels, trials or minutes. Raises
+    EvotuneError (exit 1) if no search has a champion.
     """
     if not 0.0 <= request.held_out < 1.0:
         raise UsageError(f"the held-out share must be at least 0 and below 1: {request.held_out}")
@@ -199,7 +199,8 @@ def _require_same(request: PortfolioRequest, matrix: Matrix, facts: Mapping[str,
 
 ELAPSED = "elapsed_s"
 FEWEST_TO_JUDGE = 20
-"""With fewer cases none is held out, because searches and rule need all of them."""
+"""With fewer cases than this none is held out, because the searches and the rule need all of
+them."""
 _FAILED = "without_configuration"
 _SEARCH = "search"
 """A fact: the case of the search that has begun, and the elapsed seconds before it. None between
@@ -277,7 +278,7 @@ class PortfolioWork:
         )
 
     def elapsed_s(self) -> float:
-        """Time at work over all parts."""
+        """The time at work over all parts of the work."""
         return self._before_s + time.monotonic() - self._began_s
 
     def _earlier_s(self) -> float:
@@ -637,11 +638,11 @@ _ROUNDS = 20
 def representatives(
     points: Sequence[Point], count: int, seed: int, variants: Sequence[str] = ()
 ) -> list[int]:
-    """The indexes of at most `count` points such that the weighted distances of all points to the
-    nearest of them are small (k-medoids). The same points and seed give the same ones.
+    """The indices of at most `count` points such that the weighted distances of all points to the
+    nearest of these are small (k-medoids). Equal points and seeds give equal results.
 
-    The first is drawn, and each later one lies farthest from those before it; then swaps improve
-    them.
+    The first point is drawn at random, and each later one is the farthest from those before it.
+    Then swaps improve the choice.
     """
     apart = _distances(points, variants)
     weights = np.array([point.weight for point in points])
@@ -691,8 +692,9 @@ _EPSILON = 1e-12
 
 
 def chosen_kernels(points: Sequence[Point], most: int) -> list[int]:
-    """At most `most` kernels with the greatest weighted geometric mean of speedups, if each case
-    gets the best of them, or PyTorch if none wins. In a tie the smallest set, then the first.
+    """The set of at most `most` kernels with the greatest weighted geometric mean of speedups, if
+    each case gets the best kernel of the set, or PyTorch if none wins. In a tie it is the smallest
+    set, then the first.
 
     Exact if there are few subsets; else greedy, then improved by swaps.
     """

@@ -1,7 +1,7 @@
-"""The searches of a portfolio: an ordinary run for one case each, in the portfolio's folder.
+"""The searches of a portfolio: each is an ordinary run for one case, in the portfolio's folder.
 
-A run knows by a fact in its store which portfolio and case it belongs to. So a portfolio that was
-killed finds its runs again, whenever that was.
+A fact in a run's store says to which portfolio and case the run belongs. So a portfolio that was
+killed at any moment finds its runs again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from evotune.store import RunStore
 from evotune.trial import Json
 
 FACT = "portfolio"
-"""A fact in the store of each run of a portfolio: the portfolio and the case that it is for."""
+"""The name of a fact in the store of each run of a portfolio: the portfolio and the case of the
+run."""
 Observing = Callable[[], "contextlib.AbstractContextManager[Observer]"]
 
 
@@ -68,7 +69,7 @@ class CaseSearches:
         return found
 
     def elapsed_s(self, label: str) -> float:
-        """Time at work on the search of a case, over all parts of its run."""
+        """The time at work on the search of a case, over all parts of its run."""
         with RunStore.open_for_reading(self.runs[label].store) as store:
             return store.elapsed_s()
 
@@ -134,7 +135,7 @@ def _state(run: RunFolder) -> str:
 _SEARCHING = 0.6
 """Share of the minutes that searches get. The matrix gets the rest."""
 SERVED_BADLY = 0.97
-"""A case is served badly below this share of the speedup that is expected there."""
+"""The share of the expected speedup below which a case counts as served badly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +162,11 @@ class SearchPlan:
         return self.has_time(elapsed_s)
 
     def has_time(self, elapsed_s: float) -> bool:
-        """Whether a search may begin: the matrix needs the rest of the time."""
+        """Whether there is time to begin a search. The matrix needs the rest of the time."""
         return self.minutes is None or elapsed_s < 60 * _SEARCHING * self.minutes
 
     def options(self, searches: int, trials: int) -> dict[str, Json]:
-        """The options of the next run's limits. One champion of it is confirmed."""
+        """The options with the limits of the next run. One of its champions is confirmed."""
         left = max(1, self.most - searches)
         found: dict[str, Json] = {"champions": 1}
         if self.trials is not None:
@@ -176,7 +177,7 @@ class SearchPlan:
 
 
 def nearest_searched(point: Point, searched: Iterable[Point]) -> str | None:
-    """The searched case whose configurations the search for `point` begins with."""
+    """The searched case with whose best configurations the search for `point` begins."""
     others = [other for other in searched if other.label != point.label]
     found = min(others, key=lambda other: (distance(point, other), other.label), default=None)
     return None if found is None else found.label

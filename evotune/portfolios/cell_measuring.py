@@ -1,4 +1,4 @@
-"""Measures champions on cases: the gate checks each cell, which is then timed in alternation with
+"""Measures champions on cases. The gate checks each cell, and then it is timed in alternation with
 the baseline."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from evotune.errors import SpaceError
 from evotune.portfolios.matrix_store import REFUSED, Cell, Matrix, Score
 from evotune.problems.executed_sizes import band_pairs, joined_lengths, joined_pairs
-from evotune.problems.problem import Case, Place
+from evotune.problems.problem import Case, Place, distinct_broadcasts
 from evotune.runs.confirmed_champions import Champion, is_won, widened_alone
 from evotune.runs.kernel_executor import chosen_baseline
 from evotune.runs.launches import Rejected
@@ -30,7 +30,7 @@ OpenExecutor = Callable[[Champion], "contextlib.AbstractContextManager[LocalExec
 
 
 def opened_executor(champion: Champion) -> contextlib.AbstractContextManager[LocalExecutor]:
-    """An executor alone on the device."""
+    """An executor that has the champion's device alone."""
     return champion.run.executor()
 
 
@@ -116,7 +116,7 @@ def _baselines(
 
 
 def baselines_of(matrix: Matrix) -> Mapping[str, str]:
-    """The baselines that were chosen."""
+    """The chosen baseline of each case."""
     with matrix.store.trusting_facts():
         return dict(matrix.store.meta(_BASELINES, {}))
 
@@ -130,22 +130,22 @@ def cell_of(champion: Champion, case: Case) -> Cell:
 
 
 class CellPlans:
-    """The launches of champions on cases, each planned once."""
+    """Plans the launches of champions on cases, each once."""
 
     def __init__(self) -> None:
         self._known: dict[Cell, CaseJob | None] = {}
 
     def job(self, champion: Champion, case: Case) -> CaseJob | None:
-        """The champion's launches on the case; None if it cannot run there, or if no check of its
-        confirmation used the same binary."""
+        """The champion's launches on the case; None if it cannot run on the case, or if no check of
+        its confirmation used the same binary."""
         cell = cell_of(champion, case)
         if cell not in self._known:
             self._known[cell] = _planned(champion, case)
         return self._known[cell]
 
     def score(self, champion: Champion, case: Case, outcome: Outcome | None) -> Score | None:
-        """The champion's score on the case; None if it cannot run there. A cell without an outcome
-        was not measured: nothing may be served on its behalf."""
+        """The champion's score on the case; None if it cannot run on the case. A cell without an
+        outcome was not measured, so its kernel must not serve the case."""
         if self.job(champion, case) is None:
             return None
         if outcome is None or not outcome.ok:
@@ -200,8 +200,17 @@ def extended_domain(
         if region.executed is not None or region.fixed not in with_lengths:
             executed = joined_lengths(region.executed or (), *(e.executed or () for e in more))
             executed = joined_lengths(executed, _own_lengths(executed, alike))
-        cases = region.cases + len(alike)
-        regions.append(Region(region.fixed, ranges, cases, pairs, tuple(executed) or None))
+        mask_sizes = {*region.mask_sizes, *(place.mask_sizes for place in alike)} - {""}
+        regions.append(
+            Region(
+                region.fixed,
+                ranges,
+                region.cases + len(alike),
+                pairs,
+                tuple(executed) or None,
+                distinct_broadcasts(sorted(mask_sizes)),
+            )
+        )
     return msgspec.structs.replace(domain, regions=tuple(regions))
 
 

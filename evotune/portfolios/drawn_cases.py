@@ -1,9 +1,9 @@
-"""Cases between the measured ones, on which a rule is tried before it is written.
+"""Draws cases between the measured ones, on which a rule is tried before it is written.
 
-A region reaches from one measured case to the next. Between them a kernel may lose, most of all if
-a size is one more than a multiple of its tiles, so that the last tile computes one row. So cases
-are drawn all over a region. Those for which a model of the kernel's speed (`predicted_lows`) cannot
-exclude a loss are tried. A few are tried even where the model is sure, because it may know too
+A region reaches from one measured case to the next. Between them a kernel may lose, especially if a
+size is one more than a multiple of its tiles, so that the last tile computes one row. So cases are
+drawn all over a region. Those for which a model of the kernel's speed (`predicted_lows`) cannot
+exclude a loss are tried. A few are tried although the model is sure, because it may know too
 little.
 """
 
@@ -82,8 +82,8 @@ class DrawnCases:
     def drawn(
         self, regions: Sequence[RuleRegion], tried: Sequence[Point], can_run: CanRun
     ) -> list[tuple[int, Case]]:
-        """Cases in the regions, each with the number of the region's kernel; none if others were
-        tried and the model is sure.
+        """Cases drawn in the regions, each with the number of the region's kernel. None are drawn
+        if cases were tried before and the model excludes losses.
 
         `tried`: the measured cases, those drawn before among them, with the scores of the kernels.
         `can_run`: whether a kernel can run a case.
@@ -108,8 +108,8 @@ class DrawnCases:
     def doubted(
         self, region: RuleRegion, tried: Sequence[Point], can_run: CanRun
     ) -> tuple[Point, float] | None:
-        """The case of a region that its kernel loses worst, by the model, and the speedup there. It
-        was not tried. None if the model knows of no such case."""
+        """The untried case of a region on which its kernel loses most, by the model, and the
+        predicted speedup. None if the model predicts no loss."""
         known = [point for point in tried if _teaches(point, region)]
         if region.exact or not region.cases or not known:
             return None
@@ -234,8 +234,8 @@ Measure = Callable[[Sequence[tuple[Champion, Case]]], None]
 
 class DrawnTrials:
     """Draws cases and has them measured. A process that resumes a portfolio makes the same draws
-    again, and the matrix has their cells: so the model learns only from cells that this process
-    requested. `cases`: those drawn by this process, by label."""
+    again, although the matrix already has their cells. So the model learns only from cells that
+    this process requested. `cases`: the cases that this process drew, by label."""
 
     def __init__(
         self,
@@ -263,9 +263,9 @@ class DrawnTrials:
         measure: Measure,
         out_of_time: Callable[[], bool],
     ) -> int:
-        """Draws cases in the regions, and measures each with its region's kernel. The number of
-        them that could not be measured. `measured`: the listed cases, with the champions'
-        scores."""
+        """Draws cases in the regions, and measures each with its region's kernel. Returns the
+        number of cases that could not be measured. `measured`: the listed cases, with the
+        champions' scores."""
         asked: set[Cell] = set()
 
         def can_run(kernel: int, case: Case) -> bool:
@@ -300,7 +300,8 @@ class DrawnTrials:
         measure(wanted)
 
     def points(self, champions: Sequence[Champion]) -> list[Point]:
-        """The drawn cases that were requested. A kernel that was not tried has no score there."""
+        """The drawn cases that were requested. A kernel that was not tried on a case has no score
+        for it."""
         return self._points(champions, self.cases.values(), self._asked.__contains__)
 
     def all_points(self, champions: Sequence[Champion]) -> list[Point]:
@@ -363,7 +364,7 @@ def predicted_lows(
     measured: Sequence[Point], kernel: int, asked: Sequence[Point], parallel: int
 ) -> Reals:
     """The logarithms of the predicted lower ends of the `kernel`'s speedups on the `asked` cases,
-    minus a standard deviation of the model.
+    minus one standard deviation of the model.
 
     `measured`: cases with the same fixed values on which the kernel was measured and is right.
     `parallel`: the number of multiprocessors, each of which takes one block of attention at a time.

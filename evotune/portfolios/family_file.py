@@ -25,12 +25,12 @@ from evotune.trial import Value
 from evotune.util.files import whole_file
 
 FACT = "family"
-"""A fact in the store of each run of a family: the group and the space that it is for."""
+"""The name of a fact in the store of each run of a family: the group and the space of the run."""
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A space that can compute the cases of a group. `dtype`: takes the place of the one that its
-    file names; "" leaves it."""
+    """A space that can compute the cases of a group. `dtype`: replaces the dtype in its file; ""
+    leaves that."""
 
     space: str
     dtype: str = ""
@@ -41,8 +41,8 @@ class Group(msgspec.Struct, frozen=True):
 
     - `cases`: the heaviest first; `labels`: their names.
     - `contenders`: the spaces that race, the most promising first.
-    - `passed_over`: other spaces that can compute the cases, and why they do not race.
-    - `share`: of the family's budget.
+    - `passed_over`: other spaces that can compute the cases, with the reason why they do not race.
+    - `share`: the group's share of the family's budget.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Unserved(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A search of one space up to these totals. None: no such limit."""
+    """A search of one space up to these totals. None stands for no limit."""
 
     space: str
     trials: int | None
@@ -78,15 +78,15 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Race(msgspec.Struct):
-    """What was decided in the race of a group so far.
+    """The decisions so far in the race of a group.
 
     - `first`, `second`: the searches of all contenders, and of the better ones; None until they are
       decided. `last`: the winner's, and after it those of other finalists while no champion was
       confirmed.
-    - `scores`: ln of what each space surely reached after the first searches: the greatest lower
-      end of an interval.
+    - `scores`: for each space, ln of the speedup that it surely reached in the first searches: the
+      greatest lower end of an interval.
     - `failed`: spaces that have no configuration for the cases, and why.
-    - `done`: whether nothing is left to do with the budget of then.
+    - `done`: whether the budget at that time left nothing to do.
     """
 
     first: tuple[Step, ...] | None = None
@@ -102,13 +102,13 @@ class Race(msgspec.Struct):
 
     @property
     def winner(self) -> str:
-        """The space whose champions are confirmed; "" until it is decided."""
+        """The space whose champions are confirmed; "" before that is decided."""
         return self.last[-1].space if self.last else ""
 
 
 class FamilyBudget(msgspec.Struct, frozen=True):
-    """Totals for the whole family; None: no such limit. Without both each search has the space's
-    own number of trials."""
+    """Totals for the whole family; None stands for no limit. Without any limit each search has the
+    space's own number of trials."""
 
     trials: int | None = None
     minutes: float | None = None
@@ -118,8 +118,8 @@ class Family(msgspec.Struct):
     """The content of `family.json`.
 
     - `device`: the request for the device, the same for each run; `device_name`: its model.
-    - `options`: further options of each run.
-    - `budgets`, `seeds`: of each group of a portfolio, where they do not follow from shares.
+    - `options`: additional options of each run.
+    - `budgets`, `seeds`: those of each group of a portfolio, if they do not follow from shares.
     - `state`: running, interrupted or finished.
     """
 
@@ -159,7 +159,7 @@ def write_family(folder: RunFolder, family: Family, name: str = FAMILY_FILE) -> 
 
 
 def family_state(folder: RunFolder, family: Family) -> str:
-    """Its state; `killed` if it was running and no process works on it."""
+    """The family's state; `killed` if it is stored as running and no process works on it."""
     running = family.state == "running" and folder.holder() is None
     return "killed" if running else family.state
 
@@ -174,7 +174,7 @@ def family_runs(folder: RunFolder) -> dict[tuple[str, str], RunFolder]:
 
 
 def runs_of_groups(runs_dir: Path) -> dict[tuple[str, str], RunFolder]:
-    """The runs of a folder that are of a family, by group and space."""
+    """The runs in a folder that belong to a family, by group and space."""
     found: dict[tuple[str, str], RunFolder] = {}
     for run in list_runs(runs_dir):
         with RunStore.open_for_reading(run.store) as store:
@@ -197,15 +197,22 @@ def is_confirmed(run: RunFolder) -> bool:
         return any(outcome.ok for outcome in store.confirmations().values())
 
 
-def exportable_runs(folder: RunFolder) -> list[RunFolder]:
-    """The winners' runs with a confirmed champion, for one package. Raises UsageError if there is
-    none, or if they are of several problems or dtypes, which need a package each."""
+def exportable_kinds(folder: RunFolder) -> dict[str, list[RunFolder]]:
+    """The winners' runs with a confirmed champion, by problem and dtype: `attention float16`. Each
+    kind needs a package of its own."""
     family = read_family(folder)
     kinds: dict[str, list[RunFolder]] = {}
     groups = {group.name: group for group in family.groups}
     for name, run in winning_runs(folder, family).items():
         if is_confirmed(run):
             kinds.setdefault(f"{groups[name].problem} {groups[name].dtype}", []).append(run)
+    return kinds
+
+
+def exportable_runs(folder: RunFolder) -> list[RunFolder]:
+    """The winners' runs with a confirmed champion, for one package. Raises UsageError if there is
+    none, or if they are of several problems or dtypes, which need a package each."""
+    kinds = exportable_kinds(folder)
     if not kinds:
         raise UsageError(f"the family {folder.id} has no confirmed champion yet")
     if len(kinds) > 1:

@@ -40,7 +40,7 @@ _FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The cases by where they go, the heaviest group first."""
+    """Cases sorted by the spaces that can compute them, the heaviest group first."""
 
     groups: tuple[Group, ...]
     unserved: tuple[Unserved, ...]
@@ -67,7 +67,7 @@ class _Placed:
 
 
 def sorted_cases(entries: Sequence[CaseEntry], device: str) -> Sorted:
-    """Which case goes where on the device; a GPU's name needs no GPU.
+    """Sends each case to spaces for the device. `device` may be a GPU's name without the GPU.
 
     An entry without a dtype gets that of the device's flagship space. Raises SpaceError, with the
     position, for a case in a list that its problem does not have; in a recording or a miss log such
@@ -96,12 +96,12 @@ def sorted_cases(entries: Sequence[CaseEntry], device: str) -> Sorted:
 
 
 def point_in(problem: Problem, given: GivenCase) -> Point:
-    """The place of a case among others."""
+    """The point of a case, by which its distance to other cases is measured."""
     return point_of(problem, problem.case(given.shape, given.variant), given.count)
 
 
 def group_entries(group: Group) -> list[CaseEntry]:
-    """The cases of a group, as a run takes them."""
+    """The cases of a group in the form that a run takes."""
     return [CaseEntry({}, c.shape, c.variant, None, c.count) for c in group.cases]
 
 
@@ -228,11 +228,11 @@ def _name(group: Sequence[_Placed]) -> str:
 
 
 def chosen_contenders(placed: _Placed) -> tuple[list[Contender], dict[str, str]]:
-    """The spaces that race, and why the others do not. Those come first that recorded champions
-    promise most of, then the highest rung.
+    """The spaces that race, and the reasons why the others do not. Spaces of which recorded
+    champions promise most come first, then those of the highest rung.
 
-    Spaces of the same kernel file are one rung. Of these the one races that is for the dtype and
-    for no other features, and whose cases lie nearest.
+    Spaces with the same kernel file are one rung. Of these only one races: a space that has the
+    dtype and no additional features, and whose cases are nearest.
     """
     documents = dict(shipped_documents(ATTENTION))
     rungs: dict[str, list[SpaceAnswer]] = {}
@@ -268,7 +268,7 @@ def _fit(
 
 
 def require_cases(found: Sorted) -> None:
-    """Raises UsageError if no case goes anywhere."""
+    """Raises UsageError if no space can compute any case."""
     if not found.groups:
         first = max(found.unserved, key=lambda each: each.count)
         of = counted(len(found.unserved), "case")

@@ -45,9 +45,10 @@ from evotune.util.words import counted
 
 NO_CASES = f"the family {FAMILY} needs cases: --cases FILE (`evotune record` writes one)"
 RACING = 0.15
-"""The share of a group's budget that its contenders race for."""
+"""The share of a group's budget that is spent on the race."""
 GOING_ON = 0.25
-"""The share that the better ones get after that, if there are several."""
+"""The share of a group's budget that the better contenders get after the race, if there are
+several."""
 _HANDFUL = 4  # trials that each contender gets at least: near champions, the default, another
 _TRIALS_OF_A_RACE = 8  # if only minutes limit the family
 _MOST_FINALISTS = 3
@@ -63,10 +64,10 @@ _STARTING_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FamilyRequest:
-    """A user's wish for a family's run.
+    """A request for a family's run.
 
-    - `budget`: of all groups together.
-    - `options`: further options of each run: seed, strategy, lookahead, racing, speedup,
+    - `budget`: the budget of all groups together.
+    - `options`: other options of each run: seed, strategy, lookahead, racing, speedup,
       no_improvement.
     - `champions`: how many of a winner's trials to confirm.
     """
@@ -84,8 +85,8 @@ Say = Callable[[str], None]
 
 
 def start_family(request: FamilyRequest, observing: Observing, say: Say) -> RunFolder:
-    """A new family's run, to its end. Everything that can be refused is refused before it has a
-    folder.
+    """Makes a new family's run and runs it to its end. Everything that can be refused is refused
+    before the family has a folder.
 
     Raises SpaceError for a mistake in the cases, UsageError if no space can compute any of them or
     the budget is too small. Raises KeyboardInterrupt if the user ended it: `resume_family`
@@ -148,7 +149,7 @@ def resume_family(
 
 
 def set_budget(family: Family, budget: FamilyBudget) -> None:
-    """Raises UsageError if a group would get no trial."""
+    """Sets the family's budget. Raises UsageError if a group would get no trial."""
     count = len(family.groups)
     if budget.trials is not None and budget.trials < count:
         groups = counted(count, "group")
@@ -176,7 +177,7 @@ def trial_shares(family: Family) -> dict[str, int | None]:
 
 
 def where_cases_go(family: Family) -> Iterator[str]:
-    """A line for each group, and one for each case that goes nowhere."""
+    """A line for each group, and one for each case that no space can compute."""
     for group in family.groups:
         spaces = ", ".join(each.space for each in group.contenders)
         yield f"{group.name}: {spaces}"
@@ -326,10 +327,11 @@ class _Plan:
 
 
 class Races:
-    """The races of groups whose runs lie in one folder.
+    """Runs the races of groups whose runs lie in one folder.
 
-    - `races`: what was decided so far, by the group's name; `keep` is called after each decision.
-    - `facts`: more facts for the store of each run.
+    - `races`: the decisions so far, by the group's name.
+    - `keep`: is called after each decision.
+    - `facts`: additional facts for the store of each run.
     """
 
     def __init__(
@@ -364,8 +366,8 @@ class Races:
         seconds: float | None,
         options: Mapping[str, Json],
     ) -> None:
-        """The race of a group to its end. `trials` and `seconds`: its budget; `options`: further
-        ones of each run. Raises KeyboardInterrupt if the user ended it."""
+        """Runs the race of a group to its end. `trials` and `seconds`: its budget. `options`:
+        additional options of each run. Raises KeyboardInterrupt if the user ended it."""
         race = self._races.setdefault(group.name, Race())
         if race.done:
             return

@@ -1,7 +1,8 @@
-"""A portfolio of the family `attention`: for each case that is searched the able spaces race.
+"""A portfolio of the family `attention`. For each searched case the spaces that can compute it
+race.
 
-The decisions of the races are in `RUNS/portfolio/races.json`; the winner's run is the search of
-the case.
+The decisions of the races are in `RUNS/portfolio/races.json`; the winner's run is the search of the
+case.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ _FILE = "races.json"
 class FamilyCases:
     """The cases of a family's portfolio, which have one problem and one dtype.
 
-    - `setup`: of the space that races first for the heaviest case, under the family's name: what
-      the portfolio takes from it, the problem and the device, is the same in all of them.
-    - `kept`: the cases; `groups`: the group of each, by its label.
+    - `setup`: the setup of the space that races first for the heaviest case, under the family's
+      name. The portfolio needs only the problem and the device from it, which are the same in all
+      spaces.
+    - `kept`: the cases.
+    - `groups`: the group of each case, by the case's label.
     - `skipped`: which cases are left out, and why, in words.
     """
 
@@ -56,7 +59,7 @@ class FamilyCases:
     skipped: str
 
     def digest(self) -> str:
-        """Of the files of all spaces that race."""
+        """A digest of the files of all spaces that race."""
         found = hashlib.sha256()
         names = {c.space for group in self.groups.values() for c in group.contenders}
         for name in sorted(names):
@@ -147,7 +150,7 @@ class FamilySearches(CaseSearches):
         warm_start: str | None,
         observing: Observing,
     ) -> None:
-        """The race for a case, or what is left of it. Each search begins with recorded champions,
+        """Runs the race for a case, or the rest of it. Each search begins with recorded champions,
         not with `warm_start`."""
         family = self._family
         if label not in family.budgets:

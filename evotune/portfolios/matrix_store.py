@@ -1,10 +1,10 @@
-"""The measured cells of a portfolio, champions x cases, stored in its folder as a run stores
+"""Stores the measured cells of a portfolio (champions x cases) in its folder, as a run stores
 trials.
 
 RUNS/portfolio/matrix.sqlite   facts, and an outcome for each cell: checked and durable as a run's
 RUNS/portfolio/lock            held by the process that works on the portfolio
 
-The facts include what the user asked for (`PortfolioRequest`), so that it can be resumed.
+The facts include the user's request (`PortfolioRequest`), so that the portfolio can be resumed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from evotune.trial import Configuration, Json, Outcome, Trial
 FOLDER = "portfolio"
 _FILE = "matrix.sqlite"
 VARIANT = "variant "
-"""Begins the `case` of an outcome that is no cell, but a confirmation on another variant."""
+"""The prefix of `case` for an outcome that is not a cell but a confirmation on another variant."""
 SIZES = "sizes "
-"""Begins the `case` of an outcome that is no cell, but launches at sizes that a rule serves."""
+"""The prefix of `case` for an outcome that is not a cell but the launches at sizes that a rule
+serves."""
 
 
 class Cell(NamedTuple):
-    """A champion, which is trial `trial` of `run`, on a case."""
+    """One champion on one case. The champion is trial `trial` of `run`."""
 
     case: str
     run: str
@@ -46,7 +47,7 @@ class Cell(NamedTuple):
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is a champion on a case, and not an additional check of a champion."""
+        """Whether the cell is a timed case, and not an additional check of a champion."""
         return not self.case.startswith((VARIANT, SIZES))
 
 
@@ -65,7 +66,8 @@ class Matrix:
             self._next = trial.number + 1
 
     def add(self, cell: Cell, outcome: Outcome, finished_s: float) -> None:
-        """Keeps an outcome: once this returns, it survives the end of the process."""
+        """Stores an outcome. Once this method has returned, the outcome survives the death of the
+        process."""
         self.store.append(Trial(self._next, Configuration(cell._asdict()), outcome), finished_s)
         self.cells[cell] = outcome
         self._next += 1
@@ -114,9 +116,11 @@ BATCH_HEADS = "batch_heads"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A kernel on a case: the baseline's time / its time, and the lower end of the interval.
+    """The score of a kernel on a case: the baseline's time / the kernel's time, and the lower end
+    of its interval.
 
-    `won`: a package may serve the case with it. A kernel that the gate refused there has speedup 0.
+    `won`: whether a package may serve the case with the kernel. The speedup is 0 if the gate
+    refused the kernel on this case.
     """
 
     speedup: float
@@ -129,8 +133,8 @@ REFUSED = Score(0.0, 0.0, won=False)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A case. `scores` are by kernel; None if the kernel cannot run it at all, so that a package
-    never tries."""
+    """A case with the kernels' `scores`; None for a kernel that cannot run the case, so that a
+    package never tries it."""
 
     label: str
     weight: float
@@ -139,7 +143,7 @@ class Point:
     scores: tuple[Score | None, ...] = ()
 
     def gain(self, kernel: int) -> float:
-        """ln of the speedup over PyTorch that a package reaches if it has this kernel."""
+        """ln of the speedup over PyTorch that a package with this kernel reaches on the case."""
         score = self.scores[kernel]
         return math.log(score.speedup) if score is not None and score.won else 0.0
 
@@ -182,8 +186,8 @@ OTHER_BINARY = 64.0
 
 
 def independent_features(points: Sequence[Point]) -> Iterator[str]:
-    """The features without those that equal an earlier one in every case, as both lengths do in
-    self-attention."""
+    """The names of the features, without those that equal an earlier one in every case. In
+    self-attention both lengths are equal, for example."""
     kept: list[str] = []
     for name in points[0].features:
         column = [point.features[name] for point in points]
@@ -194,12 +198,12 @@ def independent_features(points: Sequence[Point]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PortfolioRequest:
-    """A user's wish.
+    """A request for a portfolio.
 
     - `most_kernels`: the largest number of kernels to keep.
     - `held_out`: the share of the cases that judges the rule, and that no search sees.
-    - `trials`: of all searches together; None: each has the space's own budget.
-    - `minutes`: of the whole portfolio, over all times it was worked on.
+    - `trials`: the total of all searches; with None each search has the space's own budget.
+    - `minutes`: the limit on the whole portfolio, over all parts of the work.
     """
 
     space: str

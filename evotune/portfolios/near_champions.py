@@ -32,7 +32,7 @@ class RecordedCase(msgspec.Struct, frozen=True):
 
 
 class RecordedChampion(msgspec.Struct, frozen=True):
-    """A configuration, and the cases that it was the best for."""
+    """A configuration, and the cases for which it was the best."""
 
     configuration: Mapping[str, Value]
     cases: tuple[RecordedCase, ...]
@@ -40,7 +40,7 @@ class RecordedChampion(msgspec.Struct, frozen=True):
 
 @functools.cache
 def recorded_champions() -> Mapping[str, tuple[RecordedChampion, ...]]:
-    """By the name of the space."""
+    """The recorded champions, by the name of the space."""
     folder = next(iter(shipped_spaces().values())).parent
     content = (folder / TABLE).read_bytes()
     return msgspec.json.decode(content, type=dict[str, tuple[RecordedChampion, ...]])
@@ -48,8 +48,8 @@ def recorded_champions() -> Mapping[str, tuple[RecordedChampion, ...]]:
 
 def nearest_starts(space: str, problem: Problem, point: Point) -> list[Mapping[str, Value]]:
     """The configurations of the recorded champions of the space's rung whose cases are nearest to
-    the point, at most two; none for a rung without a recorded champion. A rung is the spaces of one
-    kernel file, so a configuration may have values that this space has not."""
+    the point, at most two; none for a rung without a recorded champion. A rung consists of the
+    spaces of one kernel file, so a configuration may have values that this space lacks."""
     ranked = sorted(
         (each for name in _rung(space) for each in recorded_champions().get(name, ())),
         key=lambda each: min(_away(problem, point, near) for near in each.cases),
@@ -58,8 +58,8 @@ def nearest_starts(space: str, problem: Problem, point: Point) -> list[Mapping[s
 
 
 def distance_from(space: str, problem: Problem, point: Point) -> float:
-    """How far the point is from the nearest case that the space was written for, or that a recorded
-    champion of it has."""
+    """The distance of the point to the nearest case in the space's file, or to the nearest case of
+    a recorded champion of the space."""
     document = dict(shipped_documents(ATTENTION))[space]
     spec = document.problem
     assert spec is not None, "spaces of attention have a problem"
@@ -71,9 +71,9 @@ def distance_from(space: str, problem: Problem, point: Point) -> float:
 
 
 def expected_speedup(space: str, problem: Problem, point: Point) -> float:
-    """What the recorded champions of the space's rung reach in the nearest case. It only orders the
-    spaces, for budgets that are too small for all of them. 1 if no case is near, and for a case
-    that is lost by less than a factor of 2, as another device may win it."""
+    """The speedup of the recorded champions of the space's rung in the nearest case. It only orders
+    the spaces, for budgets that are too small for all of them. It is 1 if no case is near, and for
+    a case that is lost by less than a factor of 2, because another device may win it."""
     known = [
         near
         for name in _rung(space)

@@ -1,4 +1,5 @@
-"""`portfolio.json`: the kernels of a portfolio, the rule that serves cases with them, the figures.
+"""Writes and reads `portfolio.json`: the kernels of a portfolio, the rule that serves cases with
+them, the figures.
 
 The matrix keeps the SHA-256 of the file, so a changed file is refused.
 """
@@ -40,7 +41,8 @@ class PortfolioCase(msgspec.Struct, frozen=True):
 
 
 class PortfolioKernel(msgspec.Struct, frozen=True):
-    """A champion that the rule names. `domain`: of its confirmation, and of the matrix."""
+    """A champion that the rule names. `domain`: its domain from its confirmation and from the
+    matrix."""
 
     run: str
     trial: int
@@ -49,7 +51,8 @@ class PortfolioKernel(msgspec.Struct, frozen=True):
 
 
 class CellRow(msgspec.Struct, frozen=True):
-    """A champion on a case. `outcome`: ok, or how the gate refused it; then it is not served."""
+    """A champion on a case. `outcome`: ok, or how the gate refused the champion, which then does
+    not serve the case."""
 
     case: str
     run: str
@@ -64,10 +67,10 @@ class CellRow(msgspec.Struct, frozen=True):
 
 
 class Portfolio(msgspec.Struct, frozen=True):
-    """The result.
+    """A finished portfolio.
 
-    - `kernels`: the rule's regions name them by their number here.
-    - `rule`: the first region that holds a case decides; PyTorch serves all other cases.
+    - `kernels`: the rule's regions refer to them by their index in this list.
+    - `rule`: the first region that contains a case decides; PyTorch serves all other cases.
     - `alone`: the number of regions of single cases; they come first in `rule`.
     - `cuts`: parts of the rule that held-out and drawn cases showed to lose; they are not in
       `rule`.
@@ -116,7 +119,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def to_json(found: Portfolio) -> bytes:
-    """The text of the file."""
+    """The content of `portfolio.json`."""
     return msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
 
 
@@ -127,7 +130,7 @@ def _plain(value: object) -> object:
 
 
 def portfolio_folder(named: Path) -> Path | None:
-    """The folder of the portfolio that a user names by itself or by its file; None for neither."""
+    """The folder of a portfolio, if `named` is such a folder or its `portfolio.json`; else None."""
     folder = named.parent if named.name == FILE else named
     return folder if has_portfolio(folder) else None
 
@@ -135,9 +138,9 @@ def portfolio_folder(named: Path) -> Path | None:
 def read_portfolio(
     runs_dir: Path,
 ) -> tuple[Portfolio, Mapping[Cell, Measurement], Sequence[tuple[Cell, Outcome]]]:
-    """The result, the figures of the cells that were timed, and the outcomes of the additional
-    checks of champions: on other variants, and at served sizes. Raises UsageError for a portfolio
-    that is not finished, StoreError for a file that was changed."""
+    """The portfolio, the measurements of the timed cells, and the outcomes of the additional checks
+    of champions: on other variants, and at served sizes. Raises UsageError for a portfolio that is
+    not finished, and StoreError for a file that was changed."""
     path = runs_dir / FILE
     try:
         content = read_regular(path, _MOST_BYTES)
@@ -213,7 +216,8 @@ def rule_rows(found: Portfolio) -> Rows:
 
 
 def kernel_rows(found: Portfolio) -> Rows:
-    """The kernels; of the second and later ones the parameters that differ from the first."""
+    """The kernels as rows of a table. The second and later ones show only the parameters that
+    differ from the first."""
     rows: Rows = []
     for number, kernel in enumerate(found.kernels):
         first = found.kernels[0].configuration
@@ -238,7 +242,8 @@ def figure_rows(found: Portfolio) -> Rows:
 
 
 def group_words(found: Portfolio, name: str, words: str) -> str:
-    """Which cases, and by which part of the rule, if single cases come before it."""
+    """A name for a group of cases, which says by which part of the rule they are served if regions
+    of single cases come before it."""
     is_whole = name == "listed" or name.endswith("before")
     return words if is_whole or not found.alone else f"{words}; without single cases"
 
@@ -255,7 +260,7 @@ def _figures(figures: Figures) -> tuple[str, ...]:
 
 
 def remarks(found: Portfolio) -> Iterator[str]:
-    """Lines below the tables."""
+    """The remarks below the tables, a line each."""
     yield (
         "mean: of speedups over PyTorch (weighted geometric mean); of best: of speedup / that of "
         "the best champion measured there; worst: the least speedup"
@@ -271,7 +276,7 @@ def remarks(found: Portfolio) -> Iterator[str]:
 
 
 def markdown(found: Portfolio) -> str:
-    """The whole portfolio, with the speedup of each case."""
+    """The whole portfolio as Markdown, with the speedup of each case."""
     return "\n".join(_parts(found)) + "\n"
 
 

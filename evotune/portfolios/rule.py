@@ -1,16 +1,17 @@
-"""The rule as an ordered list of regions: which kernel serves a case. The first region decides.
+"""The rule, which says which kernel serves a case: an ordered list of regions, of which the first
+that contains the case decides.
 
 A rule is learnt from measured cases: small decision trees, whose leaves name a kernel or PyTorch.
-Cases with other fixed values (a head size, a mask) have a tree of their own, since no binary serves
+Cases with other fixed values (a head size, a mask) have a separate tree, because no binary serves
 both. A leaf names a kernel only if the kernel won every case of the leaf that it can run. Each such
 leaf costs a fixed share of the mean speedup, so a split must gain more than that, and the trees
 stay small. A greedy tree misses two splits of which neither gains anything alone: together they may
 cut out a lost case. So each tree is the best one of all trees over a grid of borders (`_Split`).
 Where sizes have more values than the grid, leaves are then divided again on a finer grid.
 
-A rule is judged by cases that it was not made of, and the cases that lose are cut out. They are the
-held-out cases of the list, and cases drawn between the measured ones. A drawn case that was not
-tried is cut out where a model of the kernel's speed expects a loss.
+A rule is judged by cases from which it was not made, and the cases that lose are cut out. The
+judging cases are the held-out cases of the list, and cases drawn between the measured ones. A drawn
+case that was not tried is cut out where a model of the kernel's speed expects a loss.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ Ends = tuple[int | float, int | float]
 
 
 class RuleRegion(msgspec.Struct, frozen=True):
-    """Cases for one kernel of the portfolio.
+    """A region of cases that one kernel of the portfolio serves.
 
-    - `fixed`: values that each of them has. `ranges`: the least and the greatest value of
-      quantities.
+    - `fixed`: values that each of the cases has.
+    - `ranges`: the least and the greatest value of quantities.
     - `shown`: the quantities that distinguish the regions of this rule; the others only state the
       kernel's domain.
     - `speedup_low`: the least lower end of the intervals of `cases`, which were measured.
@@ -61,7 +62,7 @@ class RuleRegion(msgspec.Struct, frozen=True):
     speedup_low: float
     cases: tuple[str, ...]
     exact: bool = False
-    """Whether it is a single measured case."""
+    """Whether the region is a single measured case."""
 
     def holds(self, point: Point) -> bool:
         place = point.place
@@ -71,7 +72,7 @@ class RuleRegion(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """`head_dim 64, causal, batch*heads 8 to 64, seq_len_q 128 to 724`."""
+        """The region in words: `head_dim 64, causal, batch*heads 8 to 64, seq_len_q 128 to 724`."""
         parts = [_fixed_words(n, value) for n, value in self.fixed.items() if n != "dtype"]
         for name in self.shown:
             low, high = self.ranges[name]
@@ -106,9 +107,9 @@ def kernel_at(regions: Sequence[RuleRegion], point: Point) -> int | None:
 def regions_of(
     leaves: Sequence[Leaf], domains: Mapping[int, Sequence[Region]], *, exact: bool = False
 ) -> list[RuleRegion]:
-    """The regions of the leaves that have a kernel, inside the domain of that kernel. Those of
-    the most cases come first; no two of them hold the same case. With `exact`, a region for
-    each measured case."""
+    """The regions of the leaves that have a kernel, inside the domain of that kernel. Regions with
+    the most cases come first; no two regions contain the same case. With `exact` there is a region
+    for each measured case."""
     twins = _twins([point for leaf in leaves for point in leaf.points])
     found = [
         region
@@ -218,7 +219,7 @@ def _have_equal_lengths(points: Sequence[Point]) -> bool:
 
 
 def cut(region: RuleRegion, lost: Point, measured: Sequence[Point]) -> RuleRegion | None:
-    """The region without the `lost` case: it ends before that, in the feature where it keeps most
+    """The region cut so that it ends before the `lost` case, in the feature in which it keeps most
     of its measured cases. None if it keeps none."""
     own = [point for point in measured if point.label in region.cases]
     best: tuple[float, RuleRegion] | None = None
@@ -260,9 +261,10 @@ _LEAF = round(0.0015 / _UNIT)
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The cases of a leaf and the best kernel for all of them; None: PyTorch serves them.
+    """The cases of a leaf of a tree, and the best kernel for all of them, or None if PyTorch serves
+    them.
 
-    `above`, `upto`: the bounds of features that the way to the leaf sets: above < feature <= upto.
+    `above`, `upto`: the bounds of features on the way to the leaf: above < feature <= upto.
     """
 
     kernel: int | None
@@ -367,9 +369,9 @@ _Numbers: TypeAlias = "tuple[int, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree for the points of these numbers.
+    """A tree over the points with these numbers.
 
-    - `kernel`: of a leaf, the row of its kernel; None for PyTorch.
+    - `kernel`: for a leaf, the row of its kernel; None for PyTorch.
     - `split`: a feature, the tree below the border and the tree above it; None for a leaf.
     """
 
@@ -415,10 +417,10 @@ class _Best(NamedTuple):
 class Grid:
     """The points in the cells of a grid.
 
-    - `sizes`: of the points, by feature.
+    - `sizes`: the sizes of the points, by feature.
     - `gains`, `lost`: a row for each kernel, a column for each point. A leaf names no kernel that
       lost one of its points.
-    - `price`: of a leaf with a kernel.
+    - `price`: the cost of a leaf with a kernel.
     """
 
     def __init__(
@@ -446,8 +448,8 @@ class Grid:
         self._best: dict[_Numbers, _Best] = {}
 
     def best_tree(self) -> Tree:
-        """The best tree on the grid. In a tie the smallest tree, then the one that begins with the
-        most even split.
+        """The best tree on the grid. In a tie it is the smallest tree, then the one that begins
+        with the most even split.
         """
         # The parts of a box come before it in this order.
         for extent in itertools.product(*(range(1, cells + 1) for cells in self._whole[1])):
@@ -455,7 +457,8 @@ class Grid:
         return self._tree(self._whole)
 
     def halved(self) -> Tree:
-        """The most even split, into leaves of PyTorch. Raises ValueError if there is no border."""
+        """A tree with the most even split, whose two leaves are PyTorch's. Raises ValueError if
+        there is no border."""
         halves = [
             (split, [self._inside(half) for half in split.halves(*self._whole)])
             for split in _splits(self._whole[1])
@@ -546,15 +549,16 @@ def _spread(values: Integers, count: int) -> Integers:
 
 
 Doubted = Callable[[RuleRegion], tuple[Point, float] | None]
-"""A case of a region where a loss is expected, and the expected speedup; None for no such case."""
+"""Returns a case of a region for which a loss is expected, and the expected speedup; None if there
+is none."""
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A region of the rule was cut, since its kernel lost `case`.
+    """A cut of a region of the rule, because its kernel lost `case`.
 
-    `before`, `after`: the region in words, before the cut and after it; "" for nothing left.
+    `before`, `after`: the region in words, before and after the cut; "" if nothing is left.
     `drawn`: whether the case was drawn between the measured ones; else it is a held-out case.
-    `predicted`: the case was not tried, and `speedup` is the model's.
+    `predicted`: whether the case was not tried, so that `speedup` is the model's.
     """
 
     case: str
@@ -575,9 +579,10 @@ class Cut(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """How a rule serves cases. Speedups are over PyTorch; a case that PyTorch serves counts as 1.
 
-    - `mean`: the weighted geometric mean of speedups. `of_best`: that of speedup / the speedup of
-      the best champion measured there.
-    - `worst`: the least speedup, of the case `worst_case`.
+    - `mean`: the weighted geometric mean of speedups.
+    - `of_best`: the weighted geometric mean of speedup / the speedup of the best champion measured
+      on the case.
+    - `worst`: the least speedup, which is that of the case `worst_case`.
     - `served`: the number of cases that a kernel serves.
     """
 
@@ -590,8 +595,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def held_out_labels(points: Sequence[Point], share: float, seed: int) -> set[str]:
-    """The cases that are held out to judge the rule. A case that is alone with its fixed values
-    stays in the search. Groups too small to hold out one case each are pooled."""
+    """The labels of the cases that are held out to judge the rule. A case that is the only one with
+    its fixed values is not held out. Groups that are too small to hold out one case each are
+    pooled."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(repr(sorted(point.place.fixed.items())), []).append(point)
@@ -641,7 +647,7 @@ def without_losses(
     *,
     drawn: bool = False,
 ) -> tuple[list[RuleRegion], list[Cut]]:
-    """The rule without the parts that a judging case shows to lose: it was not won there."""
+    """The rule without the parts in which a judging case was not won, and the cuts."""
     left, cuts = list(regions), []
     for point in judges:
         for number in reversed(range(len(left))):
@@ -659,8 +665,8 @@ def without_losses(
 def without_doubts(
     regions: Sequence[RuleRegion], doubted: Doubted, measured: Sequence[Point]
 ) -> tuple[list[RuleRegion], list[Cut]]:
-    """The rule without the parts where a loss is expected. A region has one cut, whose case is the
-    worst."""
+    """The rule without the parts in which a loss is expected, and the cuts: one for a region, at
+    its worst case."""
     left, cuts = [], []
     for region in regions:
         rest: RuleRegion | None = region

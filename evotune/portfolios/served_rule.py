@@ -1,9 +1,9 @@
-"""From a measured matrix to the finished portfolio: kernels, rule, judgement.
+"""Makes the finished portfolio from a measured matrix: kernels, rule, judgement.
 
-The kernels of a rule are launched at the sizes that the rule gives them. A run's confirmation
-executes the lengths near its own case. A rule reaches from one case of the list to the next, so its
-kernels are launched at the lengths between them too, before they serve one. The outcome is kept in
-the matrix, next to the cells.
+The kernels of a rule are launched at the sizes that they serve by the rule. A run's confirmation
+executes only the lengths near its own case, whereas a rule reaches from one case of the list to the
+next. So its kernels are launched at the lengths in between before they serve any of them. The
+outcome is stored in the matrix, next to the cells.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def learnt_rule(
     leaves: Sequence[Leaf],
     cases: Mapping[str, Case],
 ) -> list[RuleRegion]:
-    """The regions of the leaves, before any case judges them. `cases`: the given ones, by label."""
+    """The regions of the leaves, before cases judge them. `cases`: the given cases, by label."""
     chosen = {leaf.kernel for leaf in leaves if leaf.kernel is not None}
     regions = {number: _domain(matrix, champions[number], cases).regions for number in chosen}
     return regions_of(leaves, regions, exact=has_own_check(setup.planner.problem))
@@ -223,7 +223,8 @@ def _of_own(
 # to PyTorch, and others to a slower kernel. But a program has these cases, and each kernel was
 # measured on them. So the best kernel serves such a case, and no case near it.
 MOST: Final = 16
-"""The maximum number of regions, the greatest gains first, because people read the rule."""
+"""The most regions of single cases. Those with the greatest gains come first. It is limited because
+people read the rule."""
 
 
 class _Gain(NamedTuple):
@@ -238,8 +239,9 @@ def single_cases(
     points: Sequence[Point],
     domains: Mapping[int, Sequence[Region]],
 ) -> list[RuleRegion]:
-    """The regions that come before `regions`: of `points` that no kernel serves there, or a kernel
-    that is surely slower than another one. `domains`: those of the kernels that may serve."""
+    """The regions of single cases that come before `regions`: those of `points` that no kernel
+    serves by the regions, or that a kernel serves that is surely slower than another one.
+    `domains`: the domains of the kernels that may serve."""
     found = sorted(
         (gain for point in points for gain in _gain(regions, point, domains)),
         key=lambda gain: (-gain.value, gain.region.cases),
@@ -294,14 +296,15 @@ class SizeLaunches:
 
     @property
     def cell(self) -> Cell:
-        """Other regions or cases have another cell."""
+        """The cell of these launches. Other regions or cases have another cell."""
         asked = [[case.label for case in self.cases], msgspec.to_builtins(list(self.regions))]
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
         fixed = json.dumps(dict(self.fixed), sort_keys=True)
         return Cell(f"{SIZES}{digest} {fixed}", *self.champion.key)
 
     def missing(self, matrix: Matrix, *, has_time: bool) -> bool:
-        """Whether they are to be made: they were not, or there was no time for all and is now."""
+        """Whether the launches must be made: they were not made before, or there was no time for
+        all of them and there is time now."""
         known = matrix.cells.get(self.cell)
         return known is None or (CUT_SHORT in known.flags and has_time)
 
@@ -312,8 +315,8 @@ def rule_launches(
     rule: Sequence[RuleRegion],
     cases: Mapping[str, Case],
 ) -> Iterator[SizeLaunches]:
-    """The launches for the rule. `cases`: those of the list, by label. A region of a single case
-    needs none: the gate checked that case."""
+    """The launches for the rule. `cases`: the cases of the list, by label. A region of a single
+    case needs no launches, because the gate checked that case."""
     for number in sorted({region.kernel for region in rule}):
         champion = champions[number]
         domain = confirmed_domain(matrix, champion)
@@ -396,7 +399,8 @@ def launched_regions(matrix: Matrix, champion: Champion) -> list[Region]:
 
 
 def refused_variants(matrix: Matrix) -> set[Cell]:
-    """The variants on which a kernel is not confirmed: it failed there, or at a served size."""
+    """The variants on which a kernel is not confirmed because it failed on the variant, or at a
+    served size."""
     found = set()
     for cell, outcome in matrix.cells.items():
         if cell.case.startswith(VARIANT) and not outcome.ok:
@@ -416,8 +420,8 @@ def executed_rule(
     rule: Sequence[RuleRegion], points: Sequence[Point], domains: Mapping[int, Domain]
 ) -> list[RuleRegion]:
     """The executed parts of the regions, each with some of their cases, which are among the
-    `points`. A case that lies in no part is left out. A region of a single case stays as it is,
-    since the gate checked that case. So does one whose kernel has no executed lengths, because an
+    `points`. A case that lies in no part is left out. A region of a single case is not changed,
+    because the gate checked that case. Nor is one whose kernel has no executed lengths because an
     older evotune confirmed it."""
     found: list[RuleRegion] = []
     for region in rule:
@@ -430,8 +434,8 @@ def executed_rule(
 
 
 def known_region(region: RuleRegion | Region, domain: Domain) -> Region:
-    """What the kernel with this domain has executed with the fixed values of the region, by all its
-    binaries together."""
+    """The region that a kernel with this domain has executed with the fixed values of `region`,
+    with all its binaries together."""
     own = [each for each in domain.regions if each.fixed == region.fixed]
     lengths = [each.executed for each in own if each.executed is not None]
     return Region(
@@ -496,7 +500,7 @@ def is_confirmed(matrix: Matrix, champion: Champion, fixed: Mapping[str, Value])
 def variants_needed(
     matrix: Matrix, champions: Sequence[Champion], leaves: Sequence[Leaf], cases: Mapping[str, Case]
 ) -> Iterator[tuple[int, Case]]:
-    """The confirmations that are missing: a kernel by its number, and a case to confirm it on.
+    """The missing confirmations: a kernel by its number, and a case on which to confirm it.
 
     A kernel must be confirmed with the fixed values of every case of its leaves that it can run.
     For each kernel and each set of fixed values the case is the one of the list (`cases`, by label)
@@ -528,7 +532,8 @@ def confirm_variant(
     elapsed_s: Callable[[], float],
     open_executor: OpenExecutor,
 ) -> Outcome:
-    """All checks of a confirmation, with the case in place of those that the run was tuned for."""
+    """Runs all checks of a confirmation, with the case in place of those for which the run was
+    tuned."""
     other = champion.run.with_cases([given])
     proposal = other.planner.proposal(champion.number, champion.configuration, confirm=True)
     with open_executor(dataclasses.replace(champion, run=other)) as executor:
@@ -540,8 +545,8 @@ def confirm_variant(
 
 
 def confirmed_domain(matrix: Matrix, champion: Champion) -> Domain:
-    """The champion's domain in which random shapes were tested, from its own confirmation and those
-    on other variants."""
+    """The champion's domain in which random shapes were tested, from its own confirmation and from
+    those on other variants."""
     regions = [region for region in champion.domain.regions if is_tuned(champion, region.fixed)]
     for region in champion.domain.regions:
         outcome = matrix.cells.get(variant_cell(champion, region.fixed))

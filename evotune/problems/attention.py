@@ -48,18 +48,20 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "v": ("batch", "kv_heads", "seq_len_k", "value_dim"),
     "out": ("batch", "heads", "seq_len_q", "value_dim"),
 }
-"""The sizes of each tensor that every case has, outermost dimension first."""
+"""The names of each tensor's sizes, outermost dimension first, for the tensors of every case."""
 OPTIONAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "alibi_slopes": ("alibi", ("heads",)),
     "sinks": ("sinks", ("heads",)),
     "lse": ("lse", ("batch", "heads", "seq_len_q")),
 }
-"""Tensors in float32 that a case has with a feature, the symbol of the feature, and their sizes."""
+"""float32 tensors that only cases with a feature have: the symbol of the feature, and the names of
+their sizes."""
 _EDGE_LAYOUTS = ("blhd", "mixed", "packed_qkv", "mixed", layouts.DEFAULT)
 _RANDOM_LAYOUTS = (*layouts.LAYOUTS, "mixed")
 _FAR_EVERY = 4
 """After this many random shapes comes a far one, until there are no more."""
 _LONG = 1200  # from this length on, one key hardly shows on normal inputs
+_FEW_ROWS = 24
 
 
 class Attention:
@@ -144,8 +146,8 @@ class Attention:
         return 2 * s["batch"] * s["heads"] * visible * (s["head_dim"] + s["value_dim"])
 
     def bytes_moved(self, case: Case) -> int:
-        """The bytes that a kernel must at least move. Keys that a window hides from every row are
-        not counted.
+        """The least number of bytes that a kernel must move. Keys that a window hides from every
+        row are not counted.
         """
         mine = Features.of(case)
         found = sum(spec.nbytes for spec in self.tensors(case))
@@ -156,12 +158,13 @@ class Attention:
         return found
 
     def count_exponentials(self, case: Case) -> int:
-        """One for each visible score: `evotune explain` counts them as work."""
+        """The number of exponentials: one for each visible score. `evotune explain` counts them as
+        work."""
         s = case.symbols
         return self.flops(case) // (2 * (int(s["head_dim"]) + int(s["value_dim"])))
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """`edge_shapes` with the case's head_dim and mask; all but one have its scale too."""
+        """The `edge_shapes` with the case's head_dim and mask; all but one have its scale too."""
         mine, sizes = Features.of(case), _kept_sizes(case, kept)
         shapes = edge_shapes(
             causal=features.hides_late_keys(case),
@@ -175,7 +178,8 @@ class Attention:
         ]
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The shape without a mask, and causal. A window to the right excludes a causal mask."""
+        """The case's shape without a mask and with a causal mask. A window to the right excludes a
+        causal mask."""
         mine = Features.of(case)
         if mine.window_right >= 0:
             return [case]
@@ -189,17 +193,29 @@ class Attention:
         return [self.case(shape, {"causal": causal}) for causal in (False, True)]
 
     def other_layouts(self, case: Case) -> Sequence[Case]:
-        """Contiguous, and as a projection leaves tensors."""
+        """The case with contiguous tensors, and with tensors in the layout that a projection
+        produces."""
         others = {layouts.DEFAULT, "blhd"} - {case.symbols["layout"]}
         return [_laid_out(case.symbols, other) for other in sorted(others)]
 
     def odd_layout(self, case: Case) -> Case:
         return _laid_out(case.symbols, "mixed")
 
+    def other_masks(self, case: Case, kept: Collection[str]) -> Sequence[Case]:
+        group = int(case.symbols["heads"]) // int(case.symbols["kv_heads"])
+        rows = int(case.symbols["seq_len_q"])
+        if not features.hides_late_keys(case):  # a row sees all keys
+            rows = min(rows, _FEW_ROWS)
+        sizes = {"batch": 2, "heads": 2 * group, "kv_heads": 2, "seq_len_q": rows}
+        sizes |= {"seq_len_k": int(case.symbols["seq_len_k"]), **_kept_sizes(case, kept)}
+        layout = str(case.symbols["layout"])
+        others = Features.of(case).mask.others(kept)
+        return [self._like(case, {**sizes, **told}, kept, layout) for told in others]
+
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """`random_shapes`, alternating over the groups of cases with the same kept symbols."""
+        """The `random_shapes`, alternating over the groups of cases with equal kept symbols."""
         rng, of_layouts = random.Random(seed), random.Random(f"layouts {seed}")
         of_features = random.Random(f"features {seed}")
         longest = max(int(c.symbols[n]) for c in cases for n in ("seq_len_q", "seq_len_k"))
@@ -246,8 +262,8 @@ class Attention:
         return drawn_once(key_of("attention", seed, longest, causal, scale, sizes, *own), draw)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One kind, alternating; for a long case the needle, because other kinds hardly reveal one
-        key."""
+        """One kind of inputs, in turn. For a long case it is `needle`, because other kinds hardly
+        show an error of one key."""
         longest = max(int(case.symbols[name]) for name in ("seq_len_q", "seq_len_k"))
         if longest > _LONG:
             return ("needle",)
@@ -305,11 +321,12 @@ class Attention:
                 "elements": max(spec.span for spec in self.tensors(case)),
             },
             CONTIGUOUS if layout == layouts.DEFAULT else layout,
+            mine.mask.broadcast(case.symbols),
         )
 
     @staticmethod
     def is_plain(case: Case) -> bool:
-        """Whether the case says nothing beyond the arguments of SDPA."""
+        """Whether SDPA's own arguments describe the whole case."""
         return not Features.of(case).any and case.symbols["value_dim"] == case.symbols["head_dim"]
 
     def _like(
@@ -330,7 +347,7 @@ class Attention:
         return made if layout == layouts.DEFAULT else _laid_out(made.symbols, layout)
 
     def parts(self, case: Case, touched: Sequence[tuple[str, int, int]]) -> Parts | None:
-        """Heads of keys with the heads of queries that use them; see `HasParts`."""
+        """See `HasParts`. The parts are heads of keys, with the heads of queries that use them."""
         found = heads_touched(_integers(case), touched)
         if not self.is_plain(case) or not found:
             return None
@@ -350,7 +367,7 @@ class Attention:
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
     ) -> tuple[int, torch.Tensor] | None:
-        """Nothing: none of the tensors has lengths or indices."""
+        """Always None: no tensor has lengths or indices."""
         return None
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
@@ -441,7 +458,7 @@ def _integers(case: Case) -> dict[str, int]:
 
 
 Heads: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Pairs of a batch and a head of keys."""
+"""Heads, each as a pair of a batch and a head of keys."""
 
 
 def heads_touched(sizes: Mapping[str, int], touched: Sequence[tuple[str, int, int]]) -> Heads:

@@ -30,7 +30,8 @@ KEYS = ("mask", "mask_batch", "mask_heads", "mask_rows", "mask_dtype")
 """The names that a shape or a variant may give."""
 NONE, PADDING, BOOL, BIAS = "none", "padding", "bool", "bias"
 STRIDES = tuple(f"{TENSOR}_stride_{dimension}" for dimension in ("batch", "head", "row"))
-_SIZES = {"mask_batch": "batch", "mask_heads": "heads", "mask_rows": "seq_len_q"}
+SIZES = {"mask_batch": "batch", "mask_heads": "heads", "mask_rows": "seq_len_q"}
+"""The sizes of the tensor except the last one, and what each is if the mask is not broadcast."""
 _GAPS = {"packed_qkv": 16, "mixed": 24}
 """Elements between the rows of a mask: it is a part of one for longer sequences."""
 _FULL = 0
@@ -43,12 +44,14 @@ _EDGE_SHAPES = (
     {"batch": 3, "heads": 4, "kv_heads": 2, "seq_len_q": 33, "seq_len_k": 200},
     {"batch": 4, "heads": 2, "kv_heads": 2, "seq_len_q": 70, "seq_len_k": 131},
     {"batch": 2, "heads": 3, "kv_heads": 3, "seq_len_q": 5, "seq_len_k": 1},
-    {"batch": 5, "heads": 1, "kv_heads": 1, "seq_len_q": 64, "seq_len_k": 256},
+    {"batch": 3, "heads": 2, "kv_heads": 2, "seq_len_q": 64, "seq_len_k": 256},
     {"batch": 2, "heads": 6, "kv_heads": 2, "seq_len_q": 131, "seq_len_k": 65},
-    {"batch": 1, "heads": 2, "kv_heads": 1, "seq_len_q": 300, "seq_len_k": 300},
+    {"batch": 2, "heads": 2, "kv_heads": 1, "seq_len_q": 200, "seq_len_k": 300},
+    {"batch": 2, "heads": 2, "kv_heads": 2, "seq_len_q": 33, "seq_len_k": 96},
+    {"batch": 2, "heads": 4, "kv_heads": 4, "seq_len_q": 17, "seq_len_k": 50},
 )
-"""Several batches, heads and rows, so that each way of broadcasting shows; keys in whole blocks and
-with a rest."""
+"""One for each way of broadcasting, with several batches, heads and rows, so that a wrong way
+shows; keys in whole blocks and with a rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Mask:
             return cls._none(told)
         batch, heads, rows = (
             _size(told, name, sizes[size], one=kind == PADDING and name != "mask_batch")
-            for name, size in _SIZES.items()
+            for name, size in SIZES.items()
         )
         return cls(str(kind), batch, heads, rows, _bias_dtype(told, str(kind), dtype))
 
@@ -87,7 +90,7 @@ class Mask:
 
     @classmethod
     def of(cls, symbols: Mapping[str, Value]) -> Mask:
-        batch, heads, rows = (int(symbols[name]) for name in _SIZES)
+        batch, heads, rows = (int(symbols[name]) for name in SIZES)
         return cls(str(symbols["mask"]), batch, heads, rows, str(symbols["mask_dtype"]))
 
     def __bool__(self) -> bool:
@@ -99,7 +102,7 @@ class Mask:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        return dict(zip(_SIZES, (self.batch, self.heads, self.rows), strict=True))
+        return dict(zip(SIZES, (self.batch, self.heads, self.rows), strict=True))
 
     def symbols(self) -> dict[str, Value]:
         """All names by which kernels and expressions know the mask, but for its strides."""
@@ -128,6 +131,16 @@ class Mask:
             return ""
         sizes = "x".join(map(str, self._sizes.values()))
         return f",{self.kind}={sizes}" + (f":{self.dtype}" if self.is_bias else "")
+
+    def broadcast(self, symbols: Mapping[str, Value]) -> str:
+        """How the mask of a case with these symbols is broadcast, as in `Place.mask_sizes`."""
+        if not self:
+            return ""
+        whole = {size: int(symbols[name]) for size, name in SIZES.items()}
+        return " ".join(
+            "-" if whole[name] == 1 else "1" if size == 1 else name.removeprefix("mask_")
+            for name, size in self._sizes.items()
+        )
 
     def kept(self) -> dict[str, Value]:
         """What every test of a case has, as symbols of its domain."""
@@ -162,6 +175,11 @@ class Mask:
         for number, sizes in enumerate(_EDGE_SHAPES):
             yield {**sizes, **_as_told(patterns[number % len(patterns)])}
 
+    def others(self, kept: Collection[str]) -> Iterator[dict[str, Value]]:
+        """The other ways of broadcasting that a kernel can take."""
+        own = tuple(1 if size == 1 else _FULL for size in self._sizes.values())
+        return (_as_told(each) for each in self._patterns(kept) if self and each != own)
+
     def drawn(self, rng: random.Random, kept: Collection[str]) -> dict[str, Value]:
         """Another way of broadcasting, for a random test."""
         return _as_told(rng.choice(self._patterns(kept))) if self else {}
@@ -173,7 +191,7 @@ class Mask:
 
     def _patterns(self, kept: Collection[str]) -> Sequence[tuple[int, int, int]]:
         """The ways of broadcasting that a kernel can take: all where it is told the strides."""
-        if {"layout", *_SIZES} & set(kept):
+        if {"layout", *SIZES} & set(kept):
             own = [1 if size == 1 else _FULL for size in self._sizes.values()]
             return [(own[0], own[1], own[2])]
         return [each for each in _PATTERNS if self.kind != PADDING or each[1:] == (1, 1)]
@@ -186,11 +204,11 @@ def called(shape: Sequence[int], told: Mapping[str, Value]) -> dict[str, Value]:
     """What a case says, `told`, with a mask of a call's sizes."""
     if len(shape) != 4:
         raise ValueError(f"expected {TENSOR} of four dimensions: batch, heads, rows, keys")
-    return {**told, **dict(zip(_SIZES, shape[:3], strict=True))}
+    return {**told, **dict(zip(SIZES, shape[:3], strict=True))}
 
 
 def _as_told(pattern: Sequence[int]) -> dict[str, Value]:
-    return dict(zip(_SIZES, pattern, strict=True))
+    return dict(zip(SIZES, pattern, strict=True))
 
 
 def _size(told: Mapping[str, Value], name: str, full: int, *, one: bool) -> int:

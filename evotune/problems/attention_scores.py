@@ -25,7 +25,7 @@ _FEW = 8.0
 
 @dataclass(frozen=True)
 class Scores:
-    """The changes that the features of one case make to its scores. `inputs` are the case's."""
+    """Computes how the features of a case change its scores. `inputs`: the case's inputs."""
 
     case: Case
     inputs: Tensors

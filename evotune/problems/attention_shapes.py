@@ -1,6 +1,7 @@
 """Shapes on which attention is checked in addition to the shapes of a space.
 
-A shape here has no head size, since a binary is made for one head size; `scale` is the softmax's.
+These shapes have no head size, because a binary is made for one head size. `scale` is the
+softmax's.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def random_shapes(
     usual_scale: float,
     kept: Mapping[str, int],
 ) -> Iterator[Shape]:
-    """Shapes without end. About the first hundred meet every pair of classes of sizes that makes
-    sense (`_classes`). Every third one, until these are used up, is one of the `own` shapes with
-    one size changed, or large. Every second shape has another scale than the usual one.
+    """An endless iterator over shapes. About the first hundred meet every pair of classes of sizes
+    that makes sense (`_classes`). Until the `own` shapes are used up, every third shape is one of
+    these with one size changed, or large. Every second shape has an unusual scale.
 
     `own` are the sizes of the space's cases, `longest` is the largest length of all; `kept` are
     sizes that no shape may change.
@@ -117,7 +118,7 @@ def far_shapes(
 
 
 def keeping(shape: Shape, kept: Mapping[str, int]) -> Shape:
-    """The shape with the kept sizes; `seq_len` stands for both lengths."""
+    """The shape with its sizes replaced by the kept ones. `seq_len` stands for both lengths."""
     if "seq_len" in shape:
         both = shape.pop("seq_len")
         shape |= {"seq_len_q": both, "seq_len_k": both}
@@ -403,14 +404,14 @@ LAYOUTS: Mapping[str, str] = {
 }
 TENSORS = ("q", "k", "v", "out")
 FAR = tuple(f"far_{tensor}" for tensor in TENSORS)
-"""Further layouts, for tests: the batches (or, of one batch, the heads) of one tensor lie more than
-2^31 elements apart."""
+"""Additional layouts for tests. In each the batches of one tensor (its heads if there is one batch)
+are more than 2^31 elements apart."""
 DIMENSIONS = ("batch", "head", "row")
 _GAP = 8
 """Gaps of `mixed` are multiples of this many elements, so that rows stay aligned to 16 bytes."""
 
 Strides = tuple[int, int, int]
-"""From one batch, head and row to the next."""
+"""The strides from one batch, head and row to the next."""
 
 
 def symbols_of(tensor: str) -> tuple[str, ...]:

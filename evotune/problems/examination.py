@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from evotune.errors import ProblemMistake
-from evotune.problems.problem import Case, Problem, Tensors
+from evotune.problems.problem import Case, Problem, Tensors, comparable, is_rounded
 from evotune.problems.user import UserProblem
+from evotune.problems.written import STRUCTURED
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +23,8 @@ _QUICK = (1 << 27, 1 << 22)  # operations and bytes
 
 
 def tiny_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
-    """The smallest of the given cases and their edge cases. If possible not all its extents are 1:
-    then a wrong shape would look like the right one."""
+    """The smallest of the given cases and their edge cases. If possible some extent is not 1,
+    because with only ones a wrong shape would look like the right one."""
     known = [*cases, *(edge for case in cases for edge in problem.edge_cases(case))]
 
     def rank(case: Case) -> tuple[bool, int]:
@@ -44,13 +45,14 @@ def smallest_case(problem: UserProblem, cases: Sequence[Case]) -> Case | None:
 
 
 def baselines_of(problem: UserProblem, case: Case) -> tuple[str, ...]:
-    """The names of the baselines on a CPU. None of them is called."""
+    """The names of the baselines on a CPU. Calls none of them."""
     return tuple(problem.baselines(case, problem.make_inputs(case, "normal", 0, "cpu")))
 
 
 def ordinary_case(problem: UserProblem, cases: Sequence[Case]) -> Case:
-    """The largest of the given cases and their edge cases that computes in a moment; the tiny one
-    if none does. Among its many elements a few that differ by chance will show."""
+    """The largest of the given cases and their edge cases that computes in a moment; the tiny case
+    if none does. With many elements it shows a method whose results differ in only a few of them.
+    """
     known = [*cases, *(edge for case in cases for edge in problem.edge_cases(case))]
     quick = [
         c for c in known if problem.flops(c) <= _QUICK[0] and problem.bytes_moved(c) <= _QUICK[1]
@@ -79,8 +81,14 @@ def examine(
     problem.written.check_finite(method, reference, case.label)
     for kind in problem.input_kinds:
         problem.make_inputs(case, kind, 0, device)
+    if problem.has_same:
+        from evotune.problems.accepted_answers import check_same
+
+        check_same(problem, ordinary or case, device)
     with contextlib.suppress(*(() if timed else (RuntimeError,))):
-        problem.tolerances(case, inputs, reference)
+        tolerances = problem.tolerances(case, inputs, reference)
+        if problem.tolerance is not None:
+            _check_tolerance(problem, reference, tolerances)
         if timed:
             problem.check_baselines(case, inputs)
         else:
@@ -89,6 +97,16 @@ def examine(
     with contextlib.suppress(*(() if timed else (RuntimeError,))):
         warnings = repeatability(problem, ordinary or case, device)
     return warnings
+
+
+def _check_tolerance(problem: UserProblem, reference: Tensors, tolerances: Tensors) -> None:
+    """Raises ProblemMistake if a kernel that writes zeros would pass the problem's own
+    tolerance."""
+    for name, value in reference.items():
+        size = comparable(value).double().abs()
+        if bool((size > 0).any()) and bool((size <= comparable(tolerances[name])).all()):
+            message = f"tolerance accepts zeros for all of {name}, for normal inputs"
+            raise problem.written.mistake("tolerance", message)
 
 
 def mistake_of(problem: Problem, error: BaseException) -> ProblemMistake | None:
@@ -102,7 +120,8 @@ _SAME = 1e-4
 """The share of a tolerance by which two results of one computation may differ. Sums in float64 that
 several threads add up differ by a millionth of it, and random numbers by far more."""
 _SAME_YARDSTICK = 0.25
-"""The same for `yardstick_of`: twice its error is part of the tolerance."""
+"""The same for `yardstick_of`: twice its error is part of the tolerance. And for outputs in
+float64, whose tolerance is a few roundings in float64."""
 _SAME_INPUTS = 1e-6
 """The share of the largest value by which inputs of equal seeds may differ."""
 
@@ -110,9 +129,9 @@ _Call: TypeAlias = Callable[[Case, Tensors], Tensors]
 
 
 def repeatability(problem: UserProblem, case: Case, device: str) -> tuple[str, ...]:
-    """Raises ProblemMistake if a method gives other results for equal arguments: then there is no
-    right answer, and its tolerance would allow for the difference. Returns warnings of values that
-    never vary, a line each."""
+    """Raises ProblemMistake if a method returns different results for equal arguments, because
+    there is no right answer then, and the tolerance would allow for the difference. Returns
+    warnings about values that never vary, a line each."""
     _check_inputs(problem, case, device)
     inputs = problem.make_inputs(case, "normal", 0, device)
     _check_results(problem, case, inputs, device)
@@ -131,9 +150,10 @@ def _check_inputs(problem: UserProblem, case: Case, device: str) -> None:
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal. Floating-point values may differ by the order of sums."""
-    if not one.is_floating_point():
+    if not is_rounded(one.dtype):
         return bool((one == other).all())
-    size, off = one.double().abs(), one.double() - other.double()
+    one, other = comparable(one).double(), comparable(other).double()
+    size, off = one.abs(), one - other
     return bool((off.abs() <= _SAME_INPUTS * size.amax()).logical_or_(off.isnan()).all())
 
 
@@ -152,11 +172,14 @@ def _check_results(problem: UserProblem, case: Case, inputs: Tensors, device: st
         calls.append(("yardstick_of", _SAME_YARDSTICK, yardstick))
     reference = problem.checked_reference(case, inputs)
     tolerances = problem.tolerances(case, inputs, reference)
+    in_float64 = {spec.name for spec in problem.tensors(case) if spec.dtype == "float64"}
     for method, share, call in calls:
         first, *others = (call(case, inputs) for _ in range(_CALLS))
         for other, (name, value) in itertools.product(others, first.items()):
-            off = (value.double() - other[name].double()).abs().nan_to_num_(0.0)
-            if not bool((off <= share * tolerances[name]).all()):
+            off = comparable(value).double() - comparable(other[name]).double()
+            allowed = comparable(tolerances[name])
+            allowed = allowed * (_SAME_YARDSTICK if name in in_float64 else share)
+            if not bool((off.abs().nan_to_num_(0.0) <= allowed).all()):
                 found = f"{method} gives different results on equal inputs, in {name}"
                 message = f"{found}, so there is no right answer to compare with"
                 raise problem.written.mistake(method, message)
@@ -170,7 +193,7 @@ def _constant(problem: UserProblem, case: Case, device: str) -> tuple[str, ...]:
     still = _constant_in(sets)
     found = []
     for name in still:
-        if described[name].values is None:
+        if described[name].values in (None, STRUCTURED):
             why = "a kernel that never reads it passes"
             message = f"make_input gives the same {name} for every seed and kind: {why}"
             found.append(problem.written.mistake("make_input", message))
@@ -189,7 +212,10 @@ def _constant_in(sets: Sequence[Tensors]) -> list[str]:
     return [
         name
         for name, value in first.items()
-        if all(bool((value.double() == other[name].double()).all()) for other in others)
+        if all(
+            bool((comparable(value).double() == comparable(other[name]).double()).all())
+            for other in others
+        )
     ]
 
 

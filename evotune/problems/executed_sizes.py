@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from evotune.problems.problem import Place
+from evotune.problems.problem import Place, was_broadcast
 from evotune.trial import ExecutedLengths, Region, Value
 
 NEAR = 0.1
@@ -32,7 +32,7 @@ Ranges = Mapping[str, tuple[int | float, int | float]]
 
 
 def near_ends(values: Iterable[int | float]) -> tuple[int, int]:
-    """The sizes between these values and a tenth around them."""
+    """The least and the greatest size within a tenth of these values or between them."""
     met = list(values)
     return (
         math.ceil(min(met) * (1 - NEAR) - 1e-9),
@@ -41,8 +41,8 @@ def near_ends(values: Iterable[int | float]) -> tuple[int, int]:
 
 
 def near_ranges(places: Sequence[Place]) -> dict[str, tuple[int | float, int | float]]:
-    """The sizes between those of the cases and a tenth around them, and the ratio of lengths.
-    Ratios of heads stay as they are."""
+    """For each quantity, the range between the cases' sizes, widened by a tenth; also for the ratio
+    of lengths. Ratios of heads are not widened."""
     found: dict[str, tuple[int | float, int | float]] = {}
     for name in places[0].ranged:
         values = [place.ranged[name] for place in places]
@@ -56,7 +56,7 @@ def near_ranges(places: Sequence[Place]) -> dict[str, tuple[int | float, int | f
 
 
 def ranges_between(places: Sequence[Place]) -> dict[str, tuple[int, int]]:
-    """The sizes between those of the cases."""
+    """For each quantity, the range between the cases' sizes."""
     sizes = [dict(_sizes(place.ranged)) for place in places]
     return {
         name: (min(each[name] for each in sizes), max(each[name] for each in sizes))
@@ -70,7 +70,7 @@ def band(name: str, value: int) -> int:
 
 
 def band_pairs(places: Iterable[Place]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """The executed pairs of bands by the names of their two quantities, which are integers."""
+    """The executed pairs of bands, by the names of the two quantities."""
     found: dict[str, set[tuple[int, int]]] = {}
     alike = {tuple([(n, band(n, value)) for n, value in _sizes(each.ranged)]) for each in places}
     for bands in alike:  # of thousands of places a few have bands of their own
@@ -80,7 +80,7 @@ def band_pairs(places: Iterable[Place]) -> dict[str, tuple[tuple[int, int], ...]
 
 
 def joined_pairs(*all_pairs: Pairs) -> dict[str, tuple[tuple[int, int], ...]]:
-    """The pairs of several regions together."""
+    """The union of the pairs of several regions."""
     names = sorted({name for pairs in all_pairs for name in pairs})
     return {
         name: tuple(sorted({tuple(each) for pairs in all_pairs for each in pairs.get(name, ())}))  # type: ignore[misc]
@@ -100,8 +100,14 @@ def has_pairs(region: Region, place: Place) -> bool:
 
 
 def holds(region: Region, place: Place) -> bool:
-    """Whether the case is in the domain's region."""
-    return place.is_in(region.fixed, region.ranges) and has_pairs(region, place)
+    """Whether the case is in the domain's region. An older store does not say how masks were
+    broadcast."""
+    known = region.mask_sizes and place.mask_sizes
+    return (
+        place.is_in(region.fixed, region.ranges)
+        and has_pairs(region, place)
+        and (not known or was_broadcast(region.mask_sizes, place.mask_sizes))
+    )
 
 
 def missing_pairs(pairs: Pairs, ranges: Ranges) -> Iterator[tuple[str, str, int, int]]:
@@ -172,8 +178,8 @@ def _inside(ranges: Ranges, name: str, number: int) -> tuple[int | float, int | 
 
 
 def tightened(ranges: Ranges) -> dict[str, tuple[int | float, int | float]]:
-    """Ranges that hold the same cases, made as narrow as the ratio of the lengths and batch * heads
-    allow.
+    """Narrower ranges with the same cases: values that the ratio of the lengths and batch * heads
+    exclude are cut off.
     """
     found = dict(ranges)
     queries, keys = found.get("seq_len_q"), found.get("seq_len_k")
@@ -333,9 +339,9 @@ def joined_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def executed_around(region: Region, ranged: Mapping[str, int | float], name: str) -> Ranges | None:
-    """Under `name`, the executed lengths without a gap around those of a case. Empty if the
-    region's lengths were not executed one by one, or `name` is no length; None if the case's own
-    length is not among the executed ones."""
+    """The range of executed lengths `name` without a gap around a case's length. Empty if the
+    region's lengths were not executed one by one, or if `name` is no length; None if the case's own
+    length was not executed."""
     known = [
         each
         for each in region.executed or ()

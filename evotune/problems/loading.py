@@ -19,7 +19,7 @@ from evotune.errors import ProblemMistake, UsageError
 from evotune.plugins import PROBLEMS
 from evotune.problems.problem import Problem, WrongKey
 from evotune.problems.user import UserProblem
-from evotune.problems.written import ProblemFile
+from evotune.problems.written import ProblemFile, Tolerance
 from evotune.user_code import run_content, trust
 from evotune.util.files import read_regular
 
@@ -28,8 +28,9 @@ BUILT_IN = ("attention", "attention_varlen", "attention_paged")
 
 
 def create_problem(name: str, dtype: str, root: Path = Path()) -> Problem:
-    """The problem `name` in `dtype`; files lie under `root`. WrongKey when either is unknown.
-    Raises EnvironmentProblem if an installed package has the name and cannot be loaded."""
+    """The problem `name` in `dtype`; files lie under `root`. Raises WrongKey if the name or the
+    dtype is unknown, and EnvironmentProblem if an installed package has the problem but cannot be
+    loaded."""
     if is_file_reference(name):
         return load_problem(name, dtype, root)
     problem: Any = _built_in(name) if name in BUILT_IN else PROBLEMS.load(name)
@@ -89,8 +90,8 @@ _MOST_BYTES = 1 << 20
 
 
 def problem_source(name: str, root: Path) -> tuple[str, bytes]:
-    """(path under `root`, content) of the file that a reference names. Raises UsageError if
-    unusable."""
+    """The path under `root` and the content of the file that a reference names. Raises UsageError
+    if the file cannot be used."""
     found = _REFERENCE.fullmatch(name)
     if found is None:
         raise UsageError(f"problem {name!r}: expected path/to/problem.py:ClassName")
@@ -134,7 +135,7 @@ def _class(module: ModuleType, file: ProblemFile, relative: str, wanted: str) ->
     return kind
 
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def check_declarations(kind: Any, file: ProblemFile) -> None:
@@ -175,11 +176,30 @@ def check_declarations(kind: Any, file: ProblemFile) -> None:
         message = f"constants is {kind.constants!r}, expected a dict, name -> number"
         raise wrong("constants", message)
     if not isinstance(kind.ranges, Mapping) or not all(map(_is_range, kind.ranges.values())):
-        expected_range = "a dict, name -> (least, most)"
+        expected_range = "a dict, name -> (least, most), or a range of integers"
         raise wrong("ranges", f"ranges is {kind.ranges!r}, expected {expected_range}")
+    _check_tolerance(kind, wrong)
     for name in kind.ranges:
         if name not in kind.constants:
             raise wrong("ranges", f"ranges names {name!r}, which is none of the constants")
+        values, default = kind.ranges[name], kind.constants[name]
+        if isinstance(values, range) and default not in values:
+            raise wrong(
+                "constants", f"constants gives {name} as {default}, which is not in {values}"
+            )
+
+
+def _check_tolerance(kind: Any, wrong: Callable[[str, str], ProblemMistake]) -> None:
+    tolerance = kind.tolerance
+    if tolerance is None:
+        return
+    if not isinstance(tolerance, Tolerance):
+        message = f"tolerance is {tolerance!r}, expected a Tolerance with a reason"
+        raise wrong("tolerance", message)
+    if why := tolerance.wrong():
+        raise wrong("tolerance", f"tolerance {why}")
+    if kind.same is not UserProblem.same:
+        raise wrong("tolerance", "tolerance has no effect: same alone judges the outputs")
 
 
 def _named_twice(kind: Any) -> tuple[str, str] | None:
@@ -204,6 +224,8 @@ def _numbers(found: object) -> bool:
 
 
 def _is_range(found: object) -> bool:
+    if isinstance(found, range):
+        return len(found) > 0
     if not isinstance(found, tuple | list) or len(found) != 2:
         return False
     least, most = found

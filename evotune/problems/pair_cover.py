@@ -1,9 +1,9 @@
 """Draws sizes so that each pair of classes is met.
 
-A kernel is usually wrong for a class of one size, or of two: groups of 4 with 63 mod 64 keys.
-Random drawing covers pairs only by chance, so a cover assigns them: it makes a few cases for pairs
-that are not covered yet, and takes the case that covers most of them (as AETG does: Cohen, Dalal,
-Fredman and Patton, 1997). When all pairs are covered it starts again with other sizes.
+A wrong kernel is usually wrong for a class of one size, or of two, such as groups of 4 with 63 mod
+64 keys. Random drawing covers pairs only by chance. So a cover makes a few cases for pairs that are
+not covered yet, and takes the case that covers most of them (as AETG does: Cohen, Dalal, Fredman
+and Patton, 1997). When all pairs are covered it starts again with other sizes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _TRIED = 64  # the most pairs that are tried to find so many
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """A class of one size, or of several: what `draw` gives, and whatever else `holds`.
+    """A class of one size, or of several: the sizes that `draw` returns, and all others for which
+    `holds` is true.
 
-    - `of`: the sizes that `draw` gives; `reads` are those on which `holds` depends, if others.
+    - `of`: the names of the sizes that `draw` returns. `reads`: the names of those on which `holds`
+      depends, if they differ.
     - `level`: a pair of classes must be met if their levels add up to 2 at most. A class of level 3
       is met alone.
-    - `weight`: how early it comes. A pair weighs as much as the product of both.
+    - `weight`: how early the class comes. The weight of a pair is the product of both weights.
     - `apart`: it need not be met with classes of these sizes.
     - `cost`: a case that is made for it may cost this many times as much as others.
     """
@@ -108,7 +110,7 @@ class PairCover:
             yield self._next()
 
     def met(self, sizes: Mapping[str, int]) -> None:
-        """Counts the classes of a case that was made elsewhere."""
+        """Notes that the classes of a case made elsewhere have been met."""
         holding = self._holding_of(sizes, frozenset(sizes))
         for place in _places(holding):
             self._left[place] &= ~holding
@@ -327,8 +329,8 @@ def count_classes(size: str, spans: Sequence[tuple[int, int]]) -> Iterator[SizeC
 
 
 def head_classes(own: Sequence[tuple[int, int]] = ()) -> Iterator[SizeClass]:
-    """Classes of `kv_heads` and of `group`, and of both as models have them. `own`: heads of
-    queries and of keys of the space's cases."""
+    """The classes of `kv_heads`, of `group`, and of the pairs of both that models have. `own`: the
+    heads of queries and of keys in the space's cases."""
     key_heads = ((1, 1), (2, 2), (3, 4), (5, 7), (8, 8), (9, 16), (17, 40))
     yield from count_classes("kv_heads", key_heads)
     most = next(count_classes("kv_heads", ((33, 40),)))
@@ -374,7 +376,7 @@ def single(
     holds: Callable[[int], bool],
     draw: Callable[[random.Random], int],
 ) -> SizeClass:
-    """A class of one size."""
+    """The class `name` of the single size `size`."""
 
     def has(sizes: Mapping[str, int]) -> bool:
         return holds(sizes[size])
@@ -477,7 +479,8 @@ _using = threading.Lock()
 def drawn_once(
     key: Hashable, draw: Callable[[], Iterator[dict[str, Size]]]
 ) -> Iterator[dict[str, Size]]:
-    """The shapes that `draw` gives, without end. With an equal `key` it must give equal ones."""
+    """The shapes of the endless iterator `draw()`, cached by `key`. `draw` must return equal shapes
+    for equal keys."""
     with _using:
         stream = _streams.pop(key, None)
         if stream is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -36,8 +36,9 @@ class TensorSpec:
       alters them, since a kernel may read memory where they point.
     - `is_ranged`: its values are integers of a range, and any of them may occur anywhere.
     - `is_steady`: its values decide the work of each block of threads, as lengths do. The blocks of
-      a launch must agree on them, so they never change while one may run.
+      a launch must agree on them, so they never change while a launch may run.
     - `may_be_infinite`: a right output may hold infinities.
+    - `is_updated`: an output that is an input too: a kernel updates it in place.
     """
 
     name: str
@@ -50,6 +51,11 @@ class TensorSpec:
     is_ranged: bool = False
     is_steady: bool = False
     may_be_infinite: bool = False
+    is_updated: bool = False
+
+    @property
+    def is_input(self) -> bool:
+        return self.is_updated or not self.is_output
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +64,7 @@ class TensorSpec:
 
     @property
     def all_strides(self) -> tuple[int, ...]:
-        """The strides, of a contiguous tensor too."""
+        """The strides, computed if the tensor is contiguous."""
         return self.strides or contiguous_strides(self.shape)
 
     @property
@@ -101,11 +107,17 @@ def grouped(cases: Sequence[Case], names: Collection[str]) -> list[list[Case]]:
 @dataclass(frozen=True, slots=True)
 class Place:
     """A case's place among all cases of a kernel: values that are fixed (a dtype, a mask, a size
-    that is compiled in), quantities that vary over ranges, and the tensors' layout."""
+    that is compiled in), quantities that vary over ranges, and the tensors' layout.
+
+    `mask_sizes`: of attention with a mask, how that is broadcast: a word each for batch, heads and
+    rows. `batch 1 rows` is one mask for all heads, and `-` a dimension in which the case itself has
+    size 1.
+    """
 
     fixed: Mapping[str, Value]
     ranged: Mapping[str, int | float]
     layout: str = CONTIGUOUS
+    mask_sizes: str = ""
 
     def is_in(
         self, fixed: Mapping[str, Value], ranges: Mapping[str, tuple[int | float, int | float]]
@@ -114,6 +126,24 @@ class Place:
         return fixed == self.fixed and all(
             low <= self.ranged[name] <= high for name, (low, high) in ranges.items()
         )
+
+
+def was_broadcast(executed: Iterable[str], mask_sizes: str) -> bool:
+    """Whether a mask was executed that is broadcast in this way (`Place.mask_sizes`). A dimension
+    of size 1 is read at index 0 alone, whatever its stride."""
+    own = mask_sizes.split()
+    return any(
+        all(word in ("-", other) for word, other in zip(own, each.split(), strict=True))
+        for each in executed
+    )
+
+
+def distinct_broadcasts(executed: Iterable[str]) -> tuple[str, ...]:
+    """The ways in which masks were broadcast, without those that another one implies."""
+    found = dict.fromkeys(executed)
+    return tuple(
+        each for each in found if not was_broadcast([way for way in found if way != each], each)
+    )
 
 
 def with_strides(
@@ -155,10 +185,14 @@ class HasLayouts(Protocol):
     """The sizes on which the distance between two rows of a tensor depends."""
 
     def other_layouts(self, case: Case) -> Sequence[Case]:
-        """The case with its tensors as programs have them, for kernels that receive strides."""
+        """The case in other layouts that programs use, for kernels that receive strides."""
 
     def odd_layout(self, case: Case) -> Case:
-        """The case with its tensors as hardly a program has them: with gaps, and in any order."""
+        """The case in a layout that hardly any program uses: with gaps, and with dimensions in any
+        order."""
+
+    def other_masks(self, case: Case, kept: Collection[str]) -> Sequence[Case]:
+        """Short cases with the case's keys whose mask is broadcast in another way, one for each."""
 
 
 @runtime_checkable
@@ -172,7 +206,7 @@ class HasFeatures(Protocol):
 
 @runtime_checkable
 class HasAdvice(Protocol):
-    """A problem with cases that users may easily state differently from what they mean."""
+    """A problem with cases that users may easily misunderstand."""
 
     def advice(self, shape: Mapping[str, Value], variant: Mapping[str, Value]) -> str:
         """A line of advice for the author of the space, or ""."""
@@ -195,7 +229,8 @@ class Problem(Protocol):
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Tensors that some cases lack. There a kernel that lists one gets a null pointer."""
+        """The tensors that some cases lack. A kernel gets a null pointer for a tensor that its case
+        lacks."""
 
     dtype: str
 
@@ -215,12 +250,13 @@ class Problem(Protocol):
         """Bytes that must cross memory at least once: inputs read, outputs written."""
 
     def edge_cases(self, case: Case, kept: Collection[str] = ()) -> Sequence[Case]:
-        """Small awkward shapes for the same binary: same head size, same variant, and the case's
-        own values of the symbols `kept`. `layout` is among these unless the kernel takes strides.
+        """Small awkward shapes for the same binary: with the same head size, the same variant, and
+        the case's own values of the symbols `kept`. `layout` is among these unless the kernel takes
+        strides.
         """
 
     def siblings(self, case: Case) -> Sequence[Case]:
-        """The case's shape in every variant, its own included; a finalist must pass all."""
+        """The case's shape in every variant, its own included. A finalist must pass all of them."""
 
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
@@ -230,7 +266,7 @@ class Problem(Protocol):
         `kept`. Every kind of shape comes early, and so do a few large ones."""
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """The input kinds of random test `number`, which runs on that case."""
+        """The input kinds for random test `number`, which runs on `case`."""
 
     def formulas(self, case: Case) -> Mapping[str, tuple[str, str]]:
         """Symbols whose values are formulas: for each the macro that a kernel gets which compiles
@@ -242,9 +278,10 @@ class Problem(Protocol):
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """The case of a call with inputs of these shapes. `options` give symbols that the shapes do
-        not show; a symbol that neither gives is as in the cases `tuned`, if they agree. Raises
-        ValueError, one line, if the case makes no sense, or when a symbol is left open."""
+        """The case of a call with inputs of these shapes. `options` has symbols that the shapes do
+        not imply. A symbol that neither determines has the value of the cases `tuned`, if they
+        agree. Raises ValueError, one line, if the case makes no sense or a symbol remains unknown.
+        """
 
     def place(self, case: Case) -> Place:
         """The case's place in a domain."""
@@ -259,12 +296,13 @@ class Problem(Protocol):
     def altered_indices(
         self, case: Case, inputs: Tensors, name: str, most: int, rng: random.Random
     ) -> tuple[int, torch.Tensor] | None:
-        """Other values for up to `most` elements of the tensor `name`, which `is_index`: the flat
-        index of the first one, and the values. None if there are none.
+        """Other valid values for up to `most` elements of the index tensor `name`: the flat index
+        of the first element, and the values. None if there are no others.
 
         Unless the tensor `is_steady`, a kernel may run while only some of the elements have their
         new values, and while other alterations of the same inputs are incomplete. Each such mixture
-        must be valid."""
+        must be valid.
+        """
 
     def tolerances(self, case: Case, inputs: Tensors, reference: Tensors) -> Tensors:
         """The error allowed to a right kernel in each element of the outputs, in float64."""
@@ -280,7 +318,7 @@ class Problem(Protocol):
 
 # Inputs that are lengths, or places in other inputs: a kernel's work depends on their values.
 def index_bytes(problem: Problem, case: Case) -> dict[str, bytes]:
-    """The bytes of these inputs of a case, by name, as its normal inputs with seed 0 have them."""
+    """The bytes of a case's index tensors, by name, from its normal inputs with seed 0."""
     names = [spec.name for spec in problem.tensors(case) if spec.is_index]
     if not names:
         return {}
@@ -304,7 +342,7 @@ class Parts:
 
 @runtime_checkable
 class HasParts(Protocol):
-    """A problem that says which outputs depend on an element of an input."""
+    """A problem that can say which outputs depend on an element of an input."""
 
     def parts(self, case: Case, touched: Sequence[tuple[str, int, int]]) -> Parts | None:
         """The parts that depend on the elements `touched`: an input's name, the number of its first
@@ -317,17 +355,23 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "float32": 4,
     "float8_e4m3": 1,
     "float8_e5m2": 1,
+    "float64": 8,
+    "complex64": 8,
+    "bool": 1,
     "uint8": 1,
+    "int8": 1,
+    "int16": 2,
     "int32": 4,
     "int64": 8,
 }
-INTEGERS = ("uint8", "int32", "int64")
+INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+"""Types whose values are exact. A bool is a byte of 0 or 1."""
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
 _IN_TORCH = {"float8_e4m3": "float8_e4m3fn"}  # "fn": finite, its only special value is NaN
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's type of elements that are called `name` here."""
+    """The torch dtype of the elements that evotune calls `name`."""
     import torch
 
     found: torch.dtype = getattr(torch, torch_name(name))
@@ -335,22 +379,37 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def table_on(device: torch.device | str, values: Sequence[object] | np.ndarray) -> torch.Tensor:
-    """A small table as a tensor on the device. A GPU copies it in its own time: `torch.tensor` with
-    a device would wait until the GPU has done all that was asked of it before."""
+    """A small table as a tensor on the device, copied asynchronously: `torch.tensor` with a device
+    would wait until the GPU has done all earlier work."""
     import torch
 
     return torch.as_tensor(values).to(device, non_blocking=True)
 
 
 def torch_name(name: str) -> str:
-    """torch's name of elements that are called `name` here, without importing it."""
+    """torch's name for the elements that evotune calls `name`, without importing torch."""
     return _IN_TORCH.get(name, name)
 
 
 def element_type(dtype: torch.dtype) -> str:
-    """The name of torch's type here."""
+    """evotune's name for a torch dtype."""
     name = str(dtype).removeprefix("torch.")
     return next((ours for ours, theirs in _IN_TORCH.items() if theirs == name), name)
+
+
+def is_rounded(dtype: torch.dtype) -> bool:
+    """Whether numbers of the type are rounded: floats, and complex numbers, which are two."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def comparable(values: torch.Tensor) -> torch.Tensor:
+    """A view of numbers that have an order: a complex one as its two parts, which are a last
+    dimension, and a bool as a byte, since a kernel may write other bytes than 0 and 1."""
+    import torch
+
+    if values.is_complex():
+        return torch.view_as_real(values)
+    return values.view(torch.uint8) if values.dtype == torch.bool else values
 
 
 def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -360,7 +419,7 @@ def rounding_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     smaller numbers to zero. For float16 and floats of 8 bits no processor does, so there it is one
     unit plus the smallest subnormal number. For integers it is 0.5: no difference is allowed.
     """
-    if not dtype.is_floating_point:
+    if not is_rounded(dtype):
         return values.new_full(values.shape, 0.5)
     return values.abs() * _finfo(dtype).eps + _smallest(dtype)
 

@@ -59,12 +59,12 @@ def _extents(*sizes: str) -> tuple[Extent, ...]:
 
 
 class RaggedAttention(ABC):
-    """What packed and paged attention share."""
+    """The parts that packed and paged attention share."""
 
     name: ClassVar[str]
     sizes: ClassVar[tuple[str, ...]]
     extents: ClassVar[Mapping[str, tuple[Extent, ...]]]
-    """Of each tensor, `out` the last, as sums of symbols."""
+    """The extents of each tensor, `out` last, as sums of symbols."""
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "needle", "ramp", "large_logits")
     variant_symbols: ClassVar[tuple[str, ...]] = ("causal",)
@@ -121,7 +121,8 @@ class RaggedAttention(ABC):
 
     @abstractmethod
     def derived(self, sizes: Mapping[str, int]) -> dict[str, Value]:
-        """More symbols. Raises ValueError for sizes that are invalid together."""
+        """The symbols that follow from the sizes. Raises ValueError for sizes that are invalid
+        together."""
 
     def tensors(self, case: Case) -> tuple[TensorSpec, ...]:
         symbols: dict[str, Any] = {**case.symbols, "": 1}
@@ -149,7 +150,7 @@ class RaggedAttention(ABC):
     def random_shapes(
         self, rng: random.Random, own: Sequence[Sizes], kept: Collection[str], made: Made
     ) -> Iterator[Sizes]:
-        """Sizes without end, as `_packed_classes` draws them."""
+        """An endless iterator over sizes drawn from `_packed_classes`."""
 
     def flops(self, case: Case) -> int:
         s: Any = case.symbols
@@ -176,8 +177,8 @@ class RaggedAttention(ABC):
     def random_cases(
         self, cases: Sequence[Case], seed: int, kept: Collection[str] = ()
     ) -> Iterator[Case]:
-        """Shapes, alternating over the groups of cases with the same kept symbols. Every second one
-        has an unusual scale."""
+        """Cases of random shapes, in turn for each group of cases with equal kept symbols. Every
+        second one has an unusual scale."""
         rng = random.Random(seed)
         groups = grouped(cases, {"head_dim", "causal", *kept} & {*cases[0].symbols})
         streams = [(alike[-1], self._drawn(rng, alike, kept)) for alike in groups]
@@ -215,7 +216,7 @@ class RaggedAttention(ABC):
         options: Mapping[str, Value],
         tuned: Sequence[Case],
     ) -> Case:
-        """The maximum lengths, which no shape implies, are options."""
+        """See `Problem.called_case`. The maximum lengths, which no shape implies, are options."""
         sizes = {**self.shape_of(shapes), **{k: v for k, v in options.items() if k != "causal"}}
         masks = {bool(case.symbols["causal"]) for case in tuned}
         causal = options.get("causal", next(iter(masks)) if len(masks) == 1 else None)
@@ -349,7 +350,7 @@ class VarlenAttention(RaggedAttention):
 
 
 class PagedAttention(RaggedAttention):
-    """Decoding: a few rows a sequence, whose keys lie in pages."""
+    """Decoding: each sequence has a few rows, and its keys lie in pages."""
 
     name: ClassVar[str] = "attention_paged"
     sizes: ClassVar[tuple[str, ...]] = (
@@ -425,7 +426,7 @@ def partition(lengths: str, sequences: int, tokens: int, longest: int) -> list[i
 
 
 def paged_lengths(lengths: str, sequences: int, longest: int) -> list[int]:
-    """The numbers of keys, longest first."""
+    """The number of keys of each sequence, longest first."""
     match lengths:
         case "even":
             return [longest] * sequences
@@ -445,7 +446,7 @@ def visible(rows: int, keys: int, causal: bool) -> int:
 
 
 Made = Callable[[Sizes], Sizes]
-"""The sizes of a case that fits the kept ones, for drawn sizes."""
+"""Turns drawn sizes into those of a case that has the kept sizes."""
 
 _SCORES = 1 << 18  # heads * rows * longest_k
 _ROWS = 1 << 14  # of queries and of keys, over all heads
@@ -491,8 +492,8 @@ def paged_edges(page: int) -> Iterator[Sizes]:
 def packed_shapes(
     rng: random.Random, own: Sequence[Mapping[str, int]], kept: Collection[str], made: Made
 ) -> Iterator[Sizes]:
-    """Sizes of packed sequences, without end. `own` are those of the space's cases; `kept` are
-    names of sizes that `made` replaces."""
+    """An endless iterator over sizes of packed sequences. `own`: the sizes of the space's cases.
+    `kept`: names of sizes that `made` replaces."""
     long_sides = [
         {"sequences": 18, "longest_q": 517, "longest_k": 777, "tokens_q": 8209, "tokens_k": 8300},
         {"sequences": 40, "longest_q": 9, "longest_k": 801, "tokens_q": 300, "tokens_k": 12_001},
@@ -506,7 +507,7 @@ def packed_shapes(
 def paged_shapes(
     rng: random.Random, own: Sequence[Mapping[str, int]], kept: Collection[str], made: Made
 ) -> Iterator[Sizes]:
-    """Sizes of paged sequences, as `packed_shapes` gives them."""
+    """Like `packed_shapes`, but of paged sequences."""
     page = own[0]["page_size"] if "page_size" in kept else 1
     alone = {"queries": 1, "kv_heads": 1, "group": 1, "page_size": page}
     sequences = rng.randint(9, 12)

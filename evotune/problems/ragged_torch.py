@@ -24,9 +24,9 @@ _SHARED = 3  # one sequence in three begins with another sequence's first page
 def make_inputs(
     case: Case, timed_lengths: Sequence[tuple[int, int]], kind: str, seed: int, device: str
 ) -> Tensors:
-    """One seeded input set. On normal inputs the lengths are those of the timed ones, in any order;
-    on others they are awkward ones. Values of each sequence are those of dense attention. Slots of
-    pages without a key are NaN on all but normal inputs."""
+    """One seeded input set. Normal inputs have the timed lengths, in any order; other kinds have
+    awkward lengths. The values of each sequence are those of dense attention. Page slots without a
+    key are NaN, except in normal inputs."""
     rng = random.Random(seed)
     s: Any = case.symbols
     lengths = [*timed_lengths]
@@ -196,7 +196,7 @@ def altered_indices(
     - `cu_seqlens_q`, `cu_seqlens_k`: the boundary moves towards the beginning, by at most half of
       the sequence before it.
 
-    Several such changes may hold at the same time: the tensors stay valid.
+    The tensors stay valid if several of these changes are made.
     """
     s: Any = case.symbols
     values = inputs[name].tolist()

@@ -13,13 +13,13 @@ import torch
 
 from evotune.errors import ProblemMistake
 from evotune.problems import user_torch
-from evotune.problems.problem import Case, Tensors
+from evotune.problems.problem import Case, Tensors, comparable
 from evotune.problems.user import UserProblem
 
 _MOST = 0.5
 """The largest share of rows for which a separate computation pays."""
 _ENOUGH = 8
-"""Elements of a row whose tolerances depend on no other row: see `_smoothed`, `user_torch.py`."""
+"""Elements of a row whose tolerances depend on no other row: see `rounding_errors.py`."""
 _EQUAL = 1e-6
 """Results in float64 are equal if they differ by less than this share of the tolerance."""
 
@@ -126,6 +126,7 @@ def _tolerances_of(
     except ProblemMistake:  # it is written for all rows
         return None
     for name, value in reference.items():
-        if not bool(((found[name] - value).abs() <= _EQUAL * tolerances[name]).all()):
+        off = comparable(found[name].to(value.dtype) - value).abs()
+        if not bool((off <= _EQUAL * comparable(tolerances[name])).all()):
             return None
     return tolerances

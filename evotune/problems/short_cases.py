@@ -1,8 +1,10 @@
-"""Short cases that execute one length of a kernel: every other size is as small as it may be."""
+"""Makes short cases that execute one length of a kernel; every other size is as small as
+possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -25,8 +27,8 @@ from evotune.trial import Value
 Made = TypeVar("Made")
 
 SMALL = (1, 3, 8, 64)
-"""Values of the other sizes of a user's problem, to try one after the other, because some kernels
-take only multiples."""
+"""Values for the other sizes of a user's problem, tried one after the other, because some kernels
+take only multiples of a number."""
 _FEW_ROWS, _FEW_KEYS = 6, 9
 _HALF_LONG = 256
 """With more keys one key in half precision shows on needles alone, one too many on a ramp."""
@@ -34,7 +36,7 @@ _LONG = 1200
 _MOST_SCORES = 1 << 22
 _MOST_OPERATIONS = 1 << 33
 MOST_BYTES = 1 << 25
-"""A case for a pair of sizes of attention moves no more in a run's confirmation."""
+"""The most bytes that a case for a pair of sizes of attention may move in a run's confirmation."""
 _MOST_OF_USERS = 1 << 26, 1 << 19  # operations and bytes
 
 
@@ -61,7 +63,8 @@ def is_served_from_one(problem: Problem) -> bool:
 
 
 def each_upto(problem: Problem) -> int:
-    """Up to this length each one is executed. The tolerances of users' problems take longer."""
+    """The length up to which each length is executed. It is smaller for users' problems, whose
+    tolerances take longer."""
     return 128 if isinstance(problem, UserProblem) else 512
 
 
@@ -75,7 +78,8 @@ def short_case(  # noqa: PLR0917
     problem: Problem, like: Case, name: str, length: int, kept: Collection[str], small: int
 ) -> Case:
     """A case with this length and with the fixed values, ratios and `kept` symbols of `like`.
-    Raises ValueError if there is none. `small` is what the other sizes of a user's problem are."""
+    Raises ValueError if there is none. `small`: the value of the other sizes of a user's problem.
+    """
     symbols = like.symbols
     if isinstance(problem, UserProblem):
         sizes: dict[str, Value] = {
@@ -124,9 +128,10 @@ def pair_cases(  # noqa: PLR0917
     before: Pairs = MappingProxyType({}),
     most_bytes: int = MOST_BYTES,
 ) -> Iterator[Made]:
-    """What `made_of` makes of a small case for each pair of bands in the ranges that none of `met`
-    has and that is not among the pairs `before`. It is None for a case that the kernel does not
-    take. The places of the others join `met`. `most_bytes`: no case of attention moves more.
+    """Makes a small case for each pair of bands in the ranges that no place in `met` has and that
+    is not among the pairs `before`. Yields what `made_of` returns for it, and adds its place to
+    `met`; skips cases for which `made_of` returns None because the kernel cannot compute them.
+    `most_bytes`: the most bytes that a case of attention may move.
     """
     made_pairs: set[tuple[str, tuple[int, int]]] = set()
     missing = missing_pairs(joined_pairs(before, band_pairs(met)), ranges)
@@ -221,7 +226,7 @@ def place_with_ratio(problem: Problem, case: Case) -> Place:
     if not isinstance(problem, Attention):
         return place
     ratio = int(case.symbols["seq_len_k"]) / int(case.symbols["seq_len_q"])
-    return Place(place.fixed, {**place.ranged, "length_ratio": ratio}, place.layout)
+    return replace(place, ranged={**place.ranged, "length_ratio": ratio})
 
 
 def short_kinds(problem: Problem, case: Case, number: int) -> Sequence[str]:

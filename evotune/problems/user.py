@@ -58,7 +58,14 @@ from evotune.problems.problem import (
     grouped,
     torch_dtype,
 )
-from evotune.problems.written import GivenShapes, ProblemFile, Tensor, Written, solved_case
+from evotune.problems.written import (
+    GivenShapes,
+    ProblemFile,
+    Tensor,
+    Tolerance,
+    Written,
+    solved_case,
+)
 from evotune.trial import Value
 
 if TYPE_CHECKING:
@@ -85,21 +92,25 @@ class UserProblem(abc.ABC):
     sizes: ClassVar[tuple[str, ...]] = ()
     """Names of the sizes that each shape of the space must give: integers of at least 1."""
     fixed: ClassVar[tuple[str, ...]] = ()
-    """Sizes that edge and random shapes keep: compiled in, or the kernel depends on them."""
+    """Sizes that edge and random shapes must not change, because they are compiled in or the kernel
+    depends on them."""
     constants: ClassVar[Mapping[str, float]] = {}
     """Further names for expressions and arguments: `eps`, …"""
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Ranges of constants, as (least, most). A kernel that gets such a constant as an argument must
-    be right in the whole range: edge and random cases draw from it (uniformly in the logarithm if
-    both ends are positive). `compute`, `baselines_of` and `yardstick_of` get the constants by name
-    along with the tensors. A shape of the space may set them too."""
+    ranges: ClassVar[Mapping[str, tuple[float, float] | range]] = {}
+    """Ranges of constants: numbers as (least, most), or a `range` of integers. A kernel that gets
+    such a constant as an argument must be right in the whole range: edge and random cases draw from
+    it (uniformly in the logarithm if both ends are positive). `compute`, `baselines_of` and
+    `yardstick_of` get the constants by name along with the tensors. A shape of the space may set
+    them too."""
 
     flags: ClassVar[tuple[str, ...]] = ()
     """Names of variants that are true or false: `variants: [{has_bias: true}]`. Methods get them by
     name along with the sizes; kernels compile them in or get them as arguments."""
+    tolerance: ClassVar[Tolerance | None] = None
+    """A tolerance of its own in place of the one that evotune derives, with the reason."""
     optional: ClassVar[tuple[str, ...]] = ()
-    """Tensors that `inputs` or `outputs` leaves out for some flags. There a kernel that lists one
-    gets a null pointer, and `compute` is called without it."""
+    """Tensors that `inputs` or `outputs` leaves out for some flags. A kernel gets a null pointer
+    for a tensor that its case lacks, and `compute` is called without it."""
 
     problem_file = ProblemFile("", "", b"")
     """The file of the class; the reader of the file sets it."""
@@ -111,26 +122,31 @@ class UserProblem(abc.ABC):
 
     @abc.abstractmethod
     def inputs(self, **sizes: int) -> Mapping[str, tuple[int, ...] | Tensor]:
-        """Name -> shape of every tensor that the kernel reads, or a `Tensor` that says more."""
+        """The shape of every tensor that the kernel reads, by name, or a `Tensor` that says
+        more."""
 
     @abc.abstractmethod
     def outputs(self, **sizes: int) -> Mapping[str, tuple[int, ...] | Tensor]:
-        """Name -> shape of every tensor that the kernel writes, all of it, or a `Tensor` that says
-        more.
+        """The shape of every tensor that the kernel writes, by name, or a `Tensor` that says more.
+        The kernel must write every element. Tensors that it updates in place are `InOut` in
+        `inputs` alone.
         """
 
     @abc.abstractmethod
     def operations(self, **sizes: int) -> int:
-        """Floating point operations; a kernel that beats the device's peak with them is refused."""
+        """The number of floating point operations. A kernel whose speed would exceed the device's
+        peak is refused."""
 
     @abc.abstractmethod
     def compute(self, **inputs: torch.Tensor) -> Tensors:
-        """The outputs by name, in the inputs' dtype, on their device."""
+        """The outputs by name, in the inputs' dtype, on their device. It may list sizes, flags and
+        constants beside the tensors."""
 
     # --- may be written ----------------------------------------------------------------------
 
     def exponentials(self, **sizes: int) -> int:
-        """Exponentials that any kernel must compute. `evotune explain` counts them as work."""
+        """The number of exponentials that any kernel must compute. `evotune explain` counts them as
+        work."""
         return 0
 
     def baselines_of(self, **inputs: torch.Tensor) -> Mapping[str, Callable[[], Tensors]]:
@@ -143,6 +159,19 @@ class UserProblem(abc.ABC):
         """A coarser result that you still accept. If its error exceeds the tolerance, a kernel's
         error may be up to twice as large as its error."""
         return self.compute(**inputs)
+
+    def same(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        reference: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, Any],
+    ) -> bool:
+        """Whether the outputs are a right answer, if several are: ties in any order, any valid
+        answer. It replaces the comparison with the reference, and so decides alone. The tensors are
+        by name; `reference` is what `compute` gives in float64, and `inputs` has sizes and
+        constants too. Two equal launches must still give equal outputs.
+        """
+        raise NotImplementedError
 
     def make_indices(
         self, kind: str, generator: torch.Generator, **sizes: int
@@ -158,7 +187,9 @@ class UserProblem(abc.ABC):
     def make_input(
         self, name: str, shape: tuple[int, ...], kind: str, generator: torch.Generator
     ) -> torch.Tensor:
-        """float32 values of one input, on the generator's device.
+        """float32 values of one input, on the generator's device; float64 ones of a float64 tensor,
+        and integers of a structured tensor of integers. Complex numbers may come as such, or as
+        their parts in two calls.
 
         - normal: N(0, 1).
         - large: rows in turn are 32 times that, 150 to 300 off zero, rising or falling by 240 to
@@ -168,9 +199,9 @@ class UserProblem(abc.ABC):
           another fifth begins with a zero.
         - spike: a value of 6.5 to 13 in each row of small ones; in some rows several equal ones.
         """
-        from evotune.problems import user_torch
+        from evotune.problems import drawn_values
 
-        return user_torch.input_values(shape, kind, generator)
+        return drawn_values.input_values(shape, kind, generator)
 
     # --- for evotune: implements `evotune.problems.problem.Problem` -------------------------------
 
@@ -234,7 +265,7 @@ class UserProblem(abc.ABC):
         return self.written.count("exponentials", self.sizes_of(case))
 
     def bytes_moved(self, case: Case) -> int:
-        return sum(spec.nbytes for spec in self.tensors(case))
+        return sum(spec.nbytes * (1 + spec.is_updated) for spec in self.tensors(case))
 
     def scalars(self, case: Case) -> tuple[str, ...]:
         return tuple(self.ranges)
@@ -254,8 +285,8 @@ class UserProblem(abc.ABC):
         return random_cases(self, cases, seed, kept)
 
     def random_kinds(self, case: Case, number: int) -> Sequence[str]:
-        """One kind, alternating; for a long case the spike, because other kinds hardly reveal one
-        element."""
+        """One kind of inputs, in turn. For a long case it is `spike`, because other kinds hardly
+        show an error of one element."""
         long = any(size > _LONG for size in self._sizes(case).values())
         if long and "spike" in self.input_kinds:
             return ("spike",)
@@ -267,15 +298,18 @@ class UserProblem(abc.ABC):
     def called_case(
         self, shapes: GivenShapes, options: Mapping[str, Value], tuned: Sequence[Case]
     ) -> Case:
-        """Solves for the sizes that give these shapes."""
+        """See `Problem.called_case`. Solves for the sizes that give these shapes."""
         return solved_case(self, shapes, options, tuned)
 
     def place(self, case: Case) -> Place:
         sizes = self.sizes_of(case)
         elements = max(math.prod(spec.shape) for spec in self.tensors(case))
         free = {name: sizes[name] for name in self.free_sizes(())}
+        ranged = self.constants_of(case)
+        # Those with a range are floats, as integers would be lengths, which are executed in pairs.
         constants = {
-            name: self.constants_of(case).get(name, self.constants[name]) for name in self.constants
+            name: float(ranged[name]) if name in ranged else value
+            for name, value in self.constants.items()
         }
         return Place(
             {name: case.symbols[name] for name in ("dtype", *self.fixed, *self.flags)},
@@ -295,7 +329,8 @@ class UserProblem(abc.ABC):
         return user_torch.altered_indices(self, case, inputs, name, most=most, rng=rng)
 
     def reference(self, case: Case, inputs: Tensors) -> Tensors:
-        """`compute` on float64 copies; integers stay what they are."""
+        """The result of `compute` on float64 copies of the inputs; integer inputs keep their
+        type."""
         from evotune.problems import user_torch
 
         return user_torch.reference(self, case, inputs)
@@ -308,7 +343,7 @@ class UserProblem(abc.ABC):
     def baselines(
         self, case: Case, inputs: Tensors, only: str = ""
     ) -> dict[str, Callable[[], Tensors]]:
-        found = self.written.baselines({**inputs, **self.constants_of(case)})
+        found = self.written.baselines({**inputs, **self.given(case, "baselines_of")})
         return {name: call for name, call in found.items() if only in ("", name)}
 
     @functools.cached_property
@@ -317,7 +352,8 @@ class UserProblem(abc.ABC):
         return Written(self, self.problem_file)
 
     def checked_reference(self, case: Case, inputs: Tensors) -> Tensors:
-        """The answer of `reference`, which the user may override, checked like `compute`'s."""
+        """The result of `reference`, which the user may override, checked like that of
+        `compute`."""
         from evotune.problems import user_torch
 
         with self.written.unchanged("reference", inputs):
@@ -329,14 +365,38 @@ class UserProblem(abc.ABC):
         or types."""
         shapes = self.output_shapes(case)
         dtypes = {s.name: torch_dtype(s.dtype) for s in self.tensors(case) if s.is_output}
-        for name, call in self.baselines(case, inputs).items():
-            self.written.baseline_outputs(name, call, inputs, shapes, dtypes)
+        for name in self.baselines(case, inputs):
+            own = {tensor: value.clone() for tensor, value in inputs.items()}
+            call = self.baselines(case, own)[name]
+            self.written.baseline_outputs(name, call, own, shapes, dtypes)
+
+    @property
+    def has_same(self) -> bool:
+        """Whether the problem judges outputs itself."""
+        return type(self).same is not UserProblem.same
+
+    def refusal(self, case: Case, outputs: Tensors, answer: Tensors, inputs: Tensors) -> str:
+        """Why the problem's `same` does not accept the outputs; "" if it does."""
+        from evotune.problems import accepted_answers
+
+        return accepted_answers.refusal(self, case, outputs, answer, inputs)
+
+    def output_ranges(self, case: Case) -> dict[str, range]:
+        """The ranges of integer outputs that the problem states, and those of bools, by name."""
+        described = self.written.described("outputs", self.sizes_of(case))
+        ranges = {name: each.values for name, each in described.items()}
+        bools = {spec.name: range(2) for spec in self.tensors(case) if spec.dtype == "bool"}
+        return bools | {name: each for name, each in ranges.items() if isinstance(each, range)}
+
+    def symbols_of(self, case: Case) -> dict[str, Any]:
+        """Sizes, flags and constants by name."""
+        return {name: value for name, value in case.symbols.items() if name != "dtype"}
 
     def output_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
         return {spec.name: spec.shape for spec in self.tensors(case) if spec.is_output}
 
     def sizes_of(self, case: Case) -> dict[str, int]:
-        """Sizes and flags, as the methods get them."""
+        """The sizes and flags of a case, in the form in which the user's methods get them."""
         return {**self._sizes(case), **self._flags(case)}
 
     def _sizes(self, case: Case) -> dict[str, int]:
@@ -346,7 +406,14 @@ class UserProblem(abc.ABC):
         return {name: bool(case.symbols[name]) for name in self.flags}
 
     def constants_of(self, case: Case) -> dict[str, Any]:
-        return {name: float(case.symbols[name]) for name in self.ranges}
+        return {name: case.symbols[name] for name in self.ranges}
+
+    def given(self, case: Case, method: str) -> dict[str, Any]:
+        """What the method gets by name along with tensors: the constants with a range, and sizes,
+        flags and other constants that it lists."""
+        listed = self.written.named(method)
+        known = {**self.sizes_of(case), **{name: case.symbols[name] for name in self.constants}}
+        return {n: value for n, value in known.items() if n in self.ranges or n in listed}
 
     def free_sizes(self, kept: Collection[str]) -> tuple[str, ...]:
         """The sizes that edge and random cases change."""
@@ -355,16 +422,23 @@ class UserProblem(abc.ABC):
     def _constants(self, shape: Mapping[str, Value]) -> dict[str, float]:
         """The shape's values of constants with a range."""
         found = {}
-        for name in self.ranges:
+        for name, values in self.ranges.items():
             value = shape.get(name, self.constants[name])
+            whole = isinstance(values, range)
             if isinstance(value, bool | str) or not math.isfinite(value):
-                raise WrongSymbol(f"expected {name} to be a number, got {value!r}", name)
-            found[name] = float(value)
+                kind = "an integer" if whole else "a number"
+                raise WrongSymbol(f"expected {name} to be {kind}, got {value!r}", name)
+            if isinstance(values, range) and value not in values:
+                raise WrongSymbol(f"expected {name} to be one of {values}, got {value!r}", name)
+            found[name] = int(value) if whole else float(value)
         return found
 
     def _check_tensors(self, case: Case) -> None:
         """Refuses a tensor without elements, whose result could not be judged."""
         specs = self.tensors(case)
+        if not any(spec.is_output for spec in specs):
+            message = "outputs names no tensor, a kernel needs at least one"
+            raise self.written.mistake("outputs", message)
         self.written.check_names(specs, case.symbols)
         for spec in specs:
             if any(extent < 1 for extent in spec.shape):
@@ -378,7 +452,7 @@ _MOST_REFUSED = 100
 
 
 class Refused(ValueError):
-    """Sizes that are invalid together."""
+    """Raised for sizes that are invalid together."""
 
 
 def edge_cases(problem: UserProblem, case: Case, kept: Collection[str]) -> list[Case]:
@@ -387,7 +461,7 @@ def edge_cases(problem: UserProblem, case: Case, kept: Collection[str]) -> list[
     like, found = _Like(problem, case, kept), []
     for number, candidates in enumerate(edge_sizes(problem.free_sizes(kept))):
         constants = {
-            name: ends[number % 2] if number >= 2 else float(case.symbols[name])
+            name: ends[-(number % 2)] if number >= 2 else float(case.symbols[name])
             for name, ends in problem.ranges.items()
         }
         made = like.first(candidates, constants, _EDGE_COST)
@@ -473,7 +547,7 @@ class _Like:
     def drawn_constants(self, rng: random.Random) -> dict[str, float]:
         """Constants with a range; every second one is the case's own."""
         return {
-            name: _draw(rng, *ends) if rng.random() < 0.5 else float(self.base.symbols[name])
+            name: _draw(rng, ends) if rng.random() < 0.5 else float(self.base.symbols[name])
             for name, ends in self.problem.ranges.items()
         }
 
@@ -482,11 +556,17 @@ class _Like:
         return self.problem.flops(self.base), self.problem.bytes_moved(self.base)
 
 
-def _draw(rng: random.Random, least: float, most: float) -> float:
-    """A number of three digits, drawn uniformly, in the logarithm if both ends are positive."""
-    if least > 0.0:
-        return significant(math.exp(rng.uniform(math.log(least), math.log(most))))
-    return significant(rng.uniform(least, most))
+def _draw(rng: random.Random, values: tuple[float, float] | range) -> float:
+    """A number of three digits, or an integer of a range, drawn uniformly, in the logarithm if both
+    ends are positive."""
+    least, most = sorted((values[0], values[-1]))
+    if least > 0:
+        drawn = math.exp(rng.uniform(math.log(least), math.log(most)))
+    else:
+        drawn = rng.uniform(least, most)
+    if isinstance(values, range):
+        return values[round((drawn - values.start) / values.step)]
+    return significant(drawn)
 
 
 _EDGES = ((1, 1, 1, 1), (3, 5, 7, 2), (17, 63, 65, 19), (67, 1087, 31, 34))

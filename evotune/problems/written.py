@@ -1,6 +1,6 @@
-"""Calls the methods that a user wrote and checks their answers: see `Written`.
+"""Calls the methods that a user wrote and checks what they return (`Written`).
 
-`ProblemFile` finds the line that is to blame for a mistake.
+`ProblemFile` finds the line of the user's file that has a mistake.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import math
 import numbers
 import opcode
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -26,6 +27,7 @@ from evotune.problems.problem import (
     Tensors,
     TensorSpec,
     element_type,
+    is_rounded,
     torch_dtype,
 )
 from evotune.trial import Value
@@ -47,12 +49,39 @@ class Written:
         self._problem = problem
         self._file = file
         self._lines: dict[str, int] = {}
+        self._named: dict[str, frozenset[str]] = {}
+
+    @property
+    def _has_same(self) -> bool:
+        return bool(getattr(self._problem, "has_same", False))
+
+    def same(
+        self, outputs: Tensors, answer: Tensors, inputs: Tensors, symbols: Mapping[str, Any]
+    ) -> bool:
+        """What the method `same` says."""
+        with self.unchanged("same", {**inputs, **answer}):
+            found = self.call(
+                "same", outputs=outputs, reference=answer, inputs={**inputs, **symbols}
+            )
+        kind = getattr(found, "dtype", None)
+        if isinstance(found, bool) or (str(kind) == "torch.bool" and found.numel() == 1):
+            return bool(found)
+        raise self._wrong("same", found, "True or False")
 
     def call(self, method: str, **arguments: Any) -> Any:
         """The method's answer, unchecked."""
         hint = f"; it is called with {', '.join(arguments)}"
         with self.unchanged(method, arguments), self._file.running(self._line(method), hint):
             return getattr(self._problem, method)(**arguments)
+
+    def named(self, method: str) -> frozenset[str]:
+        """The names of the arguments that the method lists; with `**`, those of `compute` too."""
+        if method not in self._named:
+            found = inspect.signature(getattr(self._problem, method)).parameters
+            is_open = any(each.kind is each.VAR_KEYWORD for each in found.values())
+            more = self.named("compute") if is_open and method != "compute" else ()
+            self._named[method] = frozenset((*found, *more))
+        return self._named[method]
 
     @contextlib.contextmanager
     def unchanged(self, method: str, inputs: Mapping[str, Any], *, of: str = "") -> Iterator[None]:
@@ -78,15 +107,15 @@ class Written:
         return ""
 
     def shapes(self, method: str, sizes: Mapping[str, int]) -> Shapes:
-        """Name -> shape, of `inputs` or of `outputs`."""
+        """The shapes by name that `inputs` or `outputs` returns."""
         return {name: each.shape for name, each in self.described(method, sizes).items()}
 
     def described(self, method: str, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-        """Name -> tensor, of `inputs` or of `outputs`."""
+        """The tensors by name that `inputs` or `outputs` returns."""
         found = self.call(method, **sizes)
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise self._wrong(method, found, "a dict, name -> shape")
-        if not found:
+        if not found and method == "inputs":
             raise self.mistake(method, f"{method} names no tensor, a kernel needs at least one")
         return {name: self._described(method, name, each) for name, each in found.items()}
 
@@ -95,14 +124,14 @@ class Written:
         size, a flag or a constant: a name in the space could mean either."""
         taken = dict.fromkeys(symbols, "a symbol of the problem")
         for spec in specs:
-            method = "outputs" if spec.is_output else "inputs"
+            method = "inputs" if spec.is_input else "outputs"
             if spec.name in taken:
                 message = f"{method} names {spec.name}, which is also {taken[spec.name]}"
                 raise self.mistake(method, f"{message}: rename the tensor")
             taken[spec.name] = "an input"
 
     def count(self, method: str, sizes: Mapping[str, int]) -> int:
-        """What `operations` or `exponentials` gives."""
+        """The number that `operations` or `exponentials` returns."""
         found = self.call(method, **sizes)
         number = isinstance(found, numbers.Real) and not isinstance(found, bool)
         if not number or not math.isfinite(found) or found < 0:
@@ -123,10 +152,31 @@ class Written:
         return self.outputs("make_indices", found, shapes, dtypes)
 
     def input(
-        self, name: str, shape: tuple[int, ...], kind: str, generator: torch.Generator
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        kind: str,
+        generator: torch.Generator,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
-        found = self.call("make_input", name=name, shape=shape, kind=kind, generator=generator)
-        return self._tensor("make_input", "make_input", name, found, shape=shape)
+        """What `make_input` makes for a tensor of that type: numbers of any precision. Complex
+        numbers may come as such, or as their parts in two calls."""
+
+        def made() -> torch.Tensor:
+            found = self.call("make_input", name=name, shape=shape, kind=kind, generator=generator)
+            return self._tensor("make_input", "make_input", name, found, shape=shape)
+
+        import torch
+
+        found = made()
+        is_exact = not is_rounded(dtype)
+        if (found.is_complex() and not dtype.is_complex) or (is_exact and is_rounded(found.dtype)):
+            given, expected = element_type(found.dtype), element_type(dtype)
+            message = f"make_input gave {name} as {given}, expected {expected}"
+            raise self.mistake("make_input", message)
+        if dtype.is_complex and not found.is_complex():
+            return torch.complex(found.float(), made().float())
+        return found
 
     def tensors(
         self,
@@ -146,16 +196,16 @@ class Written:
         dtypes: Dtypes,
         of: str = "",
     ) -> Tensors:
-        """The tensors in `found`, the method's answer; ProblemMistake unless they are the wanted
-        ones. A tensor that is not in `dtypes` may have any dtype. `of` names a baseline."""
+        """The tensors in `found`, the method's result. Raises ProblemMistake unless they are the
+        wanted ones. A tensor that is not in `dtypes` may have any dtype. `of` names a baseline."""
         teller = of or method
         if not isinstance(found, Mapping):
             raise self._wrong(method, found, "a dict, name -> tensor", of)
         if found.keys() != wanted.keys():
             names = ", ".join(map(str, found)) or "nothing"
             expected = ", ".join(wanted)
-            names_them = "inputs" if method == "make_indices" else "outputs"
-            raise self.mistake(method, f"{teller} gave {names}; {names_them} names {expected}")
+            wanted_are = "inputs names" if method == "make_indices" else "the outputs are"
+            raise self.mistake(method, f"{teller} gave {names}; {wanted_are} {expected}")
         return {
             name: self._tensor(
                 method, teller, name, found[name], shape=shape, dtype=dtypes.get(name)
@@ -195,10 +245,12 @@ class Written:
         wanted: Mapping[str, tuple[int, ...]],
         dtypes: Dtypes,
     ) -> Tensors:
-        """The outputs of one call of a baseline with these inputs."""
+        """The outputs of one call of a baseline with these inputs, of which it may update those
+        that are outputs."""
         line, teller = self._line("baselines_of"), f"{name} of baselines_of"
+        kept = {name: value for name, value in inputs.items() if name not in wanted}
         with (
-            self.unchanged("baselines_of", inputs, of=teller),
+            self.unchanged("baselines_of", kept, of=teller),
             self._file.running(line, f"; {name} is called without any"),
         ):
             found = function()
@@ -226,7 +278,7 @@ class Written:
         if dtype is not None and found.dtype != dtype:
             given, expected = (element_type(each) for each in (found.dtype, dtype))
             why = f"{teller} gave {name} as {given}, expected {expected}"
-            if dtype == torch.float64:  # of a reference; others have the type of their tensor
+            if dtype in (torch.float64, torch.complex128):  # of a reference, in most cases
                 why = f"{teller} gave {name} as {given} for inputs of {expected}: keep the dtype"
             raise self.mistake(method, why)
         return found.contiguous()
@@ -237,7 +289,12 @@ class Written:
             shape = found.shape if isinstance(found, Tensor) else found
             expected = "expected a tuple of integers"
             raise self.mistake(method, f"{method} gave {_kind(shape)} for {name}, {expected}")
-        if why := tensor.wrong(is_output=method == "outputs"):
+        if method == "inputs" and tensor.dtype == "bool" and tensor.values is None:
+            tensor = replace(tensor, values=_BOOLS)
+        why = tensor.wrong(is_output=method == "outputs")
+        if not why and method == "outputs" and tensor.values is not None and not self._has_same:
+            why = "is an output, whose range only `same` needs"
+        if why:
             raise self.mistake(method, f"{name} of {method} {why}")
         return tensor
 
@@ -278,7 +335,7 @@ _STEPS = (1, 2, 3)
 
 
 class WrittenProblem(Protocol):
-    """Calls the methods that a user wrote, and checks what they return."""
+    """The part of a user's problem that its tensor side needs."""
 
     dtype: str
 
@@ -287,6 +344,9 @@ class WrittenProblem(Protocol):
 
     @property
     def flags(self) -> Sequence[str]: ...
+
+    @property
+    def tolerance(self) -> Tolerance | None: ...
 
     @property
     def written(self) -> Written: ...
@@ -301,7 +361,15 @@ class WrittenProblem(Protocol):
 
     def sizes_of(self, case: Case) -> dict[str, int]: ...
 
-    def constants_of(self, case: Case) -> dict[str, Any]: ...
+    def given(self, case: Case, method: str) -> dict[str, Any]: ...
+
+    def symbols_of(self, case: Case) -> dict[str, Any]: ...
+
+    def output_ranges(self, case: Case) -> dict[str, range]: ...
+
+    def make_inputs(self, case: Case, kind: str, seed: int, device: str) -> Tensors: ...
+
+    def checked_reference(self, case: Case, inputs: Tensors) -> Tensors: ...
 
 
 def solved_case(
@@ -406,19 +474,23 @@ def _extents(shapes: GivenShapes) -> dict[tuple[str, int], int]:
 
 
 # How a user's problem describes a tensor that is not of the problem's own dtype: `Tensor`.
-INDICES = "indices"
-_MOST = {"uint8": 1 << 8, "int32": 1 << 31, "int64": 1 << 63}
+INDICES, STRUCTURED = "indices", "structured"
+_LIMITS = {"bool": (0, 1), "uint8": (0, 255)} | {
+    f"int{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)
+}
+_BOOLS = range(2)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor in the result of `inputs` or `outputs`, if a shape alone is not enough.
 
-    - `dtype`: float16, bfloat16, float32, float8_e4m3, float8_e5m2, uint8, int32 or int64; defaults
-      to the problem's own.
+    - `dtype`: float16, bfloat16, float32, float64, float8_e4m3, float8_e5m2, complex64, bool,
+      uint8, int8, int16, int32 or int64; defaults to the problem's own.
     - `values` of an input. None: what `make_input` returns. `range(0, columns)`: integers of that
       range; any of them may occur anywhere. `(0.01, 10.0)`: numbers between these, uniform in the
-      logarithm, such as scales. `"indices"`: lengths and indices that must fit together;
+      logarithm, such as scales. `"structured"`: what `make_input` returns, of any type; it changes
+      only as a whole, between launches. `"indices"`: lengths and indices that must fit together;
       `make_indices` makes them, and they change only together, between launches.
     """
 
@@ -431,9 +503,14 @@ class Tensor:
         """Whether its values are lengths and indices that must fit together."""
         return self.values == INDICES
 
-    def wrong(self, *, is_output: bool) -> str:  # noqa: PLR0911
+    def wrong(self, *, is_output: bool) -> str:  # noqa: C901, PLR0911
         """Why the description is invalid, in one line; "" if it is valid."""
-        if self.values is not None and is_output:
+        is_updated = isinstance(self, InOut)
+        if is_updated and is_output:
+            return "is an InOut: name it in inputs alone"
+        if is_updated and self.values in (INDICES, STRUCTURED):
+            return f'is an InOut, whose values cannot be "{self.values}"'
+        if is_output and self.values is not None and not isinstance(self.values, range):
             return "is an output, which has no values of its own"
         if self.dtype and self.dtype not in ELEMENT_BYTES:
             return f"has the dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}"
@@ -441,34 +518,76 @@ class Tensor:
             if not self.values or self.dtype not in INTEGERS:
                 return f"has the values {self.values}, expected some integers of an integer type"
             ends = sorted((self.values[0], self.values[-1]))  # min() would walk through all
-            least = 0 if self.dtype == "uint8" else -_MOST[self.dtype]
-            if ends[0] < least or ends[1] >= _MOST[self.dtype]:
+            least, most = _LIMITS[self.dtype]
+            if ends[0] < least or ends[1] > most:
                 return f"has the values {self.values}, which do not fit {self.dtype}"
-            if (ends[1] - ends[0]) // abs(self.values.step) >= sys.maxsize:
-                return f"has the values {self.values}, expected fewer than 2**63 of them"
-        elif self.values is not None and self.values != INDICES and not _is_range(self.values):
-            expected = "a range, two positive numbers or 'indices'"
+            number = (ends[1] - ends[0]) // abs(self.values.step) + 1
+            if sys.maxsize < number <= most - least:
+                return f"has the values {self.values}, expected fewer than 2**63 of them, or all"
+        elif isinstance(self.values, tuple) and self.dtype == "complex64":
+            return f"has the values {self.values}, which complex numbers cannot lie between"
+        elif self.values not in (None, INDICES, STRUCTURED) and not _is_range(self.values):
+            expected = "a range, two positive numbers, 'indices' or 'structured'"
             return f"has the values {self.values!r}, expected {expected}"
         elif self.values is None and self.dtype in INTEGERS and not is_output:
-            return f"is {self.dtype} without values: state range(first, end) or 'indices'"
+            others = "'indices' or 'structured'"
+            return f"is {self.dtype} without values: state range(first, end), {others}"
         elif self.values == INDICES and self.dtype not in INTEGERS:
             return "has indices of no integer type"
         return ""
 
     def spec(self, name: str, dtype: str, *, is_output: bool) -> TensorSpec:
-        """`dtype`: the problem's own."""
+        """The tensor as a `TensorSpec`. `dtype`: the problem's own."""
+        is_updated = isinstance(self, InOut)
         is_ranged = isinstance(self.values, range)
-        is_index = self.values == INDICES or is_ranged
+        is_steady = self.values in (INDICES, STRUCTURED)
+        is_index = (is_steady or is_ranged) and not is_output
         dtype = self.dtype or dtype
         return TensorSpec(
             name,
             self.shape,
             dtype,
-            is_output,
+            is_output or is_updated,
             is_index=is_index,
             is_ranged=is_ranged,
-            is_steady=self.values == INDICES,
+            is_steady=is_steady,
+            is_updated=is_updated,
         )
+
+
+class InOut(Tensor):
+    """A tensor in the result of `inputs` that a kernel updates in place. Before each launch it has
+    its values again. `compute` gets them, and gives the new ones by the tensor's name."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A problem's own tolerance of floats: `absolute` + `relative` * |reference|, in addition to
+    the rounding to the output's type. Reports repeat the `reason`, a line, since it is the author's
+    word alone."""
+
+    reason: str
+    relative: float = 0.0
+    absolute: float = 0.0
+
+    def wrong(self) -> str:
+        """Why it is invalid, in one line; "" if it is valid."""
+        if not isinstance(self.reason, str) or not self.reason.strip() or "\n" in self.reason:
+            return f"has the reason {self.reason!r}, expected a line"
+        for name in ("relative", "absolute"):
+            value = getattr(self, name)
+            most = 1.0 if name == "relative" else math.inf
+            if not isinstance(value, int | float) or not 0 <= value < most:
+                return f"has {name} {value!r}, expected a number of at least 0" + (
+                    ", and less than 1" if name == "relative" else ""
+                )
+        return "" if self.relative or self.absolute else "is 0"
+
+    def __str__(self) -> str:
+        parts = [f"{name} {getattr(self, name):g}" for name in ("relative", "absolute")]
+        return f"{', '.join(p for p in parts if not p.endswith(' 0'))}: {self.reason}"
 
 
 def tensor_of(found: Any) -> Tensor | None:
@@ -481,7 +600,7 @@ def tensor_of(found: Any) -> Tensor | None:
     except TypeError:
         return None
     if isinstance(found, Tensor):
-        return Tensor(extents, found.dtype, found.values)
+        return replace(found, shape=extents)
     return Tensor(extents)
 
 
@@ -502,7 +621,8 @@ class _RuntimeMistake(ProblemMistake, RuntimeError):
 
 
 class ProblemFile:
-    """`path` is the file's name in tracebacks, `name` its name in messages."""
+    """The Python file of a problem. `path`: its name in tracebacks. `name`: its name in
+    messages."""
 
     def __init__(self, path: str, name: str, content: bytes) -> None:
         self._path = path
@@ -524,9 +644,9 @@ class ProblemFile:
             raise mistake from error
 
     def mistake(self, error: BaseException, line: int = 0, hint: str = "") -> ProblemMistake | None:
-        """The mistake behind an exception; None if the file is not to blame: for Ctrl-C, for an
-        error of evotune's own and, without `line`, for an exception that no code of the file was
-        part of."""
+        """The mistake that caused an exception; None if the file has none. That is so for Ctrl-C,
+        for evotune's own errors and, without `line`, for an exception in whose traceback the file
+        does not occur."""
         if isinstance(error, ProblemMistake):
             return error
         if isinstance(error, SyntaxError) and error.filename == self._path:

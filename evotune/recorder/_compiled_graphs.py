@@ -1,12 +1,12 @@
 """Reads calls of attention out of the graphs that torch.compile makes, and counts their runs.
 
-Dynamo hands each graph to the user's backend. Here its nodes are read first, and what the backend
-returns is wrapped in a function that tells the graph's calls at each run, so replays of CUDA graphs
-count too. Graph and backend stay as they are. Sizes that a graph leaves open are inputs of it as
-integers, so each run tells its own.
+Dynamo passes each graph to the user's backend. This module reads the graph's nodes first, and wraps
+what the backend returns in a function that reports the graph's calls at each run, so that replays
+of CUDA graphs count too. Graph and backend do not change. Sizes that a graph leaves open are
+integer inputs of it, so each run reports its own.
 
-Graphs compiled while a recording was open stay in Dynamo's cache, wrapped; they tell nothing while
-none is open.
+Graphs that are compiled while a recording is open stay wrapped in Dynamo's cache. They report
+nothing while no recording is open.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CompiledGraphs:
         self._original: Any = None
 
     def watch(self) -> None:
-        """Begins, if Dynamo is loaded."""
+        """Starts to watch Dynamo, if it is loaded."""
         module = sys.modules.get(MODULE)
         owner = getattr(module, "OutputGraph", None)
         if owner is None or self._original is not None:

@@ -35,6 +35,8 @@ Function: TypeAlias = Callable[..., Any]
 Seen: TypeAlias = Callable[[Any, str, SizeOf, Mapping[str, Any]], "SeenCall | None"]
 
 SDPA = "scaled_dot_product_attention"
+FUNCTION = f"F.{SDPA}"
+"""What a recording calls it."""
 LAYER = "multi_head_attention_forward"
 FAST_PATHS = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
 PACKAGE_FUNCTIONS: Mapping[str, Seen] = {
@@ -73,7 +75,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
 _EAGER = "eager_attention_forward"
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 INSIDE = "evotune_inside"
-"""In a node's `meta`: the node is a part of a call that is noted."""
+"""A key in a node's `meta`: the node is a part of a noted call."""
 NOTED = "_evotune_noted"
 """An attribute of Dynamo's graph: functions, results and arguments of the calls."""
 
@@ -120,10 +122,10 @@ class Replacements:
         if (interface := names.get(_INTERFACE)) is not None:
             self._replace_in_interface(interface)
         if _takes_sdpa(module):
-            taken = {id(old): new for (_, kind), (old, new) in self._used.items() if kind == SDPA}
+            taken = {id(old) for (_, kind), (old, _) in self._used.items() if kind == SDPA}
             for name, value in list(names.items()):
                 if id(value) in taken:
-                    setattr(module, name, taken[id(value)])
+                    self._replace(module, name, value, SDPA, f"{module.__name__}.{name}")
 
     def restore(self) -> None:
         """Gives all modules the originals, those too that took a stand-in from another module. A
@@ -183,7 +185,7 @@ def _takes_sdpa(module: types.ModuleType) -> bool:
 
 def _made(original: Function, kind: str, shown: str) -> Function:
     if kind == SDPA:
-        return _of_sdpa(original)
+        return _of_sdpa(original, FUNCTION if shown == SDPA else shown)
     if kind == LAYER:
         return _of_layer(original)
     if kind in FAST_PATHS:
@@ -195,7 +197,9 @@ def _made(original: Function, kind: str, shown: str) -> Function:
     return _of_others(original, kind, f"{package}.{kind}", PACKAGE_FUNCTIONS[kind])
 
 
-def _of_sdpa(original: Function) -> Function:
+def _of_sdpa(original: Function, shown: str) -> Function:
+    """The stand-in for SDPA. `shown`: what the program calls it, for a module may have it under a
+    name of its own."""
     import torch
 
     is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
@@ -216,7 +220,7 @@ def _of_sdpa(original: Function) -> Function:
         """Tells a call, which the original has accepted. A call that is known must cost little."""
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if type(query) not in plain or query.is_nested or out is None:
-            _tell(out, "F.scaled_dot_product_attention", lambda out: _of_tensors(out, given))
+            _tell(out, shown, lambda out: _of_tensors(out, shown, given))
             return
         mask = attn_mask
         if mask is not None:
@@ -237,9 +241,10 @@ def _of_sdpa(original: Function) -> Function:
             dropout_p,
             is_causal,
             scale,
+            shown,
         )
         for listener in LISTENERS.told:
-            listener.heard(facts, _of_tensors, out, given)
+            listener.heard(facts, _of_tensors, out, shown, given)
 
     @functools.wraps(original)
     def scaled_dot_product_attention(*given: Any, **named: Any) -> Any:
@@ -247,13 +252,10 @@ def _of_sdpa(original: Function) -> Function:
             return original(*given, **named)
         if not LISTENERS.told or LISTENERS.inside.depth or is_tracing() is not None:
             return original(*given, **named)
+        LISTENERS.inside.sdpa_calls += 1
         if LISTENERS.stopwatch is not None:
             return _timed(
-                original,
-                "F.scaled_dot_product_attention",
-                given,
-                named,
-                lambda out: _of_named(out, given, named),
+                original, shown, given, named, lambda out: _of_named(out, shown, given, named)
             )
         out = original(*given, **named)
         note(out, *given, **named)
@@ -264,7 +266,7 @@ def _of_sdpa(original: Function) -> Function:
     return scaled_dot_product_attention
 
 
-def _of_tensors(out: Any, given: Sequence[Any]) -> SeenCall | None:
+def _of_tensors(out: Any, function: str, given: Sequence[Any]) -> SeenCall | None:
     """The facts of a call of SDPA; None where a compiler calls it with tensors of its own."""
     for tensor in given[:3]:
         if type(tensor).__name__ in _OF_COMPILERS:
@@ -272,12 +274,15 @@ def _of_tensors(out: Any, given: Sequence[Any]) -> SeenCall | None:
         if not tensor.is_nested and any(type(size) is not int for size in tensor.shape):
             return None
     arguments = dict(zip(SIGNATURES[SDPA], given, strict=False))
-    return _seen_calls.of_sdpa(out, "F.scaled_dot_product_attention", int, arguments)
+    return _seen_calls.of_sdpa(out, function, int, arguments)
 
 
-def _of_named(out: Any, given: Sequence[Any], named: Mapping[str, Any]) -> SeenCall | None:
+def _of_named(
+    out: Any, function: str, given: Sequence[Any], named: Mapping[str, Any]
+) -> SeenCall | None:
     arguments = named_arguments(SIGNATURES[SDPA], given, named)
-    return _of_tensors(out, [arguments.get(name, _DEFAULTS.get(name)) for name in SIGNATURES[SDPA]])
+    in_order = [arguments.get(name, _DEFAULTS.get(name)) for name in SIGNATURES[SDPA]]
+    return _of_tensors(out, function, in_order)
 
 
 _DEFAULTS = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
@@ -315,16 +320,21 @@ def _of_others(original: Function, kind: str, shown: str, seen: Seen) -> Functio
         if not LISTENERS.told or LISTENERS.inside.depth or is_tracing() is not None:
             return original(*given, **named)
 
+        inside, before = LISTENERS.inside, LISTENERS.inside.sdpa_calls
+        alone = not (LISTENERS.as_served and kind == "transformers")
+
         def facts(out: Any) -> SeenCall | None:
+            if not alone and inside.sdpa_calls > before:
+                return None
             return seen(out, shown, int, named_arguments(names, given, named))
 
-        LISTENERS.inside.depth += 1
+        inside.depth += alone
         try:
             if LISTENERS.stopwatch is not None:
-                return _timed(original, shown, given, named, facts)
+                return _timed(original, shown, given, named, facts, alone=alone)
             out = original(*given, **named)
         finally:
-            LISTENERS.inside.depth -= 1
+            inside.depth -= alone
         _tell(out, shown, facts)
         return out
 
@@ -353,22 +363,26 @@ def _timed(
     given: Any,
     named: Mapping[str, Any],
     facts: Callable[[Any], SeenCall | None],
+    *,
+    alone: bool = True,
 ) -> Any:
+    """Makes the call by the stopwatch. `alone`: no call inside it is timed by itself."""
     stopwatch = LISTENERS.stopwatch
     assert stopwatch is not None
     on_gpu = any(getattr(each, "is_cuda", False) for each in (*given, *named.values()))
-    out, time_us = stopwatch.timed(lambda: original(*given, **named), on_gpu=on_gpu)
-    found = _described(out, shown, facts)
-    if found is not None:
-        stopwatch.keep(found, time_us)
-    return out
+    call = functools.partial(original, *given, **named)
+    LISTENERS.inside.depth += alone
+    try:
+        return stopwatch.made(call, lambda out: _described(out, shown, facts), on_gpu=on_gpu)
+    finally:
+        LISTENERS.inside.depth -= alone
 
 
 REPLACEMENTS = Replacements()
 
 
 def traced(original: Function, function: str) -> Function:
-    """The function as torch.compile is to trace it."""
+    """The function that torch.compile traces in place of `original`."""
     from torch._dynamo.comptime import comptime
 
     def attention(
@@ -384,7 +398,7 @@ def traced(original: Function, function: str) -> Function:
         out = original(module, query, key, value, attention_mask, *others, **named)
         note(
             function,
-            *(out[0], query, key, value, attention_mask),
+            *(out[0], query, key, value, attention_mask, named.get("position_bias")),
             (
                 named.get("dropout", 0.0),
                 named.get("scaling"),
@@ -404,6 +418,7 @@ def traced(original: Function, function: str) -> Function:
         key: Any,
         value: Any,
         attention_mask: Any,
+        position_bias: Any,
         options: tuple[Any, ...],
     ) -> None:
         comptime(_end, _nothing)
@@ -431,7 +446,7 @@ def _note(context: Any) -> None:
     output = _output(context)
     for node in list(output.graph.nodes)[output._evotune_begun.pop() :]:
         node.meta[INSIDE] = True
-    names = ("query", "key", "value", "attention_mask")
+    names = ("query", "key", "value", "attention_mask", "position_bias")
     arguments = {name: _known(context, name) for name in names}
     dropout, scaling, causal, window, softcap, has_sinks, own_causal = _known(context, "options")
     module = SimpleNamespace(is_causal=own_causal, sinks=has_sinks or None)

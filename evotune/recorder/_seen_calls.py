@@ -1,11 +1,12 @@
-"""Calls of attention that were seen: their facts, and the open recordings, which are told of them.
+"""Turns calls of attention into facts, and passes them to the open recordings.
 
-The facts are the shapes, strides and types of a call's tensors, never their values. A call is told
-to all open recordings.
+The facts are the shapes, strides and types of a call's tensors, never their values. All open
+recordings get each call.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +21,7 @@ Make: TypeAlias = Callable[..., "SeenCall | None"]
 
 
 def of_sdpa(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any]) -> SeenCall:
-    """A call with SDPA's arguments; `out` is what it returned."""
+    """The facts of a call with SDPA's arguments. `out`: what it returned."""
     q, k, v = (arguments[name] for name in ("query", "key", "value"))
     if q.is_nested or k.is_nested or v.is_nested:
         return _of_nested(out, function, arguments)
@@ -115,8 +116,9 @@ def _layer_mask(mask: SeenTensor, kind: int | None) -> SeenTensor:
 
 
 def of_layer(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any]) -> SeenCall:
-    """A call of F.multi_head_attention_forward, (length, batch, width) before the projection: the
-    call of SDPA inside it, or, where it gives weights, what that would be."""
+    """The facts of a call of F.multi_head_attention_forward, whose inputs are (length, batch,
+    width): those of the call of SDPA inside it, or of the equivalent call of SDPA if it returns
+    weights."""
     query, key = arguments["query"], arguments["key"]
     heads, width = size(arguments["num_heads"]), size(arguments["embed_dim_to_check"])
     batch = size(query.shape[1]) if query.dim() == 3 else 1
@@ -151,7 +153,7 @@ WEIGHTS = "it gives the weights of attention (need_weights=False gives none)"
 
 
 def of_packed(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any]) -> SeenCall:
-    """A call of a package's `attention_varlen`."""
+    """The facts of a call of a package's `attention_varlen`."""
     q, k, v = (tensor_of(arguments[name], size) for name in ("q", "k", "v"))
     sizes = {"sequences": size(arguments["cu_seqlens_q"].shape[0]) - 1}
     sizes |= {"tokens_q": q.shape[0], "tokens_k": k.shape[0]}
@@ -160,7 +162,7 @@ def of_packed(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any
 
 
 def of_paged(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any]) -> SeenCall:
-    """A call of a package's `attention_paged`."""
+    """The facts of a call of a package's `attention_paged`."""
     names = ("q", "k_cache", "v_cache")
     q, k, v = (tensor_of(arguments[name], size) for name in names)
     page_size, longest = k.shape[1], arguments.get("max_seqlen_k")
@@ -187,9 +189,9 @@ def _of_sequences(  # noqa: PLR0917
 
 
 def of_package(out: Any, function: str, size: SizeOf, arguments: Mapping[str, Any]) -> SeenCall:
-    """A call of a package's `attention`."""
+    """The facts of a call of a package's `attention`."""
     given = {"query": arguments["q"], "key": arguments["k"], "value": arguments["v"]}
-    named = {n: arguments[n] for n in ("is_causal", "scale") if n in arguments}
+    named = {n: arguments[n] for n in ("is_causal", "scale", "attn_mask") if n in arguments}
     features = tuple(_asked_features(arguments).items())
     first = out[0] if isinstance(out, tuple) else out
     return of_sdpa(first, function, size, {**given, **named, "features": features})
@@ -223,14 +225,17 @@ def of_transformers(
     """A call of an attention function of transformers. `function` is its name there.
 
     Those named flash align a causal mask to the bottom right, take a window by its size, and for a
-    mask which tokens are padding; the others have all of that in the mask.
+    mask which tokens are padding; the others have all of that in the mask. A position bias and the
+    mask are one mask, whose keys lie side by side: so a package makes it of them.
     """
     module, mask = arguments["module"], arguments.get("attention_mask")
+    bias = arguments.get("position_bias")
     flash = "flash" in function
     causal = arguments.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     rows, keys = (size(arguments[name].shape[2]) for name in ("query", "key"))
     causal = bool(causal) and rows > 1 and (flash or mask is None) and "eager" not in function
+    causal = causal and bias is None
     features: dict[str, Value] = {}
     if flash and causal and rows != keys:
         features["alignment"] = "bottom_right"
@@ -255,6 +260,10 @@ def of_transformers(
             "features": features.items(),
         },
     )
+    if bias is not None:
+        shapes = [tensor_of(each, size).shape for each in (bias, mask) if each is not None]
+        shape = tuple(map(max, *shapes)) if len(shapes) > 1 else shapes[0]
+        return seen._replace(mask=SeenTensor(shape, contiguous(shape), bias.dtype))
     if seen.mask is not None and len(seen.mask.shape) == 2 and flash:
         return seen._replace(mask=_layer_mask(seen.mask, 1))
     return seen
@@ -262,32 +271,38 @@ def of_transformers(
 
 class Listener(Protocol):
     def heard(self, key: Hashable, make: Make, *given: object) -> None:
-        """Counts a call. Equal keys are equal calls; `make(*given)` gives the facts of a new one,
-        and None for a call that is none of the program's."""
+        """Counts a call. Equal keys are equal calls. `make(*given)` returns the facts of a new
+        call, or None for a call that the program did not make itself."""
 
     def missed(self, words: str) -> None:
-        """Keeps that a call could not be described."""
+        """Notes that a call could not be described."""
+
+
+Call: TypeAlias = "functools.partial[Any]"
+"""A function of attention with the arguments of a call."""
 
 
 class Stopwatch(Protocol):
-    def timed(self, call: Callable[[], Any], *, on_gpu: bool) -> tuple[Any, Callable[[], float]]:
-        """The result of the call, and a function that gives its time in µs when all is over."""
-
-    def keep(self, seen: SeenCall, time_us: Callable[[], float]) -> None:
-        """Keeps the time of a call."""
+    def made(self, call: Call, seen: Callable[[Any], SeenCall | None], *, on_gpu: bool) -> Any:
+        """Makes the call, and returns its result. Keeps its time with `seen(result)`, the facts of
+        the call; None for a call that is none of the program's. Calls of attention that it makes
+        itself are not recorded."""
 
 
 class Listeners:
     """The open recordings of the process. `told` is read at every call, so it is a plain tuple.
 
     `inside` tells, for the thread that asks, how many recorded functions are running: a call that
-    one of them makes is a part of it.
+    one of them makes is a part of it. With `as_served` this does not hold for the attention
+    functions of transformers: if one of them calls SDPA, that call is told in place of its own,
+    because it is what an exported package serves.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.told: tuple[Listener, ...] = ()
         self.stopwatch: Stopwatch | None = None
+        self.as_served = False
         self.inside = _Inside()
 
     def heard(self, seen: SeenCall) -> None:
@@ -305,6 +320,7 @@ def _itself(seen: SeenCall) -> SeenCall:
 
 class _Inside(threading.local):
     depth = 0
+    sdpa_calls = 0  # how many were told
 
 
 LISTENERS = Listeners()

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,9 +34,9 @@ _COLUMNS = ("case", "mask", "dtype", "count", "of model", "spaces, or why none")
 class RecordedCall:
     """Equal calls of attention.
 
-    - `entry`: the case, with what a call has beside it under `entry.call`.
+    - `entry`: the case, with the other facts of the call under `entry.call`.
     - `count`: how often the program made the call.
-    - `share`: of the model's time, where it was measured; None elsewhere.
+    - `share`: the calls' share of the model's time; None if it was not measured.
     """
 
     entry: CaseEntry
@@ -62,7 +62,7 @@ class RecordedCall:
         return [each.space for each in self.answers(device) if not each.why]
 
     def why_none(self, device: str = "auto") -> str:
-        """Why no shipped space can compute the case there, in words; "" where one can."""
+        """Why no shipped space can compute the case on the device, in words; "" if one can."""
         return why_none(self.answers(device))
 
 
@@ -70,8 +70,8 @@ class Calls(Listener):
     """What a recording has heard, most frequent first. It can be read while it grows.
 
     `len` is the number of different calls, `count` that of all. `print` shows a table, `save`
-    writes a file that `--cases` takes, and `Calls.load` reads it again. `device`: the one for which
-    the table tells spaces, as `--device` has it.
+    writes a file that `--cases` takes, and `Calls.load` reads it again. `device`: the device for
+    which the table names spaces; a value of `--device`.
     """
 
     def __init__(self, device: str = "auto") -> None:
@@ -99,7 +99,7 @@ class Calls(Listener):
             self.undescribed[words] += 1
 
     def set_shares(self, shares: dict[SeenCall, float]) -> None:
-        """The share of the model's time that equal calls took together."""
+        """Sets the shares of the model's time that equal calls took together."""
         self._shares = shares
 
     def __iter__(self) -> Iterator[RecordedCall]:
@@ -122,9 +122,9 @@ class Calls(Listener):
         return sum(call.count for call in self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the calls as a file of cases: YAML where the path ends with .yaml or .yml, else
-        JSON. `evotune run SPACE --cases FILE` takes those that the space can compute. UsageError
-        when the file cannot be written."""
+        """Writes the calls as a file of cases: YAML if the path ends with .yaml or .yml, else JSON.
+        `evotune run SPACE --cases FILE` takes those that the space can compute. Raises UsageError
+        if the file cannot be written."""
         try:
             with whole_file(Path(path)) as file:
                 file.write(self.text(Path(path).suffix).encode())
@@ -132,7 +132,7 @@ class Calls(Listener):
             raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
     def text(self, suffix: str = ".yaml") -> str:
-        """The text of a file of cases with such a suffix."""
+        """The content of a file of cases with this suffix."""
         entries = [_as_data(call) for call in self]
         if suffix in (".yaml", ".yml") and entries:
             return "".join(map(_in_yaml, entries))
@@ -141,11 +141,18 @@ class Calls(Listener):
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str = "auto") -> Calls:
         """The calls of a file that `save` wrote. SpaceError at the first mistake in it."""
-        calls = cls(device)
+        found = []
         for entry in read_cases(Path(path)):
             share = entry.call.get("share")
             number = float(share) if isinstance(share, int | float) else None
-            calls._loaded.append(RecordedCall(entry, int(entry.count), number))
+            found.append(RecordedCall(entry, int(entry.count), number))
+        return cls.of(found, device)
+
+    @classmethod
+    def of(cls, found: Iterable[RecordedCall], device: str = "auto") -> Calls:
+        """The calls of a list."""
+        calls = cls(device)
+        calls._loaded = list(found)
         return calls
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -167,7 +174,7 @@ class Calls(Listener):
         return ", ".join(words) + (f" and {more} more" if more else "")
 
     def remarks(self) -> Iterator[str]:
-        """What a reader of the table should know."""
+        """The remarks for a reader of the table, a line each."""
         calls = list(self)
         total = sum(call.count for call in calls)
         yield f"{counted(total, 'call')} of {counted(len(calls), 'case')}"

@@ -1,18 +1,18 @@
 """A call of attention as an entry of a file of cases: problem, dtype, shape, variant.
 
-What a call has and a case has not stands beside them, under `call`:
+Facts of the call that a case does not have are under `call`:
 
 - grad: an input requires grad. dropout: the probability.
-- strides: of q, k and v, where no `layout` of a case has these; then `layout` names the nearest.
-- mask_strides: of a mask that is not contiguous.
-- cast_from: the inputs' dtype, where autocast has changed it.
+- strides: those of q, k and v, if no `layout` of a case has them; `layout` then names the nearest.
+- mask_strides: those of a mask that is not contiguous.
+- cast_from: the inputs' dtype, if autocast has changed it.
 - device, function: where the call ran, and what the program called.
 - obstacle: why no kernel can serve the call, in words.
 
-A mask stands in the variant, as `evotune.problems.attention_masks` has it. `mask` is its kind:
-`bias` for one that is added, with its `mask_dtype`; else `padding` where it is the same for all
-heads and rows, (B, 1, 1, L), known by its shape alone, or `bool`. `mask_batch`, `mask_heads` and
-`mask_rows` are its sizes, 1 where it is broadcast, by strides of 0 too.
+A mask is a part of the variant (`evotune.problems.attention_masks`). `mask` is its kind: `bias` if
+it is added, with its `mask_dtype`; `padding` if its shape (B, 1, 1, L) shows that it is the same
+for all heads and rows; else `bool`. `mask_batch`, `mask_heads` and `mask_rows` are its sizes; 1 if
+it is broadcast, also by strides of 0.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class SeenCall(NamedTuple):
     """A call as it was made, hashable.
 
     - function: what the program called. problem: the name of the problem that it computes.
-    - q, k, v: (batch, heads, length, head), or as the problem has them. mask: None for none.
-    - dtype: of the output. device: its type.
-    - sizes: further sizes that no shape tells, of packed and paged sequences.
-    - features: as a case tells them. obstacle: why no kernel can serve the call.
+    - q, k, v: (batch, heads, length, head), or in the problem's own order. mask: None for none.
+    - dtype: the output's dtype. device: its type of device.
+    - sizes: sizes of packed and paged sequences that no shape implies.
+    - features: the features as symbols of a case. obstacle: why no kernel can serve the call.
     """
 
     function: str
@@ -192,7 +192,8 @@ def _ragged(seen: SeenCall) -> dict[str, Value]:
 
 
 def label_of(entry: CaseEntry) -> str:
-    """The case in the words of its problem, without the mask; its symbols where it is none."""
+    """The case in the words of its problem, without the mask. Its symbols if its problem does not
+    have it."""
     variant = {n: value for n, value in entry.variant.items() if not n.startswith("mask")}
     try:
         problem = create_problem(entry.problem or "attention", "float32")  # labels have no dtype
@@ -202,7 +203,8 @@ def label_of(entry: CaseEntry) -> str:
 
 
 def mask_words(entry: CaseEntry) -> str:
-    """`padding 16x1x1x512`, with the dtype of a mask that is added; "" where there is none."""
+    """The mask in words, such as `padding 16x1x1x512`, with the dtype of a mask that is added; ""
+    for none."""
     told: Mapping[str, Any] = entry.variant
     if "mask" not in told:
         return ""

@@ -25,10 +25,15 @@ Imported: TypeAlias = Callable[[ModuleType], None]
 
 
 @contextlib.contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def heard_by(listener: Listener, *, as_served: bool = False) -> Iterator[None]:
     """While it is open the listener hears each call of attention in this process, of any thread.
-    Afterwards all functions are as they were."""
+    Afterwards all functions are as they were.
+
+    `as_served`: calls of SDPA by an attention function of transformers are heard in place of that
+    function's own calls, in all open recordings.
+    """
     with LISTENERS.lock:
+        before, LISTENERS.as_served = LISTENERS.as_served, as_served
         LISTENERS.told = (*LISTENERS.told, listener)
         _WATCH.on()
         REPLACEMENTS.everywhere()
@@ -37,6 +42,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
         yield
     finally:
         with LISTENERS.lock:
+            LISTENERS.as_served = before
             LISTENERS.told = tuple(each for each in LISTENERS.told if each is not listener)
             if not LISTENERS.told:
                 _WATCH.off()
@@ -45,9 +51,10 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def timed_by(stopwatch: Stopwatch) -> Iterator[None]:
-    """Times calls while the block is open, and adds them to no recording."""
-    with heard_by(_NOBODY):
+def timed_by(stopwatch: Stopwatch, *, as_served: bool = False) -> Iterator[None]:
+    """Times calls while the block is open, and adds them to no recording. `as_served`: see
+    `heard_by`."""
+    with heard_by(_NOBODY, as_served=as_served):
         before, LISTENERS.stopwatch = LISTENERS.stopwatch, stopwatch
         try:
             yield

@@ -1,2 +1,2 @@
-"""Reports of a run, for people and scripts. They need the run's folder, but neither torch nor a
-device."""
+"""Reports of a run, for people and for scripts. They need only the run's folder, neither torch nor
+a device."""

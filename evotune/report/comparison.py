@@ -1,12 +1,13 @@
-"""Two candidates side by side: their differences, and how their times compare.
+"""Compares two candidates: their differences, and their times.
 
 A ratio is the first candidate's time / the second one's: above 1 the second is faster. `slowdown`
 is 1 / ratio - 1. There are three ways to find a ratio:
 
-- From stored figures it is the quotient of two speedups over the same baseline. Each candidate was
-  timed in alternation with the baseline, so two runs are comparable even if the machine was slower
-  during one of them. The interval spans every value that the two 95% intervals allow.
-- Where the baselines differ it is the quotient of the times, without an interval.
+- From stored figures the ratio is the quotient of two speedups over the same baseline. Each
+  candidate was timed in alternation with the baseline, so two runs are comparable even if the
+  machine was slower during one of them. The interval spans every value that the two 95% intervals
+  allow.
+- If the baselines differ, the ratio is the quotient of the times, without an interval.
 - `--remeasure` times the two in alternation, which gives a paired interval.
 """
 
@@ -25,8 +26,8 @@ from evotune.trial import Configuration, Json, Measurement, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: a trial of a run with its deciding outcome. `number` and `outcome` are None if the
-    configuration was not tried."""
+    """One side of a comparison: a trial of a run with its deciding outcome. `number` and `outcome`
+    are None if the configuration was not tried."""
 
     data: RunData
     number: int | None
@@ -40,8 +41,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class CaseRatio:
-    """Times in µs; `ratio` as in the module's docstring. `low` and `high` are None without an
-    interval."""
+    """The two times on one case, in µs, and their `ratio` (see the module's docstring). `low` and
+    `high` are None without an interval."""
 
     case: str
     first_us: float
@@ -57,8 +58,8 @@ class CaseRatio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`basis` is paired (timed now, in alternation), baseline (speedups over one baseline) or
-    times."""
+    """The result of a comparison. `basis`: paired (timed now, in alternation), baseline (speedups
+    over the same baseline) or times."""
 
     first: Side
     second: Side
@@ -69,7 +70,8 @@ class Comparison:
 
     @property
     def mean(self) -> tuple[float, float | None, float | None]:
-        """The geometric mean of the cases' ratios, and those of their bounds if all have bounds."""
+        """The geometric mean of the cases' ratios, and the geometric means of their bounds, if all
+        cases have bounds."""
         return (
             _geometric([case.ratio for case in self.cases]),
             _all([case.low for case in self.cases]),
@@ -77,7 +79,7 @@ class Comparison:
         )
 
     def slowdowns(self) -> dict[str, float]:
-        """Figures for `--fail-if`: see `evotune.cli.explain_commands`."""
+        """The slowdowns by the names that `--fail-if` takes (`evotune.cli.explain_commands`)."""
         mean, _, high = self.mean
         each = [case.slowdown for case in self.cases]
         found = {"median": statistics.median(each), "mean": 1 / mean - 1, "worst": max(each)}
@@ -114,10 +116,11 @@ def compare(first: Side, second: Side, measured: Outcome | None = None) -> Compa
 
 
 def side(data: RunData, wanted: str) -> Side | None:
-    """The side for the text `wanted`: empty for the leaderboard's first row, a trial's number, or
+    """The side that `wanted` names: "" for the leaderboard's first row, a trial's number, or
     `default`.
 
-    None if the run has no such trial. A trial that failed is a side without times."""
+    None if the run has no such trial. A trial that failed is a side without times.
+    """
     from evotune.report.leaderboard import rank
 
     evidence = weigh(data)
@@ -199,6 +202,7 @@ def _described(data: RunData) -> dict[str, Json]:
         "device": data.facts.device.name,
         "driver": data.facts.device.driver,
         "problem": data.facts.problem.text,
+        "its own tolerance": data.facts.problem.tolerance,
         "compiler": environment.get("compiler"),
         "evotune": environment.get("evotune"),
         "torch": packages.get("torch"),

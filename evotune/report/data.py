@@ -1,4 +1,5 @@
-"""Data for reports, read once from a run's folder: of all trials, or of a leaderboard's head."""
+"""Reads the data for reports once from a run's folder: all trials, or those of a leaderboard's
+head."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ _HEAD_ROWS = 20  # of the leaderboard, which a page shows
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Figures over all trials of a run, also over trials that were not loaded.
+    """Figures over all trials of a run, including trials that were not loaded.
 
     - `outcomes`: counts by kind, `in_order`.
     - `elapsed_s`: the time at work; see `RunStore`.
-    - `searched_s`: the search's part of it.
+    - `searched_s`: the search's part of that time.
     - `stage_s`: the seconds of each stage, for every trial that went through it.
     - `unloaded_rows`: the number of leaderboard rows that were not loaded.
     """
@@ -61,7 +62,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A run as its folder describes it, finished or not.
+    """The data of a run, finished or not, read from its folder.
 
     - `finish_times_s`: seconds of searching until each trial ended.
     - `confirmations`: the confirmations of stored trials only.
@@ -78,13 +79,15 @@ class RunData:
     totals: Totals
     holder: int | None = None
     store: RunStore | None = None
-    """Open if `trials` holds only a part of them: `evotune.report.whole` reads all from it."""
+    """The open store, if `trials` has only a part of the trials; `evotune.report.whole` reads all
+    trials from it."""
     sample: Sample | None = None
 
     @classmethod
     @contextlib.contextmanager
     def opened(cls, run: RunFolder) -> Iterator[RunData]:
-        """Open a run to read it trial by trial, as it is at this moment. Raises as `load` does."""
+        """Opens a run to read it trial by trial, in its present state. Raises the errors of
+        `load`."""
         with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
             head = cls._read(run, store, _HEAD_ROWS)
             if len(head.trials) == head.totals.trials:
@@ -96,8 +99,8 @@ class RunData:
     @classmethod
     @contextlib.contextmanager
     def thinned(cls, run: RunFolder, most: int, more: Collection[int] = ()) -> Iterator[RunData]:
-        """All trials if there are at most `most`; else a `Sample`, the trials `more`, and the open
-        store. Raises as `load` does."""
+        """The run with all trials if there are at most `most`; else with a `Sample`, the trials
+        `more`, and an open store. Raises the errors of `load`."""
         with RunStore.open_for_reading(run.store) as store, store.at_one_moment():
             count = store.count()
             if count <= most:
@@ -157,8 +160,8 @@ class RunData:
 
     @property
     def state(self) -> str:
-        """The stored state, but `running` while a process works on the run; a run that is stored as
-        running without such a process is `killed`."""
+        """The stored state, but `running` while a process works on the run, and `killed` if it is
+        stored as running and no process works on it."""
         stored = self.facts.state
         if self.holder is not None:
             return "running"
@@ -173,8 +176,8 @@ class RunData:
 
     @property
     def beside(self) -> Mapping[int, Sequence[str]]:
-        """Other work on the machine when a session of the run began, by the number of trials stored
-        until then; empty for a run of an older evotune, which did not check."""
+        """Other work on the machine when a part of the run began, by the number of trials that were
+        stored before. Empty for a run of an older evotune, which did not check."""
         return dict(sorted(self.facts.beside.items()))
 
     @property
@@ -214,7 +217,7 @@ class RunData:
 
     @property
     def held_out_cases(self) -> tuple[str, ...]:
-        """Labels of the cases that only champions are measured on."""
+        """Labels of the cases on which only champions are measured."""
         return self._measured(held_out=True)
 
     def _measured(self, *, held_out: bool) -> tuple[str, ...]:
@@ -243,7 +246,7 @@ def _trials(
 
 
 def in_order(kinds: Mapping[OutcomeKind, int]) -> dict[str, int]:
-    """Counts by kind: valid ones first, then the failures, most frequent first."""
+    """The counts by kind: valid trials first, then the failures, most frequent first."""
     ranked = sorted(kinds.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))
     return {kind.value: count for kind, count in ranked}
 
@@ -261,8 +264,8 @@ def _totals(store: RunStore, unloaded_rows: int) -> Totals:
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Disables the garbage collector while a million objects are made. It would find nothing,
-    because reference counting frees them."""
+    """Disables the garbage collector in the block, in which a million objects are made. It would
+    find nothing, because reference counting frees them."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -289,11 +292,11 @@ def _environment(run: RunFolder, kept: Json) -> Mapping[str, Json]:
 def leaders(
     links: Mapping[int, int | None], stored: Container[int] | None = None
 ) -> dict[int, int]:
-    """Trial -> its leader, the first stored trial with the same machine code, for all of `links`.
+    """The leader of each trial in `links`: the first stored trial with the same machine code.
 
-    `links` maps a trial to an earlier trial with its machine code, or to None. `stored` has more
-    trials that exist. A trial that a link names may be missing: it is not stored yet, or was lost
-    with a killed run. Then the first trial whose links lead to it is the leader.
+    `links` maps a trial to an earlier trial with its machine code, or to None. `stored` has other
+    existing trials. A trial that a link names may be missing, because it is not stored yet or was
+    lost with a killed run. Then the first trial whose links lead to it is the leader.
     """
     found: dict[int, int] = {}
     for number in links:
@@ -310,7 +313,7 @@ def leaders(
 
 
 def stored_leaders(store: RunStore) -> dict[int, int]:
-    """`leaders` of the stored duplicates; any other trial is its own leader."""
+    """The `leaders` of the stored duplicates. Any other trial is its own leader."""
     links = store.duplicates()
     return leaders(links, store.known(set(links.values())))
 

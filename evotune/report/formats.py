@@ -86,12 +86,12 @@ def leaderboard_records(data: RunData, count: int | None = None) -> list[dict[st
 
 
 def to_json(value: Json) -> str:
-    """JSON text that every reader accepts: numbers that JSON cannot hold become null."""
+    """JSON text that every reader accepts: numbers that JSON cannot represent become null."""
     return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def to_jsonl(values: Iterable[Json]) -> str:
-    """JSON text with one value a line; numbers that JSON cannot hold become null."""
+    """JSON text with one value a line; numbers that JSON cannot represent become null."""
     rest = iter(values)
     pieces = []
     while some := list(itertools.islice(rest, _LINES_AT_ONCE)):
@@ -101,8 +101,8 @@ def to_jsonl(values: Iterable[Json]) -> str:
 
 def listing(head: Mapping[str, Json], name: str, pieces: Iterable[str]) -> Iterator[str]:
     """The JSON text of `head` with a last member `name`: the list of the values in `pieces`, each
-    on a line. `pieces` are texts of `to_jsonl`. So a million values are never in memory at once,
-    and Python's encoder, which is slow where it indents, has little to do."""
+    on a line. `pieces` are texts from `to_jsonl`. So a million values are never in memory at once,
+    and Python's encoder, which is slow at indenting, has little to do."""
     yield to_json(head).removesuffix("\n}\n") + f',\n  "{name}": ['
     separator = "\n"
     for lines in pieces:  # JSON escapes line ends in texts
@@ -157,7 +157,7 @@ def trial_record(recorded: bool, item: Evidence, place: int | None) -> dict[str,
 
 
 def finite(value: Json) -> Json:
-    """The value with null for every number that JSON cannot hold."""
+    """The value with null for every number that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -277,7 +277,8 @@ REPORTS: Final[Mapping[str, Callable[[RunData], Iterator[str]]]] = {
     "jsonl": record_lines,
     "t4": t4_document,
 }
-"""One whole run as the pieces of a text; `evotune.report.html` makes the page."""
+"""The formats by name. Each turns a whole run into pieces of text; `evotune.report.html` makes the
+page."""
 
 LEADERBOARDS: Final[Mapping[str, Callable[[RunData, int | None], str]]] = {
     "md": markdown.leaderboard_page,

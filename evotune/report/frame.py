@@ -152,7 +152,7 @@ _INTEGERS = ("rank", "trial", "duplicate_of")
 
 
 def run_columns(data: RunData) -> Columns:
-    """Every trial: the leaderboard first, then the rest by number."""
+    """The columns of all trials: the leaderboard first, then the rest by number."""
     ranked = ranks(data)
     columns = _columns(data, each_part(data, _part, ranked))
     first = np.searchsorted(columns["trial"].values, np.fromiter(ranked, dtype=np.int64))
@@ -163,7 +163,7 @@ def run_columns(data: RunData) -> Columns:
 
 
 def leaderboard_columns(data: RunData, count: int | None = None) -> Columns:
-    """The first `count` rows of the leaderboard."""
+    """The columns of the first `count` rows of the leaderboard."""
     evidence = weigh(data)
     rows = rank(data, evidence).rows[:count]
     return _columns(
@@ -208,10 +208,12 @@ def _csv_cells(column: Column, whole: bool, safe: Callable[[str], str]) -> Itera
 
 
 def to_parquet(columns: Columns) -> bytes:
-    """Parquet with the same columns, typed: missing values are nulls, parameters keep their type.
+    """The same columns as a typed Parquet file: missing values are nulls, parameters keep their
+    type.
 
-    Takes each column out of `columns`, so that memory holds two copies of one column only.
-    EnvironmentProblem without pyarrow."""
+    Takes each column out of `columns`, so that memory has two copies of one column only. Raises
+    EnvironmentProblem without pyarrow.
+    """
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -224,9 +226,10 @@ def to_parquet(columns: Columns) -> bytes:
 
 
 def to_pandas(columns: Columns) -> pd.DataFrame:
-    """The same columns, typed: missing values are NA, parameters keep their type.
+    """The same columns as a typed DataFrame: missing values are NA, parameters keep their type.
 
-    They are taken out of `columns`, so that memory holds only one of them twice."""
+    Takes each column out of `columns`, so that memory has two copies of one column only.
+    """
     import pandas as pd
 
     whole = _whole(columns)

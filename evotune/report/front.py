@@ -19,7 +19,7 @@ _MOST_CASES = 4  # a column each; with more cases only their geometric mean has 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells are plain text, not yet made safe for a medium; `numeric` columns align right."""
+    """A table of plain text that is not yet escaped for a medium. `numeric` columns align right."""
 
     columns: tuple[str, ...]
     numeric: tuple[bool, ...]
@@ -27,7 +27,8 @@ class TextTable:
 
 
 def leaderboard_table(data: RunData, rows: Sequence[Row]) -> TextTable:
-    """A line a row; a recorded run has times in milliseconds and no baseline."""
+    """The leaderboard as a table, a line for each row. A recorded run has times in milliseconds and
+    no baseline."""
     return _recorded_table(rows) if data.recorded else _kernel_table(data, rows)
 
 
@@ -97,8 +98,8 @@ FRONT_MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Compromise:
-    """A trial of the front, with the search's figures: confirmations check more, so their errors
-    cannot be compared. `error` is the largest error as a share of its limit."""
+    """A trial of the Pareto front, with the search's figures, because confirmations check more, so
+    their errors cannot be compared. `error`: the largest error as a share of its limit."""
 
     number: int
     configuration: Configuration
@@ -169,12 +170,12 @@ DEVICES_MEANING = (
 
 
 def devices_agreement(devices: Sequence[Calibration]) -> str:
-    """How far the devices of one model differ."""
+    """How far the devices of one model differ, in words."""
     return agreement(devices)
 
 
 def devices_table(devices: Sequence[Calibration]) -> TextTable | None:
-    """Factor and reference of each device; None for a run on one device."""
+    """A table with the factor and the reference of each device; None for a run on one device."""
     if len(devices) < 2:
         return None
     return TextTable(
@@ -212,7 +213,7 @@ DOMAIN_MEANING = (
 
 
 def domain_text(domain: Domain) -> str:
-    """`on NVIDIA H200 (132 multiprocessors), contiguous tensors`."""
+    """A domain in words: `on NVIDIA H200 (132 multiprocessors), contiguous tensors`."""
     count = f" ({domain.multiprocessors} multiprocessors)" if domain.multiprocessors else ""
     return f"on {domain.device}{count}, {domain.layout} tensors"
 

@@ -1,8 +1,8 @@
-"""The ranking: confirmed champions first, ties named, duplicates folded into their twin.
+"""Ranks trials: confirmed champions first, ties named, duplicates merged with their twin.
 
-It rests on the deciding outcome of each trial, given confirmations and duplicates. A confirmation,
-made in a fresh process on unseen inputs, overrules the search's own outcome. Duplicates are the
-same machine code launched the same way, so one verdict holds for all.
+The rank depends on the deciding outcome of each trial. A confirmation, made in a fresh process on
+unseen inputs, overrules the search's own outcome. Duplicates are the same machine code launched the
+same way, so one verdict holds for all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from evotune.trial import Configuration, Measurement, Outcome, Trial, worst_chec
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One machine code with its place. `duplicates` are the other trials with the same code."""
+    """A row of the leaderboard: one machine code with its rank. `duplicates`: the other trials with
+    the same code."""
 
     rank: int
     tied: bool
@@ -31,11 +32,11 @@ class Row:
     figures: Figures
     duplicates: tuple[int, ...] = ()
     model: str = ""
-    """Model of the device, if the run had several: ranks count within a model."""
+    """The model of the device, if the run had several models. Ranks count within a model."""
 
     @property
     def place(self) -> str:
-        """The rank as people read it: `1=` when it is shared."""
+        """The rank as text; `1=` if it is shared."""
         return f"{self.rank}=" if self.tied else str(self.rank)
 
     @property
@@ -46,13 +47,14 @@ class Row:
 
     @property
     def timed(self) -> tuple[Measurement, ...]:
-        """Measurements of the cases that make the fitness."""
+        """The measurements of the cases that make the fitness."""
         return tuple(m for m in self.outcome.measurements if m.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
-    """`rows` in rank order; `disqualified` were valid in the search but not when confirmed."""
+    """The ranked trials of a run. `rows`: in rank order. `disqualified`: trials that were valid in
+    the search but not when confirmed."""
 
     rows: tuple[Row, ...]
     disqualified: tuple[Evidence, ...]
@@ -119,7 +121,8 @@ def sort_key(
 
 
 def ranks_of(intervals: Iterable[tuple[float, float]]) -> list[int]:
-    """Ranks of fitness intervals in the rows' order, as in sport: a third follows two firsts."""
+    """The ranks of fitness intervals in the rows' order, as in sport: after two firsts comes a
+    third."""
     ranks: list[int] = []
     leader = (math.nan, math.nan)  # overlaps nothing
     for place, (low, high) in enumerate(intervals, start=1):
@@ -165,7 +168,7 @@ class Figures(msgspec.Struct, frozen=True):
     """The numbers of one outcome; None if it has none.
 
     - `speedup`, `time_us`: geometric means over the timed cases.
-    - `error`: the maximum error of the check that came closest to its limit, or went beyond it.
+    - `error`: the maximum error of the check that came closest to its limit, or exceeded it.
     - `error_limit`: that check's limit.
     - `rounding`: see `Check`.
     """
@@ -193,7 +196,7 @@ def weigh(data: RunData) -> dict[int, Evidence]:
 def verdicts_by_twin(
     confirmations: Mapping[int, Outcome], twins: Mapping[int, int]
 ) -> dict[int, Outcome]:
-    """The confirmation that holds for all trials of a machine code, by the code's first trial. A
+    """For each machine code, by its first trial, the confirmation that holds for all its trials. A
     trial that is not in `twins` has no duplicate."""
     verdicts: dict[int, Outcome] = {}
     for number, outcome in sorted(confirmations.items()):
@@ -214,7 +217,7 @@ def judge(
 
 
 def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
-    """Speedups and times of an outcome; a recorded one has a time only."""
+    """The figures of an outcome. A recorded one has only a time."""
     check = worst_check(outcome.checks) if outcome.checks else None
     time_us = outcome.recorded_time_us if recorded else _mean_time_us(outcome)
     speedup = low = high = None
@@ -227,7 +230,7 @@ def figures(outcome: Outcome, *, recorded: bool = False) -> Figures:
 
 
 def interval(outcome: Outcome) -> tuple[float, float]:
-    """Bounds of a valid outcome's fitness, or the fitness itself if none were measured."""
+    """The bounds of a valid outcome's fitness, or the fitness itself if no bounds were measured."""
     assert outcome.fitness is not None
     low, high = outcome.fitness_low, outcome.fitness_high
     return (outcome.fitness if low is None else low, outcome.fitness if high is None else high)

@@ -1,6 +1,6 @@
-"""The report as one Markdown page, and the questions that a page answers first.
+"""The report as one Markdown page, and the questions that a page answers first (`answers`).
 
-They are who won, by how much, is it sure, why, and what now: see `answers`.
+The questions are: who won, by how much, is it sure, why, and what now.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _COMPILER_CHARACTERS = 160  # its text with all flags fills several lines; the J
 
 
 def page(data: RunData, why: str = "", explained: Explained | None = None) -> str:
-    """Facts, baselines, the leaderboard's head, outcomes and reasons of failures. `why`: what holds
-    the champion, in sentences; "" for none.
-    `explained`: for the answers to a reader's questions."""
+    """The page: answers, facts, baselines, the leaderboard's head, outcomes and reasons of
+    failures. `why`: what limits the champion, in sentences; "" for none. `explained`: the
+    explanation from which the answers are made."""
     board = rank(data)
     summary = summarize(data, board)
     blocks = [
@@ -123,6 +123,7 @@ def _facts(data: RunData, summary: RunSummary) -> str:
         "device": summary.device_text,
         "beside": wording.beside_text(summary.beside),
         "problem": data.facts.problem.text,
+        "its own tolerance": data.facts.problem.tolerance,
         "search": f"{summary.strategy}, seed {summary.seed}",
         "trials": f"{summary.done} of {summary.trials or '?'}",
         "elapsed": wording.duration_text(summary.elapsed_s),
@@ -301,9 +302,10 @@ class Explained:
     """An explanation of a run's winner, as a page shows it.
 
     - `section`: the data of its section, for `explain.js`.
-    - `why`: sentences for the opening.
-    - `complete`: nothing is left that `evotune explain` could measure.
-    - `tries`: suggestions, each as a sentence; `triable`: `explain --try` can measure one of them.
+    - `why`: sentences for the beginning of the page.
+    - `complete`: whether nothing is left that `evotune explain` could measure.
+    - `tries`: suggestions, each as a sentence.
+    - `triable`: whether `explain --try` can measure one of them.
     """
 
     section: Mapping[str, Json]
@@ -316,7 +318,7 @@ class Explained:
 def answers(
     data: RunData, summary: RunSummary, leader: Row | None, explained: Explained | None = None
 ) -> list[Answer]:
-    """The questions that a reader asks of a run, in the order of asking."""
+    """The questions that a reader has about a run, with their answers, in the order of the page."""
     if leader is None:
         return [Answer(_NEXT, _no_winner(data), tuple(_steps(data, summary, None, None)))]
     found = [Answer("What won?", (_winner(data, leader),))]

@@ -81,6 +81,9 @@ def _table(data: RunData, board: Leaderboard, rows: Sequence[Row], width: int) -
     standings = kernel_standings(rows, data.cases, width)
     yield from paragraph(_meaning(data, board), width)
     yield from paragraph(_baselines(rows[0], standings.numbers), width)
+    if data.facts.problem.tolerance:
+        text = f"correct: within the problem's own tolerance, {data.facts.problem.tolerance}"
+        yield from paragraph(text, width)
     yield ()
     yield from grid(standings.columns)
 
@@ -213,7 +216,8 @@ def _near_its_limit(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """`numbers` maps cases to their numbers, if the columns have numbers in place of labels."""
+    """The columns of a leaderboard. `numbers` maps cases to their numbers, if the columns have
+    numbers in place of labels."""
 
     columns: tuple[Column, ...]
     numbers: Mapping[str, int]
@@ -309,7 +313,7 @@ _LEAST_TEXT = 20  # columns that a paragraph keeps after its indent, however nar
 
 
 class Role(enum.StrEnum):
-    """Role of a piece of text; the medium decides on a colour."""
+    """The role of a piece of text, for which the medium chooses a colour."""
 
     PLAIN = "plain"
     TITLE = "title"
@@ -329,7 +333,7 @@ Line: TypeAlias = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Heading lines, which stand on the grid's rule, and a cell for each row."""
+    """A column of a grid: the lines of its heading, above the rule, and a cell for each row."""
 
     heading: tuple[str, ...]
     cells: tuple[Span, ...]
@@ -344,7 +348,7 @@ class Column:
 def paragraph(
     text: str, width: int, *, label: str = "", indent: int = 2, role: Role = Role.PLAIN
 ) -> list[Line]:
-    """`label` and `text` wrapped between words; lines after the first start at `indent`."""
+    """Wraps `label` and `text` between words. Lines after the first start at `indent`."""
     wrapped = textwrap.wrap(
         printable(text),
         max(width, indent + _LEAST_TEXT),
@@ -356,7 +360,8 @@ def paragraph(
 
 
 def grid(columns: Sequence[Column]) -> list[Line]:
-    """Headings, a rule, and the rows; as wide as `grid_width` says, however wide the screen."""
+    """The lines of a grid: headings, a rule, and rows. Its width is `grid_width`, however wide the
+    screen."""
     height = max(len(column.heading) for column in columns)
     headings = [
         tuple(Span(text, Role.TITLE) for text in ("",) * (height - len(column.heading)))

@@ -17,7 +17,7 @@ from evotune.util.commands import run_command
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage, over all trials (or confirmations) that went through it. Stages
+    """The seconds of one stage, over all trials (or confirmations) that went through it. Stages
     overlap in time."""
 
     stage: str
@@ -35,9 +35,9 @@ class RunSummary:
 
     - `holder`: the process that works on the run now.
     - `elapsed_s`: see `RunStore.elapsed_s`.
-    - `trials_per_minute`: over the time of searching.
+    - `trials_per_minute`: the rate over the time of searching.
     - `outcomes`: counts of the search's outcomes.
-    - `threads`: of both candidate and baseline, on a CPU.
+    - `threads`: the threads of candidate and baseline, on a CPU.
     """
 
     id: str
@@ -158,7 +158,7 @@ def more_budget(reason: str, settings: RunOptions) -> list[str] | None:
     """The options with which `resume` continues a run that ended for this reason.
 
     An interrupted run needs none. A run that ended at its trials or minutes needs twice as many.
-    None: the run ended for another reason, and no option continues it.
+    The result is None if the run ended for another reason, so that no option continues it.
     """
     if reason == "interrupted":
         return []
@@ -167,8 +167,7 @@ def more_budget(reason: str, settings: RunOptions) -> list[str] | None:
 
 
 def no_win(data: RunData) -> str:
-    """One sentence for a run whose confirmed champions win no timed case: it says so, and what to
-    do."""
+    """A sentence for a run whose confirmed champions win no timed case, which says what to do."""
     champions = [outcome for outcome in data.confirmations.values() if outcome.ok]
     if not champions:
         again = run_command("resume", data.path, "--champions", "3")

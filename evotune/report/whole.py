@@ -1,6 +1,6 @@
-"""Reads all trials of a run one after another, and their ranks, without a million objects at once.
+"""Reads all trials of a run, and their ranks, without a million objects in memory at once.
 
-Both come from the run's data, or from its store if the data has it open (`RunData.opened`).
+Both come from the run's data, or from its store if the data has an open store (`RunData.opened`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from evotune.report.leaderboard import (
 from evotune.store import RunStore, run_store
 from evotune.store.run_store import Row, read_row
 from evotune.trial import Outcome
-from evotune.util.processes import started_by_a_library
-from evotune.workers.entry import die_with_parent
+from evotune.util.processes import die_with_parent, started_by_a_library
 
 # Work on the parts of a long report, by several processes at once.
 
@@ -43,7 +42,7 @@ _Part = TypeVar("_Part")
 
 
 def available() -> int:
-    """Number of processes for the cores that this process may use."""
+    """The number of processes to use on the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, _MOST)
 
@@ -103,13 +102,14 @@ _MANY = 50_000  # trials; for less there is little to gain, and processes take t
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Ranked: TypeAlias = tuple[Evidence, int | None]
-"""A trial and its rank, None if it has none."""
+"""A trial and its rank; None if it has none."""
 Work: TypeAlias = Callable[[bool, Sequence[Ranked]], _Result]
-"""A function of (is the run a recorded one, some trials)."""
+"""A function of two arguments: whether the run is a recorded one, and some trials."""
 
 
 def ranks(data: RunData) -> dict[int, int]:
-    """Trial number -> rank, in rank order. Duplicates have no rank, as their twin has a row."""
+    """The rank of each trial by its number, in rank order. Duplicates have no rank, because their
+    twin has one."""
     if data.store is None:
         return {row.number: row.rank for row in rank(data).rows}
     twins = stored_leaders(data.store)
@@ -143,10 +143,11 @@ def in_proposal_order(data: RunData) -> Iterator[Evidence]:
 
 
 def each_part(data: RunData, work: Work[_Result], ranks: Mapping[int, int]) -> Iterator[_Result]:
-    """Results of `work` on all trials, in proposal order, part by part; `ranks` by trial number.
+    """The results of `work` on all trials, in proposal order, part by part. `ranks`: by trial
+    number.
 
-    For many trials other processes do the work: see `evotune.report.whole.mapped`. Raises its
-    errors, and StoreError when an outcome is damaged.
+    For many trials other processes do the work (`mapped`). Raises the errors of `mapped`, and
+    StoreError if an outcome is damaged.
     """
     if data.store is None:
         items = ((item, ranks.get(number)) for number, item in weigh(data).items())

@@ -1,4 +1,4 @@
-"""Figures in words, the same in tables, Markdown and progress lines."""
+"""Puts figures into words, in the same way for tables, Markdown and progress lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def configuration_text(configuration: Mapping[str, Value]) -> str:
 
 
 def device_text(device: str, threads: int | None) -> str:
-    """A device's name; of a CPU also how many threads were measured."""
+    """A device's name, for a CPU with the number of threads that were measured."""
     return device if threads is None else f"{device}, {counted(threads, 'thread')}"
 
 
@@ -32,7 +32,7 @@ def value_text(value: Value) -> str:
 
 
 def difference_text(configuration: Mapping[str, Value], reference: Mapping[str, Value]) -> str:
-    """`configuration_text` of the parameters whose value differs from `reference`."""
+    """The `configuration_text` of the parameters whose value differs from `reference`."""
     return configuration_text(difference(configuration, reference))
 
 
@@ -48,12 +48,12 @@ def difference(
 
 
 def counts_text(outcomes: Mapping[str, int]) -> str:
-    """`117 ok, 3 wrong_result`, in the order given."""
+    """Counts by outcome, in the given order: `117 ok, 3 wrong_result`."""
     return ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
 
 
 def speedup_text(figures: Figures) -> str:
-    """`1.234x [1.220, 1.250]`."""
+    """A speedup with its interval: `1.234x [1.220, 1.250]`."""
     if figures.speedup is None:
         return NONE
     text = f"{figures.speedup:.3f}x"
@@ -91,7 +91,7 @@ def time_ms_text(time_us: float | None) -> str:
 
 
 def rate_text(value: float, unit: str) -> str:
-    """`972 TFLOP/s`, `3.88 TB/s`, `1.99 M launches/s`: three digits and a prefix."""
+    """A rate with three digits and a prefix: `972 TFLOP/s`, `3.88 TB/s`, `1.99 M launches/s`."""
     short = {"bytes/s": "B/s", "FLOP/s": "FLOP/s"}.get(unit, f" {unit}")
     sizes = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
     prefix, size = next((known for known in sizes if value >= known[1]), sizes[-1])
@@ -124,7 +124,8 @@ def error_share_text(figures: Figures) -> str:
 
 
 def error_text(figures: Figures) -> str:
-    """`error / limit` of the check that came closest to failing; `-` as in `error_share_text`."""
+    """The `error / limit` of the check that came closest to failing; `-` as in
+    `error_share_text`."""
     if figures.error is None or figures.rounding:
         return NONE
     limit = NONE if figures.error_limit is None else f"{figures.error_limit:.1e}"
@@ -132,14 +133,15 @@ def error_text(figures: Figures) -> str:
 
 
 def flags_text(row: Row) -> str:
-    """The flags, and how many duplicates the row stands for."""
+    """A row's flags, and the number of its duplicates."""
     folded = [f"+{len(row.duplicates)} duplicates"] if len(row.duplicates) > 1 else []
     folded = folded or (["+1 duplicate"] if row.duplicates else [])
     return ", ".join((*row.outcome.flags, *folded))
 
 
 def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
-    """`another evotune run is measuring (process 7); from trial 40 on: GPU is 30% busy`."""
+    """Other work in a line: `another evotune run is measuring (process 7); from trial 40 on: GPU is
+    30% busy`."""
     parts = []
     for trials, work in beside.items():
         when = f"from trial {trials} on: " if trials else ""
@@ -148,7 +150,8 @@ def beside_text(beside: Mapping[int, Sequence[str]]) -> str:
 
 
 def compiled_text(resources: NamedFigures) -> str:
-    """`148 registers, no spills, 21% occupancy`; "" when the compiler reports no registers."""
+    """The compiler's figures: `148 registers, no spills, 21% occupancy`; "" if it reports no
+    registers."""
     if "registers" not in resources:
         return ""
     spill_bytes = resources.get("spill_bytes", 0)
@@ -160,7 +163,7 @@ def compiled_text(resources: NamedFigures) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`48 s`, `3 min 20 s`, `2 h 05 min`."""
+    """A duration: `48 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -208,7 +211,8 @@ _ENDS = {
 
 
 def change_text(row: AblatedChange) -> str:
-    """`BLOCK_M 64 to 32`, with other changes that were needed for a valid configuration."""
+    """A change in words: `BLOCK_M 64 to 32`, with other changes that were needed for a valid
+    configuration."""
     if not row.parameter:
         return "nothing (the champion against itself)"
     before, after = map(value_text, row.values)
@@ -217,7 +221,7 @@ def change_text(row: AblatedChange) -> str:
 
 
 def ratio_text(row: AblatedChange) -> str:
-    """`0.812x [0.801, 0.820]`, or the outcome and reason if there is no ratio."""
+    """A change's ratio: `0.812x [0.801, 0.820]`, or the outcome and reason if there is no ratio."""
     speed = row.speed
     if speed is None:
         return f"{row.outcome}: {row.reason}" if row.reason else row.outcome
@@ -231,7 +235,8 @@ _NUMBER = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The number of `trials` that ended in `kind` for a reason like `example`, the first one."""
+    """How many `trials` ended in `kind` for similar reasons, and the first reason as an
+    `example`."""
 
     kind: str
     example: str

@@ -1,1 +1,1 @@
-"""Runs: everything between a command and the packages that do the work."""
+"""Runs: joins the packages that search, compile, check, time and store into one run."""

@@ -1,11 +1,11 @@
-"""The worth of each choice of a champion: one gene changed at a time, measured against it.
+"""Measures what each choice of a champion is worth, by changing one gene at a time.
 
-A change sets a gene to the space's default, to a neighbouring value, or a number to its smallest
-value: one stage, no producer warp. Candidate and champion are sampled in alternation, in one
-process, on the same inputs. So the ratio is paired, like a speedup, with the champion as the
-baseline. The first row times the champion against itself in several processes: it shows how far a
-ratio deviates from 1 if nothing differs. The other rows are timed in one process; their intervals
-are widened by the spread of the first row.
+A change sets a gene to the space's default or to a neighbouring value, or sets a number to its
+smallest value, such as one stage or no producer warp. Candidate and champion are sampled in
+alternation, in one process, on the same inputs. So the ratio is paired, like a speedup, with the
+champion as the baseline. The first row times the champion against itself in several processes,
+which shows how far a ratio deviates from 1 if nothing differs. The other rows are timed in one
+process, and their intervals are widened by the spread of the first row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Change:
 
     - `configuration`: the champion with `parameter` changed.
     - `also`: other values that had to change for the configuration to be valid.
-    - `why`: default, neighbour, smallest, pair (of two changes), or "" for the champion itself.
+    - `why`: what the new value is: default, neighbour, smallest, pair (two changes at once), or ""
+      for the champion itself.
     """
 
     configuration: Configuration
@@ -69,7 +70,7 @@ class AblationRow:
 
     - `ratio`: the champion's time / the changed candidate's, geometric mean over the timed cases,
       with its 95% interval. Below 1 the change makes it slower. None if the candidate failed.
-    - `same_code`: the compiler made the same machine code of both.
+    - `same_code`: whether champion and changed candidate have the same machine code.
     - `resources`: the compiler's figures of the changed candidate.
     """
 
@@ -95,15 +96,15 @@ class AblationRow:
         }
 
     def fact(self) -> AblatedChange:
-        """The row as a run's store keeps it."""
+        """The row in the form that a run's store has."""
         found: AblatedChange = msgspec.convert(self.to_json(), AblatedChange)
         return found
 
 
 @dataclass(slots=True)
 class Progress:
-    """The first rows of an ablation. `fitnesses` and `binary` are of the champion against itself:
-    the fitness in each process, and the hash of its machine code."""
+    """The rows of an ablation that are measured so far. `fitnesses` and `binary` are those of the
+    champion's row against itself: the fitness in each process, and the hash of the machine code."""
 
     rows: list[AblationRow] = field(default_factory=list)
     fitnesses: list[float] = field(default_factory=list)
@@ -118,7 +119,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Json] | None, changes: Sequence[Change]) -> Progress:
-        """The stored rows, up to the first one that is not of these changes."""
+        """The stored rows, up to the first one that belongs to none of `changes`."""
         if stored is None:
             return cls()
         rows = []
@@ -137,13 +138,13 @@ def ablate_run(
     more: Callable[[Sequence[AblationRow]], Sequence[Change]] = lambda rows: (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AblationRow]:
-    """Measures every change of trial `number` and, after the last, stores the rows in the run.
-    `more`: additional changes, chosen from the rows of these. After an interruption, measured rows
-    are not measured again. `stop` is called after each measured row: True ends the ablation like an
-    interruption.
+    """Measures every change of trial `number` and yields its row. After the last one it stores the
+    rows in the run. `more` returns additional changes, given the rows so far. After an
+    interruption, measured rows are not measured again. `stop` is called after each measured row;
+    True ends the ablation like an interruption.
 
-    Raises RunLocked while another process works on the run; EnvironmentProblem on another model of
-    device.
+    Raises RunLocked while another process works on the run, and EnvironmentProblem on another model
+    of device.
     """
     with run.locked():
         reopened = ReopenedRun.load(run)
@@ -193,8 +194,8 @@ def _kept(  # noqa: PLR0917
 
 
 def keep_tries(run: RunFolder, own: Configuration, rows: Sequence[AblationRow]) -> None:
-    """Stores what `explain --try` has measured in alternation with `own`; it replaces an earlier
-    result of the same configuration."""
+    """Stores the results of `explain --try`, measured in alternation with `own`. A result replaces
+    an earlier one of the same configuration."""
     found: list[Json] = [
         {
             "own": own.to_json(),
@@ -245,10 +246,10 @@ def measured_rows(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AblationRow]:
-    """Measures each change of trial `number`; the first one is the champion itself. The rows that
-    `progress` has are not measured; it gets the others. All of them are compiled on all cores
-    before the first is timed. Ends when `stop` returns True, after at least one new row, so a later
-    call makes progress; the champion's own row alone is not enough."""
+    """Measures each change of trial `number`; the first is the champion unchanged. Rows that
+    `progress` has are not measured again, and new rows are added to it. All candidates are compiled
+    on all cores before the first is timed. Ends when `stop` returns True, but not before a row
+    other than the champion's own is new, so that each call makes progress."""
     progress = Progress() if progress is None else progress
     yield from tuple(progress.rows)
     left = changes[len(progress.rows) :]
@@ -277,7 +278,7 @@ def measured_rows(
 
 
 def unchanged(champion: Configuration) -> Change:
-    """The champion against itself."""
+    """The champion as a change of nothing."""
     return Change(champion, "", None, None, "", {})
 
 

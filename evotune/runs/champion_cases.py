@@ -1,8 +1,8 @@
-"""The further cases of a configuration that is confirmed: which its kernel can run, and the short
-ones that execute each length which a package could serve.
+"""The additional cases of a configuration that is confirmed: which cases its kernel can run, and
+the short cases that execute each length that a package could serve.
 
-A package serves the sizes between won cases and a tenth around them. Which cases are won is not
-known yet, so all timed and held-out cases count.
+A package serves the sizes between won cases, and up to a tenth around them. Before the timing
+nobody knows which cases are won, so all timed and held-out cases count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evotune.problems.short_cases import (
     short_case,
 )
 from evotune.problems.user import UserProblem
-from evotune.runs.launches import Rejected
+from evotune.runs.launches import Rejected, takes_all
 from evotune.space.bound import BoundSpace
 from evotune.space.document import SpaceDocument
 from evotune.space.language import Expression
@@ -49,9 +49,9 @@ _TILE = 128
 """Sizes of tiles are divisors of twice or three times this number."""
 _SAMPLE = 64
 _FIRST, _NEAR, _PAIRS, _SAMPLED, _SHORT = range(5)
-"""The order of cases, since there may be no time for all: pairs of sizes of attention, the lengths
-near measured ones, pairs of sizes of users' problems, which take longer, those of their variants
-that are not timed, lengths that stand for others, short lengths."""
+"""The order of cases, because there may be no time for all: pairs of sizes of attention, lengths
+near measured ones, pairs of sizes of users' problems (which take longer), pairs of their variants
+that are not timed, lengths that represent others, short lengths."""
 _STEP = 16  # neighbours of a sample differ by a share of 1/16 at most
 
 Spans = list[tuple[int, int]]
@@ -67,10 +67,10 @@ def obstacle(
     names: Collection[str] | None = None,
 ) -> str:
     """Why the kernel, compiled for this configuration, cannot run `sibling`, a variant of a `case`
-    that it is tuned on; "" when it can.
+    for which it is tuned; "" if it can.
 
-    `names`: the symbols that the kernel must get as arguments if the two cases differ in them;
-    None: all of them.
+    `names`: the symbols that the kernel must get as arguments if the two cases differ in them; None
+    stands for all symbols.
     """
     unsupported = kernel.unsupported(sibling.symbols)
     if unsupported is not None:
@@ -78,7 +78,7 @@ def obstacle(
     differing = [n for n, value in sibling.symbols.items() if case.symbols.get(n) != value]
     told = _symbols_told(bound.document, kernel)
     untold = [n for n in differing if n not in told and (names is None or n in names)]
-    if untold:
+    if untold and not takes_all(kernel):
         return f"kernel {kernel.name} does not receive {', '.join(untold)}"
     for spec in bound.document.constraints:
         try:
@@ -98,8 +98,8 @@ def refusal(  # noqa: PLR0917
     tuned: Iterable[Case],
     names: Collection[str],
 ) -> str:
-    """Why the kernel cannot run `case`, given the cases that it is tuned on; "" when there is no
-    `obstacle` for one of them."""
+    """Why the kernel cannot run `case`, given the cases for which it is tuned; "" if there is no
+    `obstacle` from one of these."""
     reasons = [obstacle(bound, kernel, configuration, like, case, names=names) for like in tuned]
     return reasons[0] if all(reasons) else ""
 
@@ -117,6 +117,8 @@ def symbols_kept(
     - The `scalars` that the kernel does not receive.
     - `layout`, unless the kernel receives the strides of all `tensors`.
     """
+    if takes_all(kernel):
+        return set()
     kept = set(kernel.define).difference(document.let)
     kept |= set(scalars) - _symbols_told(document, kernel)
     strided = [spec for spec in tensors if spec.stride_symbols]
@@ -131,9 +133,9 @@ def symbols_kept_in_search(
     scalars: Iterable[str],
     tensors: Sequence[TensorSpec] = (),
 ) -> set[str]:
-    """`symbols_kept` for trials of the search. They also keep `layout` if a compiled-in `let`
-    depends on strides: then each layout needs a separate binary. Trials compile the layouts that
-    the space times, and only the confirmation of a champion compiles the others."""
+    """The `symbols_kept` for trials of the search. They include `layout` if a compiled-in `let`
+    depends on strides, because each layout then needs a separate binary. Trials compile only the
+    layouts that the space times. The confirmation of a champion compiles the others."""
     kept = symbols_kept(document, kernel, scalars, tensors)
     derived = [document.let[name] for name in kernel.compiled_in if name in document.let]
     strides = {symbol for spec in tensors for symbol in spec.stride_symbols}
@@ -145,8 +147,8 @@ def symbols_kept_in_search(
 def strides_untold(
     document: SpaceDocument, kernel: KernelSpec, tensors: Iterable[TensorSpec]
 ) -> tuple[str, ...]:
-    """The stride symbols of `tensors` that the kernel would have to take as arguments. A tensor map
-    contains the strides."""
+    """The stride symbols of `tensors` that the kernel lacks: it takes them neither as arguments nor
+    in a tensor map, which contains the strides."""
     told = _symbols_told(document, kernel)
     pointers = {argument.name for argument in kernel.arguments if argument.tensor_map is None}
     pointers |= {memory.tensor for memory in kernel.constant_memory}
@@ -173,7 +175,8 @@ def scalars_skipped(
 
 
 def names_told(document: SpaceDocument, kernel: KernelSpec) -> set[str]:
-    """The names of symbols and tensors that reach the kernel, or that it names in `supports`."""
+    """The names of symbols and tensors that the kernel receives, or that its `supports`
+    mentions."""
     return _symbols_told(document, kernel) | {each.symbol for each in kernel.supports}
 
 
@@ -225,7 +228,7 @@ def missing_features(
     document: SpaceDocument, kernel: KernelSpec, problem: Problem, case: Case
 ) -> list[str]:
     """The features of the case that no name tells the kernel of."""
-    if not isinstance(problem, HasFeatures):
+    if not isinstance(problem, HasFeatures) or takes_all(kernel):
         return []
     told = names_told(document, kernel)
     return [name for name, known_by in problem.features_of(case).items() if not known_by & told]
@@ -239,15 +242,15 @@ def served_cases(  # noqa: PLR0917
     is_specialised: Callable[[Case], bool],
     wanted: Sequence[Region] = (),
 ) -> tuple[list[CaseJob], tuple[LengthPlan, ...]]:
-    """The cases that execute what lies near the `known` timed and held-out cases of a confirmation,
-    and the lengths that they show together. Some of them may be known.
+    """The cases that execute the sizes near the `known` timed and held-out cases of a confirmation,
+    and the lengths that they execute together. Some of the cases may be among the known ones.
 
     - `kept`: symbols that no case may change.
     - `job_of` raises Rejected, SpaceError or ValueError for a case that the kernel cannot run.
-    - `is_specialised`: whether a binary is made for the sizes of a measured case: it counts for no
-      other length.
-    - `wanted`: the regions to execute beyond the surroundings of the cases. Their own `pairs` and
-      `executed` lengths were executed before. A user's problem is always executed near the cases.
+    - `is_specialised`: whether a case's binary is made for the sizes of a measured case, so that it
+      says nothing about other lengths.
+    - `wanted`: regions to execute in addition. Their own `pairs` and `executed` lengths were
+      executed before. A user's problem is always executed near the cases.
     """
     ranked: list[tuple[int, CaseJob]] = []
     plans: list[LengthPlan] = []
@@ -383,8 +386,9 @@ def _reach(
 def wanted_lengths(
     measured: Sequence[int], reach: Spans, *, each_upto: int, rng: random.Random
 ) -> tuple[Spans, tuple[Spans, list[int]]]:
-    """For the lengths in `reach`: the ranges in which each length is executed (near measured ones
-    and up to `each_upto`), and the other ranges with the lengths that represent theirs."""
+    """Divides the lengths in `reach` in two: the ranges in which each length is executed (near
+    measured lengths, and up to `each_upto`), and the other ranges, with the lengths that represent
+    them."""
     around = [near_ends([each]) for each in sorted(set(measured))]
     each = joined_ranges([(1, each_upto), *(a for a in around if a[1] - a[0] < _EACH)])
     exact = [

@@ -1,4 +1,5 @@
-"""A run on a Dask cluster, seen from its coordinator: the connection, the devices, the messages."""
+"""A run on a Dask cluster: the coordinator's connection and messages, and the task that workers
+run."""
 
 from __future__ import annotations
 
@@ -64,14 +65,16 @@ _BESIDE_COMPILERS = 4  # trials in flight on a worker beyond one for each core
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """`address`: tcp://host:port of a scheduler, or local:N."""
+    """A user's request to measure on a cluster. `address`: tcp://host:port of a scheduler, or
+    local:N."""
 
     address: str
     allow_mixed: bool = False
 
 
 class Cluster:
-    """Connected, with at least one worker. `part`: the part of a run that the connection is for."""
+    """A connection to a cluster with at least one worker. `part` identifies this start or
+    resumption of a run."""
 
     def __init__(self, client: Any, *, allow_mixed: bool) -> None:
         self.client = client
@@ -93,7 +96,7 @@ class Cluster:
     def workers_of(
         self, run: RunFolder, setup: KernelSetup, *, fixed_sampling: bool
     ) -> ClusterRunWorkers:
-        """The cluster's workers, for a run whose files lie in its folder."""
+        """The cluster's workers for one run, whose files lie in the run's folder."""
         told = ClusterRun(
             part=self.part,
             files=pack(run),
@@ -111,7 +114,7 @@ class Cluster:
     def ask(
         self, message: ToClusterWorker, workers: Sequence[str] | None = None
     ) -> dict[str, FromClusterWorker]:
-        """The answers by worker. Asks all workers if none are named."""
+        """Sends a message to the named workers, or to all, and returns the answers by worker."""
         return ask_each(self.client, answer, message, workers)
 
     def end_part(self) -> None:
@@ -123,7 +126,7 @@ class Cluster:
 
 
 class ClusterRunWorkers:
-    """The cluster's workers, for one run. `models`: those of its devices, in order."""
+    """The cluster's workers, for one run. `models`: the models of the run's devices, in order."""
 
     def __init__(self, cluster: Cluster, told: ClusterRun, models: Sequence[str]) -> None:
         self._cluster = cluster
@@ -147,8 +150,8 @@ class ClusterRunWorkers:
     def executor(
         self, baselines: Mapping[str, str], twins: Twins
     ) -> tuple[ClusterExecutor, list[Calibration]]:
-        """The executor, and the calibration of every worker that has joined, against the chosen
-        `baselines` (by case)."""
+        """The executor, and the calibrations of all workers that have joined, measured against the
+        chosen `baselines` (by case)."""
         told = msgspec.structs.replace(self._told, baselines=dict(baselines))
         answers = self._cluster.ask(Calibrate(told))
         _refuse_if_all_refuse(answers)
@@ -190,8 +193,8 @@ def cluster_request(
 
 @contextlib.contextmanager
 def connected(request: ClusterRequest | None) -> Iterator[Cluster | None]:
-    """The cluster while it is needed; None without a request. Raises EnvironmentProblem if Dask is
-    missing, no scheduler answers, or no worker joins it."""
+    """Connects to the cluster for the block; yields None without a request. Raises
+    EnvironmentProblem if Dask is missing, if no scheduler answers, or if no worker joins."""
     if request is None:
         yield None
         return
@@ -275,14 +278,16 @@ CORES_VARIABLE = "EVOTUNE_WORKER_CORES"
 
 
 def pack(run: RunFolder) -> dict[str, bytes]:
-    """A run's own copies, by path; compressed, as they travel with each trial."""
+    """A run's own copies of its files, by path. They are compressed, because they are sent with
+    each trial."""
     files = (path for path in sorted(run.sources.rglob("*")) if path.is_file())
     return {str(path.relative_to(run.sources)): zlib.compress(read_regular(path)) for path in files}
 
 
 def answer(message: bytes) -> bytes:
-    """The task that Dask calls, from as many threads as this worker may have trials in flight.
-    UnreadableMessage for a message that cannot be read; Dask passes it on to the coordinator."""
+    """The task that Dask calls on a worker, in as many threads as the worker may have trials in
+    flight. Raises UnreadableMessage for a message that it cannot read; Dask passes that on to the
+    coordinator."""
     return encode(_answer(decode(TO_CLUSTER_WORKER, message)))
 
 
@@ -455,7 +460,7 @@ def _open(run: ClusterRun) -> _RunHere:
 
 
 def end_part(part: str) -> None:
-    """Gives this worker's device back when a part of a run has ended."""
+    """Releases this worker's device when a part of a run has ended."""
     global _here  # noqa: PLW0603 (as above)
     with _lock:
         _ended.add(part)

@@ -1,4 +1,4 @@
-"""Compiling the configurations of a space without running them: `evotune compile`."""
+"""Compiles configurations of a space without running them, for `evotune compile`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _MOST_COMPILED = 1_000_000  # weeks, at half a second each on one core
 class CompileRow:
     """How one configuration compiled.
 
-    - `resources`: the largest value of each over its binaries and launches.
-    - `compiled` with the outcome resource_limit: it compiled, and then broke a limit of
-      `after_compile` or of the device.
+    - `resources`: the largest value of each figure over the configuration's binaries and launches.
+    - `compiled`: whether it compiled. If so, the outcome resource_limit means that it then broke
+      `after_compile` or a limit of the device.
     """
 
     configuration: Configuration
@@ -71,8 +71,9 @@ class CompileRow:
 
 @dataclass(slots=True)
 class CompileSummary:
-    """Counts over all rows. `rejected` ones never reached the compiler. `default`: the row of the
-    space's default configuration, once it is there; `no_default`: why it is not valid here.
+    """Counts over all rows. `rejected`: configurations that never reached the compiler. `default`:
+    the row of the space's default configuration, once it is known. `no_default`: why the default is
+    not valid on this device.
     """
 
     device: str
@@ -126,11 +127,11 @@ def compile_space(
     cases: Sequence[CaseEntry] = (),
     dtype: str = "",
 ) -> CompileSummary:
-    """Compiles every valid configuration, or `sample` distinct ones, on all cores. The default is
-    among them if it is valid.
+    """Compiles every valid configuration, or `sample` distinct ones, on all cores. The sample has
+    the default if that is valid.
 
-    `on_row` gets each row as it finishes, in any order, and the summary so far; rows are not
-    kept, so a space may be of any size. `cases` and `dtype` take the place of the space's.
+    `on_row` is called with each row as it finishes, in any order, and the summary so far. Rows are
+    not stored, so a space may have any size. `cases` and `dtype` replace the space's.
     """
     started = time.monotonic()
     setup = load_kernel_setup(

@@ -25,10 +25,11 @@ from evotune.trial import Configuration, Domain, Json, Measurement, Outcome
 class Champion:
     """A configuration that passed a run's confirmation.
 
-    - `number`: its trial's.
-    - `searched_code`: the fingerprint of machine code and launches that the search measured. That
-      of the confirmation is in `outcome`.
-    - `created`: the date of the run; `kept_record`: the record of its environment in the store.
+    - `number`: its trial's number.
+    - `searched_code`: the fingerprint of the machine code and launches that the search measured.
+      `outcome` has the fingerprint of the confirmation.
+    - `created`: the date of the run.
+    - `kept_record`: the record of the run's environment in its store.
     """
 
     run: ReopenedRun
@@ -46,12 +47,12 @@ class Champion:
 
     @property
     def bound(self) -> float:
-        """The lower end of the interval of its fitness."""
+        """The lower end of the champion's fitness interval."""
         return self.outcome.fitness_low or 0.0
 
     @property
     def key(self) -> tuple[str, int]:
-        """Orders champions of several runs."""
+        """A key that orders champions of several runs."""
         return self.run.run.id, self.number
 
     @property
@@ -59,11 +60,11 @@ class Champion:
         return self.run.planner.problem
 
     def record(self) -> Mapping[str, Json]:
-        """The environment of the run. StoreError where it is damaged."""
+        """The record of the run's environment. Raises StoreError if it is damaged."""
         return environment.read(self.run.run.environment, self.kept_record)
 
     def place(self, case: Case) -> Place:
-        """`place_with_ratio` of the case, for the champion's problem."""
+        """The `place_with_ratio` of the case, for the champion's problem."""
         return place_with_ratio(self.problem, case)
 
     def holds(self, case: Case) -> bool:
@@ -81,8 +82,8 @@ def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement
     """The least time in µs that a call of an exported package saves, by the lower end of the
     speedup's interval.
 
-    For attention the package's own time for a call is subtracted. For other problems it is not:
-    their packages serve every case, won or not.
+    For attention the time of the package's dispatch is subtracted. For other problems it is not,
+    because their packages serve every case, won or not.
     """
     gain_us = measured.baseline_us - measured.baseline_us / measured.speedup_low
     if not isinstance(problem, UserProblem):
@@ -91,8 +92,8 @@ def sure_gain_us(profile: DeviceProfile, problem: Problem, measured: Measurement
 
 
 def widened_alone(profile: DeviceProfile, measured: Measurement) -> Measurement:
-    """The measurement of one process, its interval widened to the spread that processes of the same
-    code have on such a device."""
+    """The measurement of one process, with its interval widened to the spread that processes of the
+    same code usually have on this kind of device."""
     least = math.exp(registry.named(profile.backend).least_half_width)
     return msgspec.structs.replace(
         measured,

@@ -1,5 +1,5 @@
 """Confirms a run's best candidates: checks them, in parallel if the device allows it, and times
-them in several fresh processes, as many as their spread requires and their time allows."""
+each in as many fresh processes as the spread requires and the time allows."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from evotune.workers.executor import CHECKS, HELD_OUT, TIMED, TIMING, Executor, 
 # --- Confirming the best trials: a fresh process, unseen inputs, held-out shapes, more samples ----
 @dataclass(frozen=True)
 class Earlier:
-    """The confirmations from when the run had `trials` trials; none and 0 in its first session."""
+    """The confirmations of earlier parts of the run, when the run had `trials` trials. In the first
+    part there are none, and `trials` is 0."""
 
     trials: int = 0
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
 
     def leader(self) -> Outcome | None:
-        """The passed outcome whose 95% interval has the highest lower end."""
+        """The outcome that passed and whose 95% interval has the highest lower end."""
         passed = [outcome for outcome in self.outcomes.values() if outcome.ok]
         return max(passed, key=_bound, default=None)
 
 
 def finalists(store: RunStore, earlier: Earlier, count: int) -> Iterator[Trial]:
-    """Successful trials, best first, one for each machine code. Those that passed an `earlier`
-    confirmation are among them, and rank by the confirmed figure, because the search's figures of
-    the best are too high.
+    """Successful trials, best first, one for each machine code. Trials that passed an `earlier`
+    confirmation rank by their confirmed figure, because the search's figures of the best trials are
+    too high.
 
-    If at least `count` passed earlier, the other trials of that time come last, since they were
+    If at least `count` trials passed earlier, the others of that part come last, because they were
     not among the best then.
     """
 
@@ -82,10 +83,11 @@ def confirm(
     give_up: Callable[[str], None] = lambda text: None,
     enter: Callable[[str], None] = lambda phase: None,
 ) -> Iterator[tuple[Trial, Outcome]]:
-    """Confirms one candidate after the other until `count` of them passed; `known` outcomes count.
+    """Confirms one candidate after the other until `count` of them have passed; `known` outcomes
+    count.
 
-    Each is timed in more processes until it is clear whether it beats the leader so far, at first
-    the given one; `least_width` is as for `repeated`. Gives up after three times `count`
+    Each candidate is timed in more processes until it is clear whether it beats the leader so far,
+    at first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
     candidates. Ends early if `stop` returns True, or if there is a leader and `no_time` for
     another. `tell` is called with the current step twice a second, and `enter` with each phase of
     `runs.phases`.
@@ -245,7 +247,7 @@ def repeated(
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """The `first` outcome of `proposal`, joined with the figures of more processes.
+    """The `first` outcome of `proposal`, combined with the figures of more processes.
 
     Starts more processes until
     - the interval is narrow, or
@@ -255,8 +257,8 @@ def repeated(
     - `processes` have run and there is `no_time` for more; or
     - `run` returns None, because it was stopped.
 
-    The interval is never narrower to either side than `least_width`. When a process fails, its
-    outcome is returned: the kernel is not right each time.
+    The interval is never narrower to either side than `least_width`. If a process fails, its
+    outcome is returned, because the kernel is not right each time.
     """
     spread = fitness_by_process(leader) if leader is not None else []
     if first.ok and leader is not None and len(spread) > 1:
@@ -280,8 +282,8 @@ def repeated(
 
 
 def timed_again(proposal: Proposal, process: int = 2) -> Proposal:
-    """The same candidate in a fresh `process`, numbered from 2, which checks the timed cases
-    alone."""
+    """A proposal that times the same candidate in another fresh process, number `process` from 2
+    on, which checks the timed cases only."""
     cases = tuple(job for job in proposal.cases if job.role == TIMED)
     return dataclasses.replace(
         proposal, cases=cases, confirm=False, part="", repeat=process, skipped=(), until_s=math.inf
@@ -302,7 +304,7 @@ def _is_below(outcome: Outcome, leader: Outcome) -> bool:
 
 
 def outcome_of(executor: Executor, proposal: Proposal) -> Outcome:
-    """Runs one proposal to its end."""
+    """Runs one proposal and returns its outcome."""
     outcome = outcome_unless(executor, proposal, lambda: False)
     assert outcome is not None
     return outcome
@@ -314,7 +316,8 @@ def outcome_unless(
     stop: Callable[[], bool],
     tell: Callable[[Proposal, str], None] = lambda proposal, step: None,
 ) -> Outcome | None:
-    """Runs one proposal to its end; None if `stop` said so before. `tell` gets each step."""
+    """Runs one proposal and returns its outcome; None if `stop` returned True before. `tell` is
+    called with each step."""
     executor.submit(proposal)
     while not stop():
         tell(proposal, executor.step)
@@ -325,15 +328,15 @@ def outcome_unless(
 
 LEAST_EACH_S = 30.0
 BRIEF_S = 8.0
-"""For the checks of a later champion that surely loses by the search's figures."""
+"""The time in s for the checks of a later champion that surely loses by the search's figures."""
 _CHECKS_SHARE = 0.6
 """The share of a champion's time for its first process up to the timing. The rest is for the timing
 there and in later processes."""
 
 
 class ConfirmingTime:
-    """Counts from when it is made. Workers of this machine can read its points in time, which are
-    those of the system's monotonic clock."""
+    """The time for confirming champions, counted from when this object is made. Its times are those
+    of the system's monotonic clock, so workers of this machine can use them."""
 
     def __init__(
         self, limit_s: float = math.inf, clock: Callable[[], float] = time.monotonic
@@ -344,8 +347,8 @@ class ConfirmingTime:
 
     @classmethod
     def after(cls, searched_s: float, champions: int) -> ConfirmingTime:
-        """The time for confirming so many champions of a search that took `searched_s`, over all
-        sessions.
+        """The time for confirming `champions` champions of a search that took `searched_s` over all
+        parts of the run.
         """
         return cls(max(searched_s, LEAST_EACH_S * champions))
 
@@ -358,7 +361,7 @@ class ConfirmingTime:
         return self._clock() >= self._end_s
 
     def checks_until_s(self, champions: int) -> float:
-        """The time at which the checks of the next champion are cut short, if so many `champions`
+        """The time at which the checks of the next champion are cut short, if `champions` champions
         share the time left.
         """
         now_s = self._clock()
@@ -374,7 +377,7 @@ class ConfirmingTime:
 # Checks keep a CPU core busy and hardly the GPU, so several take about as long as one. Timing needs
 # the GPU for itself.
 class ChecksAhead:
-    """Outcomes of checks, of the next champions together."""
+    """Checks the next champions in parallel, ahead of their timing."""
 
     def __init__(
         self,
@@ -392,8 +395,8 @@ class ChecksAhead:
         self._found: dict[int, Outcome] = {}
 
     def of(self, number: int, following: Sequence[Proposal], until_s: float) -> Outcome | None:
-        """The outcome of trial `number`, the first of those `following`; None if it was stopped
-        before. `until_s`: see `Proposal`."""
+        """The outcome of the checks of trial `number`, the first of the `following` proposals; None
+        if the run was stopped before. `until_s`: see `Proposal`."""
         if number not in self._found:
             self._check([_checks_of(each, until_s) for each in following[: self._at_once]])
         return self._found.get(number)
@@ -420,12 +423,13 @@ def timing_of(proposal: Proposal) -> Proposal:
 
 
 def needs_the_device_alone(checks: Outcome) -> bool:
-    """Whether checks failed since several together found no memory."""
+    """Whether checks failed because several in parallel did not fit into the device's memory."""
     return checks.kind is OutcomeKind.DEVICE_OOM
 
 
 def joined(checks: Outcome, timing: Outcome) -> Outcome:
-    """The outcome of a confirmation from those of its parts. The checks must have passed."""
+    """The outcome of a confirmation, made of the outcomes of its two parts. The checks must have
+    passed."""
     if not timing.ok:
         return timing
     measured = {each.case for each in timing.measurements}

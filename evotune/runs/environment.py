@@ -1,4 +1,4 @@
-"""The record of the machine and the versions that a run was made with."""
+"""The record of the machine and of the versions with which a run was made."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def package_versions() -> dict[str, str]:
 def describe(
     profile: DeviceProfile, command: Sequence[str], languages: Sequence[str]
 ) -> dict[str, Json]:
-    """The record, as JSON; it names no user and no host. `languages`: the kernels'."""
+    """The record as JSON. It names no user and no host. `languages`: the kernels' languages."""
     record: dict[str, Json] = {
         "evotune": __version__,
         "python": platform.python_version(),
@@ -77,7 +77,7 @@ def read(path: Path, kept: Json = None) -> Mapping[str, Json]:
 
 
 def changes(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    """The differences in words, among the facts that times depend on."""
+    """The differences between two records, in words, in the facts on which times depend."""
     old, new = _times_depend_on(before), _times_depend_on(now)
     return [
         f"{name}: {old.get(name)} then, {new.get(name)} now"

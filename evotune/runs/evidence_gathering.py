@@ -1,4 +1,4 @@
-"""Evidence of a run's candidates and baselines, gathered on its device or without it, and kept.
+"""Gathers evidence of a run's candidates and baselines, on its device or without it, and stores it.
 
 Machine code comes from the build cache or is compiled again, so the static view needs no device.
 """
@@ -43,7 +43,7 @@ class CountsExponentials(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """A reopened run, and why its device is not here ("" when it is)."""
+    """A reopened run. `away`: why its device is not present; "" if it is."""
 
     reopened: ReopenedRun
     away: str
@@ -61,8 +61,8 @@ class Access:
         return cls(reopened, "")
 
     def timed_job(self, configuration: Mapping[str, Value], label: str = "") -> CaseJob:
-        """The case with this label, or the first timed one. Raises EvotuneError if the
-        configuration cannot run."""
+        """The job of the case with this label, or of the first timed case. Raises EvotuneError if
+        the configuration cannot run."""
         proposal = self.reopened.planner.proposal(0, Configuration(configuration))
         jobs = [job for job in proposal.cases if job.role == TIMED]
         if not jobs:
@@ -119,7 +119,7 @@ class Access:
         )
 
     def gather_baseline(self, configuration: Configuration, label: str = "") -> GatheredEvidence:
-        """The evidence of the baseline that a configuration is measured against, on one case."""
+        """The evidence of the baseline against which a configuration is measured, on one case."""
         setup = self.reopened.setup
         job = self.timed_job(configuration, label)
         name = self.reopened.baselines.get(job.case.label, "")
@@ -153,8 +153,8 @@ def kept_evidence(run: RunFolder) -> tuple[GatheredEvidence, ...]:
 
 
 def keep_evidence(run: RunFolder, new: Iterable[GatheredEvidence]) -> None:
-    """Stores evidence in the run, in the place of older evidence of the same subjects. Raises
-    RunLocked while another process works on the run."""
+    """Stores evidence in the run. It replaces older evidence of the same subjects. Raises RunLocked
+    while another process works on the run."""
     with run.locked(), RunStore.open_for_writing(run.store) as store:
         kept = list(read_gathered(store.meta(FACT)))
         for item in new:
@@ -163,7 +163,7 @@ def keep_evidence(run: RunFolder, new: Iterable[GatheredEvidence]) -> None:
 
 
 def gathered_or_reason(gather: Callable[[], GatheredEvidence]) -> GatheredEvidence | str:
-    """The evidence, or one line that says why there is none."""
+    """The evidence, or a line that says why there is none."""
     try:
         return gather()
     except EvotuneError as error:

@@ -1,4 +1,4 @@
-"""A run's folder: its name, its files, its lock, and how a user's text finds it.
+"""A run's folder: its name, its files, its lock, and how to find it by what a user typed.
 
 runs/<id>/store.sqlite       outcomes, confirmations, snapshots of the search
 runs/<id>/sources/           the space and every kernel source, as they were at the start
@@ -42,7 +42,8 @@ _LOOKING_S = 0.2  # far longer than a look at who holds the lock takes
 FAMILY = "attention"
 """The name of the family of all shipped attention spaces."""
 FAMILY_FILE = "family.json"
-"""In a family's folder: its cases, spaces, budget and state (`portfolios/family_file.py`)."""
+"""The file in a family's folder with its cases, spaces, budget and state
+(`portfolios/family_file.py`)."""
 
 
 class RunFolder:
@@ -78,8 +79,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run's lock. RunLocked, with the holder's id, when another process has it.
-        Raises EnvironmentProblem if the file system has no locks or the lock is no file."""
+        """Holds the run's lock in the block. Raises RunLocked, with the holder's pid, if another
+        process has it, and EnvironmentProblem if the file system has no locks or `lock` is no
+        regular file."""
         handle = self._open_lock(os.O_RDWR | os.O_CREAT)
         try:
             if not _takes_lock(handle):
@@ -106,7 +108,7 @@ class RunFolder:
             return handle
 
     def holder(self) -> int | None:
-        """Id of the process that works on the run now; None if there is none."""
+        """The pid of the process that works on the run now; None if there is none."""
         try:
             handle = self._open_lock(os.O_RDONLY)
         except EnvironmentProblem:
@@ -158,7 +160,8 @@ def _takes_lock(handle: int) -> bool:
 def create_folder(
     runs_dir: Path, name: str, parts: Sequence[str] = ("sources", "logs")
 ) -> RunFolder:
-    """A new run's folder, with these folders in it. Raises UsageError if it cannot be made."""
+    """Makes the folder of a new run, with the folders `parts` in it. Raises UsageError if that
+    fails."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "run"
     now = datetime.now(UTC)
     path = runs_dir / f"{now:%Y%m%d-%H%M%S-%f}-{slug}"
@@ -172,7 +175,7 @@ def create_folder(
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Writes a file that the store relies on: it is on the disk before the store is."""
+    """Writes a file and syncs it to the disk, because the store will rely on it."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -180,8 +183,8 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def find_run(text: str, runs_dir: Path) -> RunFolder:
-    """The run that an id, a unique part of its beginning, or a path names; `latest` too: the last
-    one of `list_runs`. Raises UsageError if there is none, or the text names a family."""
+    """The run that `text` names: an id, a unique prefix of an id, a path, or `latest` for the last
+    one of `list_runs`. Raises UsageError if there is none, or if the text names a family."""
     path = Path(text)
     if (path / "store.sqlite").is_file():
         return RunFolder(path)
@@ -212,13 +215,13 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
 
 
 def is_family(space: object) -> bool:
-    """Whether `space` names the family; a file of that name is a space."""
+    """Whether `space` is the name of the family and not of a file."""
     return space == FAMILY and not Path(FAMILY).is_file()
 
 
 def find_family(text: str, runs_dir: Path) -> RunFolder | None:
-    """The family that an id, a unique part of its beginning, or a path names; None for anything
-    else. `latest` is one if no run of the folder began later."""
+    """The family that `text` names: an id, a unique prefix of an id, or a path; None for anything
+    else. `latest` names a family if no run of the folder began later."""
     if (Path(text) / FAMILY_FILE).is_file():
         return RunFolder(Path(text))
     families = list_families(runs_dir)
@@ -246,7 +249,7 @@ def _order(path: Path) -> tuple[bool, str]:
 def quarantine(folder: Path, trial: Trial) -> None:
     """Writes the script `trial-N.sh`, which tries the configuration alone, into the folder.
 
-    The script holds no text that a kernel or its worker printed: it is executed.
+    The script contains no text that a kernel or its worker printed, because it is executed.
     """
     folder.mkdir(exist_ok=True)
     script = folder / f"trial-{trial.number}.sh"

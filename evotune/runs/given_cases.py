@@ -1,5 +1,5 @@
-"""Cases that a user or a recording gives: which of them a kernel of the space takes, and which
-shipped spaces can compute a case.
+"""Cases from a user or a recording: which of them a space's kernel can compute, and which shipped
+spaces can compute a case.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from evotune.trial import Json, Value
 from evotune.util.words import counted
 
 GIVEN_CASES = "given_cases"
-"""A fact of a run's store: the cases that took the place of those of the space."""
+"""The name of a fact in a run's store: the cases that replaced the space's."""
 ATTENTION = ("attention", "attention_varlen", "attention_paged")
-"""The problems of calls of attention."""
+"""The names of the problems that calls of attention become."""
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A case of the file that the space cannot serve. `count`: its weight; `why`: in words."""
+    """A given case that the space cannot compute. `count`: its weight. `why`: the reason, in
+    words."""
 
     case: str
     why: str
@@ -49,12 +50,12 @@ def kept_cases(
     *,
     stored: bool = False,
 ) -> tuple[tuple[GivenCase, ...], tuple[Skipped, ...]]:
-    """The cases that a kernel of the space takes, each once with the sum of its counts, and the
-    rest, with the names of shipped spaces that take them on the device.
+    """The cases that a kernel of the space can compute, each once with the sum of its counts, and
+    the skipped ones, with the names of shipped spaces that can compute them on the device.
 
     Raises SpaceError, with the entry's position, for invalid symbols. In a miss log they are
     skipped, because a program may call anything. Raises UsageError if no case is left. `stored`:
-    they are the cases of a run, which were kept when it began, perhaps by an older evotune.
+    the entries come from a run's store, perhaps written by an older evotune.
     """
     kept: dict[str, GivenCase] = {}
     skipped: list[Skipped] = []
@@ -89,8 +90,8 @@ def kept_cases(
 
 
 def stored_cases(stored: Json) -> list[CaseEntry]:
-    """The cases that a user gave, of the store's fact `GIVEN_CASES`. Raises ValueError for anything
-    else."""
+    """The cases that a user gave, from the store's fact `GIVEN_CASES`. Raises ValueError if the
+    fact has another form."""
     return [
         CaseEntry({}, case.shape, case.variant, None, case.count)
         for case in msgspec.convert(stored, list[GivenCase])
@@ -98,7 +99,7 @@ def stored_cases(stored: Json) -> list[CaseEntry]:
 
 
 def skipped_in_words(skipped: Sequence[Skipped], kept: int) -> str:
-    """`3 of 12 cases are skipped: 2 for WHY, 1 for WHY`; "" if none is."""
+    """A line such as `3 of 12 cases are skipped: 2 for WHY, 1 for WHY`; "" if none is skipped."""
     if not skipped:
         return ""
     are = "is" if len(skipped) == 1 else "are"
@@ -136,9 +137,10 @@ class SpaceAnswer:
     """Whether a shipped space can compute a case.
 
     - `why`: why it cannot, in words; "" when it can.
-    - `dtype`: the case's, where the space's file has to say this one instead of its own; else "".
-    - `questions`: so many of these the case passed: the problem, the device, the mask, the dtype,
-      the sizes, the kernels.
+    - `dtype`: the case's dtype if the space's file has another one and must be changed to it; else
+      "".
+    - `questions`: how many of these tests the case passed, in this order: the problem, the device,
+      the mask, the dtype, the sizes, the kernels.
     """
 
     space: str
@@ -148,13 +150,17 @@ class SpaceAnswer:
 
 
 def spaces_for(entry: CaseEntry, device: str = "auto") -> tuple[SpaceAnswer, ...]:
-    """The answer of each shipped space of attention: those that can compute the case come first,
-    and of these those whose file need not change.
+    """The answer of each shipped space of attention. Spaces that can compute the case come first;
+    among these, the ones whose file need not change.
 
-    `entry`: a case as a file of cases, a miss log or a recording has it. `device`: as `--device`
-    has it; a GPU's name needs no GPU. UsageError for an unknown device.
+    `entry`: a case of a file of cases, a miss log or a recording. `device`: a value of `--device`;
+    a GPU's name needs no GPU. Raises UsageError for an unknown device.
     """
-    profile = profile_of(device)
+    return spaces_on(profile_of(device), entry)
+
+
+def spaces_on(profile: DeviceProfile, entry: CaseEntry) -> tuple[SpaceAnswer, ...]:
+    """`spaces_for` on the device with this profile."""
     why = unserved(entry.call)
     found = []
     for name, document in shipped_documents(ATTENTION):
@@ -163,8 +169,8 @@ def spaces_for(entry: CaseEntry, device: str = "auto") -> tuple[SpaceAnswer, ...
 
 
 def why_none(answers: Sequence[SpaceAnswer]) -> str:
-    """Why no space can compute the case: what most of those answer that came closest. "" where a
-    space can."""
+    """Why no space can compute the case: the most frequent reason of the spaces that came closest.
+    "" if a space can."""
     if not all(each.why for each in answers):
         return ""
     furthest = max(each.questions for each in answers)
@@ -173,13 +179,14 @@ def why_none(answers: Sequence[SpaceAnswer]) -> str:
 
 
 def profile_of(device: str) -> DeviceProfile:
-    """The device that a request means, which need not be here. UsageError for an unknown one."""
+    """The profile of the requested device, which need not be present. Raises UsageError for an
+    unknown one."""
     backend = registry.asked_for(device) or registry.choose(device)
     return backend.profile(device, compile_only=True)
 
 
 def unserved(call: Mapping[str, Data]) -> str:
-    """Why no kernel serves a recorded call, whatever its case; "" where one may."""
+    """Why no kernel serves a recorded call, whatever its case; "" if one may."""
     if call.get("grad"):
         return "an input requires grad, kernels compute no gradients (use torch.no_grad())"
     if call.get("dropout"):
@@ -188,7 +195,7 @@ def unserved(call: Mapping[str, Data]) -> str:
 
 
 def refused_variant(problem: Problem, variant: Mapping[str, object]) -> str:
-    """Why the problem has no case with such a mask, in words; "" where it may."""
+    """Why the problem has no case with the mask of `variant`, in words; "" if it may have one."""
     if "mask" in variant and "mask" not in problem.variant_symbols:
         return f"the call has a mask ({variant['mask']}): problem {problem.name} has none"
     return ""
@@ -242,14 +249,14 @@ def _is_for(document: SpaceDocument, profile: DeviceProfile) -> bool:
 
 
 class AbleSpaces:
-    """Finds the shipped spaces of the same problem, dtype and device as a space's."""
+    """Finds the shipped spaces that have the problem, dtype and device of a given space."""
 
     def __init__(self, problem: Problem, profile: DeviceProfile) -> None:
         self._problem = problem
         self._profile = profile
 
     def hint(self, case: Case) -> str:
-        """` (use attention-features-cpu)`: those that take a case; "" for none."""
+        """The spaces that can compute the case, as ` (use attention-features-cpu)`; "" for none."""
         names = [
             name
             for name, document in self._documents

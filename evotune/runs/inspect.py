@@ -1,4 +1,4 @@
-"""Looking at a space without compiling or running it: `evotune check`."""
+"""Checks a space without compiling or running it, for `evotune check`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PLANNED = 16
 
 @dataclass(frozen=True, slots=True)
 class KernelSummary:
-    """One kernel of a space, and the conditions under which it applies, in words."""
+    """One kernel of a space, and the conditions under which it is used, in words."""
 
     name: str
     source: str
@@ -47,9 +47,9 @@ class KernelSummary:
 class CheckReport:
     """The facts about a valid space that `evotune check` prints.
 
-    `skipped`: the given cases that no kernel takes, in words; "" for none. `unread`: parameters
-    that no kernel and no launch reads. `advice`: lines on shapes and variants that may be meant
-    otherwise, each with its position. `warnings`: lines on the user's problem.
+    `skipped`: the given cases that no kernel can compute, in words; "" for none. `unread`:
+    parameters that no kernel and no launch reads. `advice`: a line, with its position, for each
+    shape or variant that may be a misunderstanding. `warnings`: lines about the user's problem.
     """
 
     name: str
@@ -85,8 +85,8 @@ def try_problem(setup: KernelSetup) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def check_space(
     space: str, device: str, cases: Sequence[CaseEntry] = (), dtype: str = ""
 ) -> CheckReport:
-    """Validates a space for a device; SpaceError or ProblemMistake at the first mistake. `cases`
-    and `dtype` take the place of the space's."""
+    """Validates a space for a device. Raises SpaceError or ProblemMistake for the first mistake.
+    `cases` and `dtype` replace the space's."""
     path = find_space(space)
     setup = load_setup(path, device, compile_only=True, cases=cases, dtype=dtype)
     size = setup.space.size()
@@ -156,9 +156,9 @@ _CHOICE_OF_A_KERNEL = "KERNEL"
 
 
 def unread_parameters(document: SpaceDocument) -> list[str]:
-    """The parameters that nothing reads: their names are no word of a kernel's files, and occur
-    neither in a compiler option nor in an expression of a kernel's arguments, workspaces or
-    launches. A recorded space has no kernel, so the list is empty.
+    """The parameters that nothing reads: their names occur in no kernel's files, in no compiler
+    option, and in no expression of a kernel's arguments, workspaces or launches. Empty for a
+    recorded space, which has no kernel.
     """
     if not document.kernels:
         return []

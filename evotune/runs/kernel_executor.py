@@ -1,5 +1,5 @@
-"""The executor of a run of kernels: opened with the run's limits, its baselines chosen, its devices
-compared.
+"""Opens the executor of a run of kernels with the run's limits, chooses its baselines, and compares
+its devices.
 
 Several devices of one model are compared before they share a search. Each device times the same
 baselines and the same reference configuration, the space's default. Devices are compared by ratios
@@ -59,9 +59,10 @@ def open_kernel_executor(
 
 
 def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[BaselineTiming]) -> str:
-    """`family:best` is the fastest of the family that passes the gate itself, `best` the fastest of
-    all; `library` is the family of optional libraries. Raises SpaceError if the case has no such
-    baseline on this device, with the reason why each one is left out."""
+    """The name of the baseline that the space chooses for a case. `family:best` is the fastest of
+    the family whose results pass the gate, `best` the fastest of all; `library` is the family of
+    optional libraries. Raises SpaceError if the case has no such baseline on this device, with the
+    reason why each one is left out."""
     usable = [t for t in timings if t.case == case.label and t.passed]
     family, _, member = document.baseline.partition(":")
     if member == "best" and family == FAMILY:
@@ -86,8 +87,8 @@ def chosen_baseline(document: SpaceDocument, case: Case, timings: Sequence[Basel
 
 
 def require_baseline(document: SpaceDocument, names: Sequence[str]) -> None:
-    """Raises SpaceError if `baseline:` is none of the problem's baselines on any device, nor the
-    best of some. If no `names` are known, it may be any."""
+    """Raises SpaceError if the space's `baseline:` names neither a baseline of the problem nor the
+    best of a family. Accepts anything if no `names` are known."""
     families = {name.partition(":")[0] for name in names if ":" in name}
     if LIBRARIES.keys() & set(names):
         families.add(FAMILY)
@@ -101,8 +102,8 @@ def require_baseline(document: SpaceDocument, names: Sequence[str]) -> None:
 def calibrate(
     executor: LocalExecutor, reference: Proposal, cases: Sequence[Case]
 ) -> list[Calibration]:
-    """A calibration for each device, from the chosen baselines' times and the speedup of the
-    reference.
+    """A calibration for each device: the chosen baselines' times, and the speedup of the
+    `reference` configuration.
     """
     count = len(executor.devices)
     baselines = [_baseline_us(executor, cases, index) for index in range(count)]

@@ -1,4 +1,5 @@
-"""A run that compiles and measures kernels: its devices, its baselines, its champions."""
+"""The two kinds of runs: one that compiles and measures kernels, and one that looks up a
+recording."""
 
 from __future__ import annotations
 
@@ -50,10 +51,10 @@ long."""
 
 
 class KernelRun:
-    """The kind of run that has devices: those of this machine, or those of a `cluster`.
+    """A run that measures on devices of this machine, or on those of a `cluster`.
 
-    The baselines that were chosen, the calibration of the devices and the other work found on the
-    machine are kept in the run's store.
+    The run's store gets the chosen baselines, the calibration of the devices, and other work found
+    on the machine.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class KernelRun:
         return self.setup.planner.proposal(number, configuration)
 
     def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
-        """Opens the devices, times or recalls the baselines, and calibrates several devices.
-        Meanwhile compiles the `first` configurations for a single device, if that disturbs no
-        measurement."""
+        """Opens the devices, times the baselines or reads their times from the store, and
+        calibrates the devices if there are several. For a single device it compiles the `first`
+        configurations meanwhile, if that disturbs no measurement."""
         self._name_other_work()
         if self._cluster is not None:
             return self._open_on_cluster(self._cluster)
@@ -156,7 +157,7 @@ class KernelRun:
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
     ) -> Iterator[tuple[Trial, Outcome]]:
         """Confirms the finalists that were not confirmed before, or whose confirmation ended
-        undecided. An interruption loses only the one at work."""
+        undecided. An interruption loses only the confirmation under way."""
         known = {n: o for n, o in self._store.confirmations().items() if not o.undecided}
         earlier = self._confirmed_earlier(known)
         # Champions of one model meet on one device.
@@ -297,7 +298,7 @@ def _in_words(chosen: Mapping[str, str]) -> str:
 
 # A run on a recorded space, and its executor: every outcome is looked up, none is measured.
 class RecordedRun:
-    """The kind of run that needs no device."""
+    """A run that looks up outcomes of a recorded space, and needs no device."""
 
     confirms = False
 
@@ -316,14 +317,14 @@ class RecordedRun:
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
     ) -> Iterator[tuple[Trial, Outcome]]:
-        """None: a recording cannot be measured again."""
+        """Yields nothing: a recording cannot be measured again."""
         return iter(())
 
 
 class InlineExecutor:
-    """Trials take virtual time: `duration_s` each, on `devices` devices at once. `poll` returns the
-    trial that finishes next. `delay_s` is a real pause per trial, for watching a run or stopping it
-    half-way.
+    """An executor whose trials take virtual time: `duration_s` each, on `devices` devices at once.
+    `poll` returns the trial that finishes next. `delay_s` is a real pause after each trial, so that
+    a run can be watched or stopped half-way.
     """
 
     def __init__(
@@ -344,7 +345,7 @@ class InlineExecutor:
 
     @property
     def step(self) -> str:
-        """Always "": a recorded trial takes no time, so no step of it can be shown."""
+        """Always "": a recorded trial takes no time, so it has no steps."""
         return ""
 
     def submit(self, proposal: Proposal) -> None:
@@ -379,8 +380,8 @@ _SWITCH_S = 0.0005
 
 
 class PlansAhead:
-    """Proposals by trial, each made once. `plan` gives equal ones for equal trials, and may be
-    called in any thread."""
+    """Makes proposals ahead of their use, each once. `plan` must return equal proposals for equal
+    trials, and may be called in any thread."""
 
     def __init__(self, plan: Callable[[Trial], Proposal]) -> None:
         self._plan = plan
@@ -389,7 +390,7 @@ class PlansAhead:
         self._wanted: frozenset[int] = frozenset()
 
     def expect(self, trials: Iterable[Trial]) -> None:
-        """Begins to plan the given trials, in this order, and drops the plans of trials that are no
+        """Starts to plan the given trials, in this order, and drops the plans of trials that are no
         longer among them.
         """
         trials = list(trials)
@@ -412,11 +413,11 @@ class PlansAhead:
                     sys.setswitchinterval(usual_s)
 
     def made(self) -> list[Proposal]:
-        """The proposals that have been planned so far; does not wait for others."""
+        """The proposals that are planned by now. Does not wait for others."""
         return list(self._made.values())
 
     def of(self, trial: Trial) -> Proposal:
-        """Waits for the one that is being planned. Raises what `plan` raises."""
+        """The proposal of a trial. Waits if it is being planned. Raises what `plan` raises."""
         with self._planning:
             if trial.number not in self._made:
                 self._made[trial.number] = self._plan(trial)

@@ -1,4 +1,4 @@
-"""How a configuration is launched on a case: the space's expressions, evaluated."""
+"""Evaluates the space's expressions to find how a configuration is launched on a case."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from evotune.backends.base.launch import (
     FIRST_ARCH,
     Argument,
+    CallPlan,
+    CallTensor,
     ConstantMemory,
     Launch,
     LaunchPlan,
@@ -29,12 +31,13 @@ from evotune.util.words import did_you_mean
 
 
 class Rejected(Exception):
-    """The configuration cannot run, so it need not be compiled; the message says why."""
+    """Raised if a configuration cannot run, so that it need not be compiled. The message says
+    why."""
 
 
 class NoInteger(Rejected):
-    """The configuration has a fraction, or too large a number, where an integer is required.
-    `error` names the expression."""
+    """Raised if a configuration gives a fraction, or too large a number, where an integer is
+    required. `error` names the expression."""
 
     def __init__(self, error: SpaceError) -> None:
         super().__init__(error.message)
@@ -48,9 +51,9 @@ _parsed = functools.lru_cache(parse_expression)
 
 class CasePlanner:
     """Makes launch plans of a kernel on one case. Arguments that are equal in every configuration
-    are found once.
+    are evaluated once.
 
-    `known` is a configuration as `Evaluator.evaluate` takes it.
+    `known` is a configuration in the form that `Evaluator.evaluate` takes.
     """
 
     def __init__(
@@ -72,12 +75,13 @@ class CasePlanner:
         self._arch = arch
         self._absent = set(optional) - self._tensors.keys()
         extra = language(kernel.language).extra_arguments
+        self._call = _call_plan(case, tensors) if takes_all(kernel) else None
         self._extra_arguments = tuple(map(Argument, extra))
         self._constant: dict[int, Argument] = {}  # by their place among the arguments
 
     def plan(self, known: Environment) -> LaunchPlan:
-        """Plans the launches of a case. Raises SpaceError for a number that no configuration could
-        pass, and Rejected if another configuration may give a valid one.
+        """The launches of a configuration on the case. Raises SpaceError for a number that is
+        invalid in every configuration, and Rejected if it may be valid in another one.
         """
         kernel = self._kernel
 
@@ -110,6 +114,7 @@ class CasePlanner:
             workspaces=workspaces,
             launches=tuple(launches),
             constant_memory=self._constant_memory,
+            call=self._call,
         )
 
     def _integer(self, expression: Expression, known: Environment, type_name: str = "int64") -> int:
@@ -210,6 +215,19 @@ class CasePlanner:
         if violation:
             raise Rejected(f"{self._case.label}: the map of {name}: {violation}")
         return Argument("tensor_map", name, tensor_map=tensor_map)
+
+
+def takes_all(kernel: KernelSpec) -> bool:
+    """Whether the kernel gets all symbols and tensors of a case (`Language.builds_each_case`)."""
+    return language(kernel.language).builds_each_case
+
+
+def _call_plan(case: Case, tensors: Sequence[TensorSpec]) -> CallPlan:
+    passed = (
+        CallTensor(spec.name, spec.dtype, spec.shape, spec.all_strides, spec.is_output)
+        for spec in tensors
+    )
+    return CallPlan(tuple(case.symbols.items()), tuple(passed))
 
 
 def _as_number(value: Value) -> int | float:

@@ -10,13 +10,14 @@ from typing import Protocol
 from evotune.trial import Configuration, Outcome, Trial
 
 OTHER_WORK = "times may be disturbed"
-"""The beginning of the phase that names other work on the machine: a remark for the whole run."""
+"""The first words of the phase that names other work on the machine; a remark about the whole
+run."""
 
 CONFIRMING = "confirming"
-"""The beginning of the phase in which champions are confirmed."""
+"""The first words of the phase in which champions are confirmed."""
 
 WARNING = "warning: "
-"""The beginning of a phase that warns of the user's problem."""
+"""The first words of a phase that warns about the user's problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ class RunInfo:
     minutes: float | None
     already_done: int
     champions: int = 0
-    """How many are to be confirmed after the search."""
+    """How many champions are confirmed after the search."""
     elapsed_s: float = 0.0
-    """Time at work in earlier parts of the run, as `RunStore.elapsed_s` has it."""
+    """The time at work in earlier parts of the run; see `RunStore.elapsed_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +46,40 @@ class Progress:
 
     told: int
     searched_s: float
-    """Over all parts of the run, as `RunStore.searched_s` has it."""
+    """The time of searching over all parts of the run; see `RunStore.searched_s`."""
     generation: int
     best: Trial | None
     elites: Sequence[tuple[float, Configuration]] = ()
 
 
 class Observer(Protocol):
-    """Called from the run's own thread; must be quick and must not raise."""
+    """Watches a run. Its methods are called in the run's own thread; they must be quick and must
+    not raise."""
 
     def started(self, info: RunInfo) -> None:
-        """The first event: the run has its folder and its lock."""
+        """Called first, once the run has its folder and its lock."""
 
     def phase(self, text: str) -> None:
-        """A new stage: timing the baselines, searching, confirming champions."""
+        """Called at the start of a stage: timing the baselines, searching, confirming champions."""
 
     def told(self, trial: Trial, progress: Progress) -> None: ...
 
     def step(self, text: str) -> None:
-        """A step of a champion's confirmation, in words. Called again every half second."""
+        """Called with the step of a champion's confirmation, in words, and again every half
+        second."""
 
     def confirmed(self, trial: Trial, outcome: Outcome) -> None: ...
 
     def finished(self, reason: str, elapsed_s: float) -> None:
-        """The last event.
+        """Called last.
 
-        - `reason`: as `SearchLoop.run` has it.
-        - `elapsed_s`: time at work over all parts of the run, as in reports.
+        - `reason`: why the run ended; see `SearchLoop.run`.
+        - `elapsed_s`: the time at work over all parts of the run, as in reports.
         """
 
 
 class SilentObserver:
-    """Watches nothing."""
+    """An observer that does nothing."""
 
     def phase(self, text: str) -> None: ...
 
@@ -93,14 +96,14 @@ class SilentObserver:
 
 # The phases of a run, and how long each one took.
 OPENING = "opening"
-"""The space is read, the device is looked for, workers start."""
+"""The phase in which the space is read, the device is found and workers start."""
 BASELINES = "baselines"
 SEARCHING = "searching"
 PLANNING = "planning champions"
 CHECKING = "checking champions"
 TIMING_CHAMPIONS = "timing champions"
 CONFIRMING_CHAMPIONS = "confirming champions"
-"""Champions are checked and timed in the same process, one after the other."""
+"""The phase in which champions are checked and timed, one after the other, each in one process."""
 CLOSING = "closing"
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to everything needed to compile, launch, check and time it."""
+"""Plans everything that is needed to compile, launch, check and time a configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ from evotune.runs.champion_cases import (
     symbols_kept,
     symbols_kept_in_search,
 )
-from evotune.runs.launches import CasePlanner, NoInteger, Rejected, refuse_unknown_arguments
+from evotune.runs.launches import (
+    CasePlanner,
+    NoInteger,
+    Rejected,
+    refuse_unknown_arguments,
+    takes_all,
+)
 from evotune.runs.spaces import source_path
 from evotune.space.bound import BoundSpace
 from evotune.space.case_scope import CaseEvaluator
@@ -42,7 +48,8 @@ from evotune.workers.executor import EDGE, HELD_OUT, RANDOM, SERVED, TIMED, Case
 from evotune.workers.in_flight import BuildRules
 
 _RANDOM_TESTS, _MOST_RANDOM_TESTS = 120, 240
-"""For each kind of timed cases, such as a mask, and in all: so many meet most pairs of classes."""
+"""The number of random tests for each kind of timed cases, such as a mask, and in all. So many
+tests meet most pairs of classes of sizes."""
 _RANDOM_SHAPES = 1200  # the most that are drawn to find so many that the kernel supports
 
 _CompileJobs = dict[tuple[Value, ...], CompileJob]  # by the symbols that are compiled in
@@ -117,11 +124,11 @@ class Planner:
     def proposal(
         self, number: int, configuration: Configuration, *, confirm: bool = False
     ) -> Proposal:
-        """The proposal with its compiler runs and launches on every case; a rejection if a case
-        breaks a limit of the device.
+        """The proposal, with its compiler runs and launches on every case. It has a rejection if a
+        case breaks a limit of the device.
 
-        With `confirm` it also has the cases that only a champion is checked on: held-out ones, edge
-        shapes that need another binary, variants that the space does not tune, random shapes.
+        With `confirm` it also has the cases on which only champions are checked: held-out ones,
+        edge shapes that need another binary, variants that the space does not tune, random shapes.
         """
         kernel = self.kernel_of(configuration)
         compile_jobs: _CompileJobs = {}
@@ -150,8 +157,9 @@ class Planner:
         cases: Iterable[Case],
         wanted: Sequence[Region],
     ) -> Proposal:
-        """Only the short cases that execute the `wanted` regions; see `served_cases`. The kernel is
-        known to run the `cases`, which lie there, and no case needs a binary other than theirs.
+        """A proposal of only the short cases that execute the `wanted` regions; see `served_cases`.
+        The kernel is known to run the `cases`, which lie in these regions, and no case needs a
+        binary other than theirs.
         """
         kernel = self.kernel_of(configuration)
         compile_jobs: _CompileJobs = {}
@@ -161,7 +169,7 @@ class Planner:
         return self._with_lengths(kernel, made, evaluator, compile_jobs, wanted)
 
     def refuse_fractions(self, configuration: Configuration) -> None:
-        """Raises SpaceError if a launch of the configuration lacks an integer where one is
+        """Raises SpaceError if a launch of the configuration has a fraction where an integer is
         required."""
         try:
             self._case_jobs(self.kernel_of(configuration), configuration, {})
@@ -179,6 +187,8 @@ class Planner:
         wanted: Sequence[Region] = (),
     ) -> Proposal:
         """The proposal with the short cases that execute what a package could serve."""
+        if takes_all(kernel):  # no package has it
+            return made
         compiled_in = self._compiled_in[kernel.name]
 
         def job_of(case: Case) -> CaseJob:
@@ -274,6 +284,8 @@ class Planner:
 
     def _searched_edges(self, kernel: KernelSpec, kept: Collection[str]) -> list[Case]:
         """The edge cases that need no binary other than those of the timed cases."""
+        if takes_all(kernel):  # each case is built, which may take seconds
+            return []
         compiled_in, timed = self._compiled_in[kernel.name], self._cases[TIMED]
         edges = self._edge_cases({*kept, *compiled_in.specialised_kept(timed)})
         return compiled_in.same_binaries(timed, edges)
@@ -447,7 +459,7 @@ class Planner:
 
 
 def architecture(profile: DeviceProfile) -> dict[str, Value]:
-    """`arch`, for kernels that state the architectures they support; a CPU has none."""
+    """The symbol `arch`, for kernels that state the architectures they support; empty for a CPU."""
     return {name: profile.attributes[name] for name in ("arch",) if name in profile.attributes}
 
 
@@ -488,6 +500,9 @@ class CompileJobs:
     ) -> CompileJob:
         """The compiler run for a configuration on a case; `plan`: its launches there;
         `compiled_in`: the values of the kernel's compiled-in names."""
+        if takes_all(kernel):
+            values = {name: v for name, v in configuration.items() if name != "KERNEL"}
+            return self._as_it_is(kernel, values)
         defines = dict(self._choices)
         for name, value in configuration.items():
             if name != "KERNEL":
@@ -509,6 +524,20 @@ class CompileJobs:
             sources_sha256=self._sources[kernel.name],
             formulas=tuple(formulas[n] for n in kernel.define if n in formulas and formulas[n][1]),
             **self._typed(kernel, case, plan),
+        )
+
+    def _as_it_is(self, kernel: KernelSpec, values: Mapping[str, Value]) -> CompileJob:
+        """The job of a kernel that takes the configuration's values as they are."""
+        return CompileJob(
+            language=kernel.language,
+            root=self._root,
+            source=self._source_paths[kernel.name],
+            defines=(),
+            options=(),
+            arch=self._profile.arch,
+            sources_sha256=self._sources[kernel.name],
+            entry=kernel.entry,
+            values=tuple(values.items()),
         )
 
     def _typed(self, kernel: KernelSpec, case: Case, plan: LaunchPlan) -> dict[str, Any]:
@@ -617,17 +646,18 @@ class CompiledIn:
         return (*self._values(self._kernel.define, case.symbols), *special)
 
     def is_known(self, case: Case, known: Collection[tuple[Value, ...]]) -> bool:
-        """Whether the case needs no binary other than the `known` ones and, for each of these, the
-        one with 0 for the names of `specialise`."""
+        """Whether the case's binary is one of the `known` ones, or one of these with 0 for the
+        names of `specialise`."""
         values, count = self.of(case), len(self._kernel.define)
         if values in known or any(values[count:]):
             return values in known
         return any(each[:count] == values[:count] for each in known)
 
     def further_cases(self, draw: int, kept: Collection[str]) -> list[Case]:
-        """Cases for the binaries that only the confirmation compiles: each measured case in other
-        layouts, once for each binary, and random cases of the specialised binaries. An exported
-        binary serves only the cases between its own checks."""
+        """Cases for the binaries that only a confirmation compiles: each measured case in other
+        layouts, once for each binary, and random cases of the specialised binaries. They are needed
+        because an exported binary serves only the cases between its own checks. So each binary also
+        gets every way of broadcasting a mask."""
         found: list[Case] = []
         for case in self._measured if "layout" not in kept else ():
             known = {self.of(case)}
@@ -635,19 +665,37 @@ class CompiledIn:
                 if self.of(other) not in known:
                     known.add(self.of(other))
                     found.append(other)
-        return found + list(self._specialised_cases(draw, kept))
+        return [*found, *self._other_masks(kept), *self._specialised_cases(draw, kept)]
+
+    def _other_masks(self, kept: Collection[str]) -> Iterator[Case]:
+        """The measured cases with their mask broadcast in other ways, once for each binary. Edge
+        cases have all of them, but only in a binary that serves any strides."""
+        known: set[object] = set()
+        for case in self._measured if self._has_derived else ():
+            problem = self._problem
+            others = problem.other_masks(case, kept) if isinstance(problem, HasLayouts) else ()
+            for other in others:
+                place = problem.place(other)
+                key = self.of(other), repr(sorted(place.fixed.items())), place.mask_sizes
+                if key not in known:
+                    known.add(key)
+                    yield other
+
+    @property
+    def _has_derived(self) -> bool:
+        """Whether a `let` is compiled in: one that may depend on strides."""
+        return bool(self._bound.document.let.keys() & set(self._kernel.compiled_in))
 
     def same_binaries(self, cases: Iterable[Case], edges: Iterable[Case]) -> list[Case]:
         """The edge cases whose binary is that of one of `cases`."""
-        derived = self._bound.document.let.keys() & set(self._kernel.compiled_in)
-        if not derived:
+        if not self._has_derived:
             return list(edges)
         binaries = {self.of(case) for case in cases}
         return [edge for edge in edges if self.of(edge) in binaries]
 
     def specialised_kept(self, cases: Iterable[Case]) -> set[str]:
-        """The symbols that an edge case must share with `cases` to need one of their specialised
-        binaries. Empty if they need none."""
+        """The symbols in which an edge case must agree with one of `cases` to use its specialised
+        binary. Empty if no case has one."""
         found: set[str] = set()
         for case in filter(self.is_specialised, cases):
             found |= {name for name in case.symbols if self._decides(name, case)}

@@ -1,4 +1,5 @@
-"""A finished run's configurations, compiled and launched again: `verify`, `compare --remeasure`."""
+"""Compiles and launches a finished run's configurations again, for `verify` and `compare
+--remeasure`."""
 
 from __future__ import annotations
 
@@ -44,19 +45,19 @@ class _AsRecorded:
 
 @dataclass(frozen=True, slots=True)
 class ReopenedRun:
-    """A run of kernels, ready to compile and to launch what its space holds."""
+    """A run of kernels that is ready to compile and launch configurations of its space."""
 
     run: RunFolder
     setup: KernelSetup
     baselines: Mapping[str, str]
     numbers: Mapping[Configuration, int]
-    """The first trial of each configuration that was tried."""
+    """The number of the first trial of each configuration that was tried."""
     away: str = ""
     """Why measurements made here would not be comparable with the run's; "" if they would."""
 
     @classmethod
     def load(cls, run: RunFolder, *, anywhere: bool = False) -> ReopenedRun:
-        """Opens a run again. Raises UsageError if it holds no kernel, or ended before its first
+        """Opens a run again. Raises UsageError if it has no kernel, or ended before its first
         trial. With `anywhere` its device may be absent: then the run can be compiled but not
         measured.
         """
@@ -102,7 +103,8 @@ class ReopenedRun:
         return self.setup.planner
 
     def seed_of(self, configuration: Configuration) -> int:
-        """A trial's number makes its inputs; a configuration that was not tried gets a new one."""
+        """The seed of a configuration's inputs: the number of its first trial, or a new number if
+        it was not tried."""
         return self.numbers.get(configuration, len(self.numbers))
 
     def rival_jobs(self, configuration: Configuration) -> tuple[CaseJob, ...]:
@@ -114,7 +116,8 @@ class ReopenedRun:
 
     @contextlib.contextmanager
     def executor(self) -> Iterator[LocalExecutor]:
-        """Alone on the device. Its children write into a folder that is deleted afterwards."""
+        """An executor that has the device alone. Its children write into a folder that is deleted
+        afterwards."""
         with (
             measuring_alone(self.setup.devices),
             interruptible(),
@@ -167,8 +170,8 @@ def _member(name: str, space: BoundSpace, values: Mapping[str, Json]) -> Configu
 class Verified:
     """A configuration that went through the gate again.
 
-    - `number`: the trial's; None for a configuration that the run did not try.
-    - `outcome` holds every check.
+    - `number`: the trial's number; None for a configuration that the run did not try.
+    - `outcome`: the new outcome, with every check.
     """
 
     number: int | None
@@ -184,11 +187,12 @@ class Verified:
 
 
 def verify_run(run: RunFolder, configurations: Sequence[Mapping[str, Value]]) -> Iterator[Verified]:
-    """Every check that a champion gets, from the run's own sources, each in a fresh process.
+    """Runs every check of a champion on each configuration, from the run's own sources and in a
+    fresh process.
 
-    Reads the run and changes nothing in it. Each is timed as briefly as a trial of the search,
+    Changes nothing in the run. Each configuration is timed as briefly as a trial of the search,
     because the gate ends by replaying the timed launches. Raises UsageError for a configuration
-    that the space does not hold, before anything is compiled.
+    that is not in the space, before anything is compiled.
     """
     reopened = ReopenedRun.load(run)
     wanted = [reopened.configuration(values) for values in configurations]
@@ -205,9 +209,9 @@ def remeasure(
 ) -> Outcome:
     """Checks the second configuration as a trial, then times it against the first one.
 
-    Each is made from its own run's sources. In the outcome the first one stands in the baseline's
-    place: a `speedup` above 1 says that the second one is faster. Raises UsageError if the two runs
-    do not solve the same problem, or have no timed case in common.
+    Each is compiled from its own run's sources. In the outcome the first configuration is the
+    baseline, so a `speedup` above 1 means that the second one is faster. Raises UsageError if the
+    two runs do not solve the same problem, or have no timed case in common.
     """
     one, other = ReopenedRun.load(first[0]), ReopenedRun.load(second[0])
     problems = [reopened.setup.problem_spec for reopened in (one, other)]

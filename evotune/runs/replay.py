@@ -1,4 +1,4 @@
-"""Runs search strategies on a recorded space, and scores them: no device, no run's folder.
+"""Runs search strategies on a recorded space and scores them, without a device or a run's folder.
 
 The score is the published one for a space whose every time is known: 0 is random search, 1 is the
 optimum from the first evaluation on, below 0 is worse than random. Source: the autotuning
@@ -66,7 +66,8 @@ class Repeat:
         return min((t for t in self.times_ms if t is not None), default=None)
 
     def evaluations_to(self, time_ms: float) -> int | None:
-        """How many evaluations it took to find something at least that fast; None: not found."""
+        """The number of evaluations until a configuration took at most `time_ms`; None if none
+        did."""
         for number, found in enumerate(self.times_ms, start=1):
             if found is not None and found <= time_ms:
                 return number
@@ -74,7 +75,8 @@ class Repeat:
 
 
 def load_recording(path: Path) -> RecordedSpace:
-    """Reads a recording, or the one that a space file names. Raises UsageError if there is none."""
+    """Reads a recording, or the recording that a space file names. Raises UsageError if there is
+    none."""
     if is_recording(path):
         return read_recorded_space(path)
     document = load_space(path)
@@ -90,8 +92,8 @@ def replay(
     evaluations: int,
     repeat: int,
 ) -> Iterator[Evaluation]:
-    """One run of a strategy, as the engine would drive it: proposal n sees the outcomes of the
-    trials before n - lookahead. Ends early when the space is exhausted."""
+    """Runs a strategy as a search would: proposal n knows the outcomes of the trials before n -
+    lookahead. Ends early if the space is exhausted."""
     search = create_strategy(strategy, recording.space, settings)
     pending: deque[Configuration] = deque()
     told = 0
@@ -112,8 +114,8 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Repeats against the published score (`PerformanceScale`). `standard_error` is of the mean
-    over repeats, None for a single one."""
+    """The published score (`PerformanceScale`) of several repeats. `standard_error` is that of the
+    mean over repeats; None for a single one."""
 
     mean: float
     standard_error: float | None

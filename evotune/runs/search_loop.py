@@ -1,8 +1,8 @@
 """The loop of a run: ask, execute, store, tell. Deterministic, but never idle.
 
-`ask` makes proposal n exactly when `tell` has received the outcomes of the trials before n -
-`lookahead`, however early or late the later ones arrive. So proposals depend only on the seed and
-the outcomes, and a run that was killed makes the same proposals again.
+`ask` makes proposal n when `tell` has received exactly the outcomes of the trials before n -
+`lookahead`, whether or not later ones have arrived. So proposals depend only on the seed and the
+outcomes, and a run that was killed makes the same proposals again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ champions."""
 
 
 def first_asked(strategy: Strategy, options: RunOptions) -> list[Configuration]:
-    """What a new search asks for before it knows an outcome."""
+    """The configurations that a new search proposes before it knows an outcome."""
     first = [Configuration(values) for values in options.starts]
     count = min(options.lookahead + 1, options.trials)
     while len(first) < count:
@@ -47,7 +47,7 @@ class SearchLoop:
 
     - `options` that depend only on told trials end equal runs at the same trial: `compiles`,
       `speedup`, `no_improvement`.
-    - `seconds`: of searching in all, over all parts of the run.
+    - `seconds`: the limit on searching, over all parts of the run.
     - `stop` is called between events: True ends this session early.
     - `quarantined`: the folder that gets a script of each quarantined trial, before its outcome is
       stored.
@@ -101,8 +101,8 @@ class SearchLoop:
         return time.monotonic() - self._started_s
 
     def run(self) -> str:
-        """Why it ended: trials, minutes, compiles, speedup, no_improvement, exhausted or
-        interrupted."""
+        """Searches, and returns why it ended: trials, minutes, compiles, speedup, no_improvement,
+        exhausted or interrupted."""
         self._restore()
         while True:
             self._advance()

@@ -1,4 +1,4 @@
-"""A space made ready to search: read, checked, and bound to the devices that it will run on."""
+"""Reads and checks a space, and binds it to the devices on which it will run."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ _RECORDED = DeviceProfile("recorded", "recorded", "", {})
 class KernelSetup:
     """A space of kernels, ready to be measured.
 
-    - `problem_spec`: the problem as the space file has it.
+    - `problem_spec`: the problem as the space file states it.
     - `root`: the folder under which the kernels and the problem are read by compilers and workers.
     - `space_file`: the space file's path under the root; `files`: the content of it and of all
       sources, by their paths.
-    - `devices`: the devices to measure on; `profile` holds on each of them.
+    - `devices`: the devices to measure on. `profile` is valid for each of them.
     - `secret`: the gate draws inputs, places and shapes from it. It is drawn when a run begins and
-      kept in its store, so that nobody who writes a kernel knows it and yet the run repeats.
+      stored with the run. So the author of a kernel cannot know it, and yet the run can be
+      repeated.
     """
 
     kind: ClassVar[str] = "kernel"
@@ -75,7 +76,7 @@ class KernelSetup:
     files: Mapping[str, bytes]
     secret: str
     skipped: tuple[Skipped, ...] = ()
-    """Cases that a user gave and no kernel takes."""
+    """Cases that a user gave and that no kernel can compute."""
 
     @property
     def name(self) -> str:
@@ -97,8 +98,10 @@ class KernelSetup:
 
     @property
     def problem_facts(self) -> dict[str, str]:
-        """The problem, as a run's store describes it."""
-        return {"name": self.problem_spec.name, "dtype": self.problem_spec.dtype}
+        """The problem in the form that a run's store has."""
+        tolerance = getattr(self.planner.problem, "tolerance", None)
+        found = {"name": self.problem_spec.name, "dtype": self.problem_spec.dtype}
+        return found | ({} if tolerance is None else {"tolerance": str(tolerance)})
 
     def at(self, root: Path) -> KernelSetup:
         """A copy of the setup that reads its files under `root`, which has copies of them."""
@@ -107,7 +110,7 @@ class KernelSetup:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSetup:
-    """A recorded space: outcomes are looked up, after a pause of `delay_ms` each."""
+    """A recorded space. Each outcome is looked up after a pause of `delay_ms`."""
 
     kind: ClassVar[str] = "recorded"
     devices: ClassVar[tuple[DeviceProfile, ...]] = ()
@@ -155,7 +158,7 @@ class RecordedSetup:
         return 0.0 if named is None else named.delay_ms
 
     def at(self, root: Path) -> RecordedSetup:
-        """Itself: the recording is in memory."""
+        """Returns itself, because the recording is in memory."""
         return self
 
 
@@ -163,7 +166,7 @@ Setup: TypeAlias = KernelSetup | RecordedSetup
 
 
 class Elsewhere(Protocol):
-    """Devices of other machines."""
+    """Devices of other machines, such as a cluster's."""
 
     allow_mixed: bool
 
@@ -173,7 +176,7 @@ class Elsewhere(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """`count` None: all there are."""
+    """A request to measure on `count` GPUs, or on all if it is None."""
 
     count: int | None
     allow_mixed: bool = False
@@ -205,11 +208,12 @@ def load_setup(
 ) -> Setup:
     """Reads and binds a space file or a recording, for a device, or for several GPUs.
 
-    With `compile_only` a GPU's name (`l4`) is enough; else the device must be here, or `elsewhere`.
-    With `left_free` it is the part that other work leaves free (`Backend.left_free`). `cases`
-    replace those of the space, and `dtype` replaces its problem's. `looking` is called before one
-    device is looked for, which may take seconds. Every mistake in the file is a SpaceError with its
-    position. Raises UsageError if the space does not fit the device or the other arguments.
+    With `compile_only` a GPU's name (`l4`) is enough; else the device must be in this machine, or
+    `elsewhere`. With `left_free` only the part of the device that other work leaves free is used
+    (`Backend.left_free`). `cases` replace the space's, and `dtype` replaces its problem's.
+    `looking` is called before the search for a device, which may take seconds. Every mistake in the
+    file is a SpaceError with its position. Raises UsageError if the space does not fit the device
+    or the other arguments.
     """
     root = None if run is None else run.sources
     document = None if is_recording(path) else load_space(path, root=root)
@@ -266,7 +270,7 @@ def load_kernel_setup(
     cases: Sequence[CaseEntry] = (),
     dtype: str = "",
 ) -> KernelSetup:
-    """`load_setup` of a space of kernels. Raises UsageError for a recorded one."""
+    """`load_setup` for a space of kernels. Raises UsageError for a recorded space."""
     setup = load_setup(
         path, device, run, compile_only=compile_only, secret=secret, cases=cases, dtype=dtype
     )
@@ -337,7 +341,7 @@ def _backend(document: SpaceDocument, device: str) -> Backend:
         message = "kernels of one space must all be for the CPU or all for a GPU"
         raise document.kernels[0].position.error(message)
     (backend,) = backends
-    if registry.asked_for(device) not in (None, backend):
+    if registry.asked_for(device) is not None and not backend.understands(device):
         held = f"{document.path} holds {backend.name} kernels"
         raise UsageError(f"{held}; they cannot run on --device {device}")
     return backend
@@ -378,8 +382,8 @@ def load_run_setup(
     *,
     looking: Callable[[Backend], None] = lambda backend: None,
 ) -> Setup:
-    """A run's own copy of its space, for the device it was made on (or one of that model), or
-    for several GPUs. `cases` take the place of those that it was tuned for."""
+    """The setup of a run's own copy of its space, for the device on which the run was made or one
+    of that model, or for several GPUs. `cases` replace those for which the run was tuned."""
     with store.trusting_facts():
         recorded = DeviceProfile.from_json(store.meta("device"))
         device = registry.AUTO
@@ -461,7 +465,8 @@ def _refuse_missing_features(document: SpaceDocument, spec: ProblemSpec, problem
 
 # Refuses compiler options that are not on the list of their language.
 def refuse_options(document: SpaceDocument) -> None:
-    """Compiler options come from a list: others can load plugins or write files."""
+    """Raises SpaceError for a compiler option that is not on the list of allowed ones, because
+    others can load plugins or write files."""
     for kernel in document.kernels:
         for option in kernel.options:
             for form in _forms(document, kernel, option):

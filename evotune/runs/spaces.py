@@ -1,4 +1,4 @@
-"""Finding a space by path or by the name of one that ships with evotune."""
+"""Finds a space by its path or by the name of a shipped one, and collects its files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RECORDINGS = (".json", ".json.gz", ".t4", ".t4.gz")
 
 
 def shipped_spaces() -> dict[str, Path]:
-    """Name -> path: in an installed package, or in the working tree it is run from."""
+    """The paths of the shipped spaces by name, in the installed package or in the working tree."""
     for folder in (_PACKAGE / "shipped" / "search_spaces", _PACKAGE.parent / "search_spaces"):
         if folder.is_dir():
             return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("*.yaml"))}
@@ -35,12 +35,12 @@ def shipped_spaces() -> dict[str, Path]:
 
 
 def shipped_name(path: Path) -> str | None:
-    """The name by which `find_space` finds the file; None for a user's own."""
+    """The name of a shipped space by which `find_space` finds it; None for a user's own file."""
     return next((name for name, known in shipped_spaces().items() if known == path), None)
 
 
 def find_space(text: str) -> Path:
-    """The file a SPACE argument means. Raises UsageError if there is none."""
+    """The file that a SPACE argument names. Raises UsageError if there is none."""
     path = Path(text)
     if path.is_file():
         return path
@@ -78,8 +78,8 @@ def is_recording(path: Path) -> bool:
 
 
 def flagship(device: str, looking: Callable[[Backend], None] = lambda backend: None) -> Path:
-    """The space that `evotune run` tunes when none is named: attention, for the device. `looking`:
-    see `registry.choose`."""
+    """The space that `evotune run` tunes if none is named: that of attention for the device.
+    `looking`: see `registry.choose`."""
     backend = registry.choose(device, looking)
     if not backend.flagship:
         raise UsageError(f"--device {device}: name the space to tune; none is for {backend.name}")
@@ -92,7 +92,8 @@ def source_path(document: SpaceDocument, kernel: KernelSpec) -> str:
 
 
 def read_kernel_sources(document: SpaceDocument, kernel: KernelSpec) -> dict[str, bytes]:
-    """The kernel's files by their path under the root; SpaceError at the kernel's position."""
+    """The contents of the kernel's files by their path under the root. Raises SpaceError, at the
+    kernel's position, if one cannot be read."""
     source = source_path(document, kernel)
     try:
         return read_sources(document.root, source)
@@ -107,8 +108,8 @@ def space_file_name(document: SpaceDocument) -> str:
 
 
 def problem_file(document: SpaceDocument, problem: ProblemSpec) -> dict[str, bytes]:
-    """The file of a user's problem by its path under the root; empty for one of evotune's own.
-    Raises SpaceError at the problem's position when it cannot be read."""
+    """The content of a user's problem file by its path under the root; empty for a problem of
+    evotune. Raises SpaceError, at the problem's position, if it cannot be read."""
     if not is_file_reference(problem.name):
         return {}
     try:
@@ -126,11 +127,12 @@ def require_agreement(
     *,
     compile_only: bool,
 ) -> None:
-    """SpaceError, at the kernel or the problem, when nobody agreed to execute one of their files.
+    """Raises SpaceError, at the kernel or the problem, if the user did not agree to execute one of
+    its files.
 
-    `python`: the problem's file; `sources`: the files of each kernel. C++ and CUDA that is compiled
-    only is not executed. A problem's file is Python, which runs when it is read; a Triton kernel's
-    runs when it is compiled.
+    `python`: the problem's file. `sources`: the files of each kernel. With `compile_only` C++ and
+    CUDA code is not executed and needs no agreement. A problem's file is Python, which runs when it
+    is imported, and a Triton kernel's file runs when it is compiled.
     """
     root = document.root.absolute()
     files = {root / name: content for name, content in python.items()}
@@ -167,9 +169,9 @@ def fingerprints(run: RunFolder) -> dict[str, str]:
 def space_path(run: RunFolder, store: RunStore) -> Path:
     """The run's own copy of its space.
 
-    Raises StoreError if a file under `sources/` is missing, was changed or came later: outcomes of
-    two kernels would stand in one leaderboard. Stores before version 3 do not record their files:
-    there the space need only lie among them.
+    Raises StoreError if a file under `sources/` is missing, changed or new, because one leaderboard
+    would then have outcomes of two kernels. Stores before version 3 do not record their files; for
+    these only the space must exist.
     """
     with store.trusting_facts():
         name = str(store.meta("space_file"))

@@ -1,4 +1,4 @@
-"""Starting and resuming runs: joins space, problem, device, store, search and executor."""
+"""Starts and resumes runs: joins space, problem, device, store, search and executor."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _STARTS: Final = 8
 def warm_starts(
     space: SearchSpace, first: Sequence[Configuration], run: RunFolder
 ) -> list[Configuration]:
-    """The configurations to try `first`, then the run's best, brought into this space.
+    """The configurations to try `first`, then the best ones of `run`, each made valid in this space
+    (`brought_into`).
 
-    The run may be of another shape, device or version of the space: parameters that it lacks get
-    their defaults, and a configuration that is not valid here is repaired. Raises UsageError if the
-    run has no valid configuration, or shares no parameter with the space.
+    The run may be of another shape, device or version of the space. Raises UsageError if the run
+    has no valid configuration, or shares no parameter with the space.
     """
     with RunStore.open_for_reading(run.store) as store:
         best = store.best(before=sys.maxsize)
@@ -85,30 +85,33 @@ def warm_starts(
 
 
 def brought_into(space: SearchSpace, values: Mapping[str, Value]) -> Configuration | None:
-    """The configuration in this space, perhaps of another shape, device or version of the space:
-    parameters that it lacks, or whose values this space has not, get their defaults, and it is
-    repaired if it is not valid here. None if it cannot be."""
+    """Makes a configuration from another shape, device or version of the space valid in this space.
+    Parameters that it lacks, or whose values this space lacks, get their defaults. A configuration
+    that breaks a constraint is repaired; None if that is impossible."""
     own = {parameter.name: parameter.values for parameter in space.parameters}
     known = {name: value for name, value in values.items() if value in own.get(name, ())}
     return space.repair({**space.default(), **known}, random.Random(0))
 
 
 LOOKAHEAD_PER_DEVICE = 16
-"""Enough to feed each of many GPUs (`benchmarks/lab/lookahead.py`); fixed for the run."""
+"""The lookahead for each of several devices: enough to feed it (`benchmarks/lab/lookahead.py`). It
+is fixed for the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A user's wish for a new run.
+    """A request for a new run.
 
     - `space`: a file or a shipped space's name; None: the flagship for the device.
-    - `options`: values of `RunOptions` by name that replace those of the space; None leaves one.
+    - `options`: values of `RunOptions`, by name, that replace the space's. None leaves the space's
+      value.
     - `strategy`: a strategy's name, or a strategy of the user's own.
     - `gpus` and `cluster`: measure on several devices.
-    - `cases`: take the place of those of the space; `dtype`: takes the place of its problem's.
-    - `near`: configurations to try before the space's default, perhaps of another case: they are
-      brought into the space as those of an earlier run are.
-    - `facts`: more facts for the run's store.
+    - `cases`: replace the space's.
+    - `dtype`: replaces the problem's.
+    - `near`: configurations to try before the space's default. They may be of another case;
+      `brought_into` makes them valid.
+    - `facts`: additional facts for the run's store.
     - `command`: the command line, for the record.
     """
 
@@ -129,8 +132,8 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`reason`: as `SearchLoop.run` has it. `undecided`: nothing was confirmed, and of some
-    candidate the machine was too noisy to say whether it is right."""
+    """The end of a run. `reason`: see `SearchLoop.run`. `undecided`: nothing was confirmed, and for
+    some candidate the machine was too noisy to decide whether it is right."""
 
     run: RunFolder
     reason: str
@@ -139,7 +142,8 @@ class RunResult:
 
 
 def start_run(request: RunRequest, observer: Observer) -> RunResult:
-    """A new run, to its end. Everything that can be refused is refused before it has a folder."""
+    """Makes a new run and runs it to its end. Everything that can be refused is refused before the
+    run has a folder."""
     phases = PhaseTimes()
     secret = secrets.token_hex(8)
     with (
@@ -293,7 +297,7 @@ def resume_run(
 ) -> RunResult:
     """Continues a run, on as many GPUs as are requested now; `trials`, `minutes` and `champions`
     are new totals. Without `minutes`, `champions` are confirmed however long it takes. `strategy`:
-    the maker of the run's strategy, if that is a user's own."""
+    makes the run's strategy, if that is a user's own."""
     phases = PhaseTimes()
     with (
         run.locked(),
@@ -343,8 +347,7 @@ def _require_same_environment(run: RunFolder, store: RunStore, setup: Setup) -> 
 
 
 def stored_options(store: RunStore) -> RunOptions:
-    """The run's options as its store holds them. Raises StoreError for damaged ones: a run must not
-    go on with them."""
+    """The run's options, read from its store. Raises StoreError if they are damaged."""
     with store.trusting_facts():
         return RunOptions.from_json(store.meta("settings"))
 
@@ -386,10 +389,11 @@ def _finish(  # noqa: PLR0917
         patient=patient,
     )
     reason = work.run_to_end()
-    return RunResult(run, reason, store.count_ok(), _is_undecided(store))
+    return RunResult(run, reason, store.count_ok(), is_undecided(store))
 
 
-def _is_undecided(store: RunStore) -> bool:
+def is_undecided(store: RunStore) -> bool:
+    """Whether noise alone kept the run from a champion."""
     confirmed = store.confirmations().values()
     if any(outcome.ok for outcome in confirmed):
         return False
@@ -406,7 +410,8 @@ first of them is confirmed however long it takes."""
 
 
 class KindOfRun(Protocol):
-    """How the trials of a run get their outcomes: `KernelRun` measures, `RecordedRun` looks up."""
+    """The kind of a run, which says how its trials get their outcomes: `KernelRun` measures them,
+    `RecordedRun` looks them up."""
 
     @property
     def setup(self) -> Setup: ...
@@ -416,22 +421,24 @@ class KindOfRun(Protocol):
         """Whether champions are to be confirmed after the search."""
 
     def open_executor(self, first: Sequence[Configuration] = ()) -> Executor:
-        """`first`: the search's first proposals, if they are known."""
+        """Opens the executor of the run. `first`: the search's first proposals, if they are
+        known."""
 
     def proposal(self, number: int, configuration: Configuration) -> Proposal: ...
 
     def expect_finalists(self, executor: Executor) -> None:
-        """The search will end soon: what the finalists will need may be made meanwhile."""
+        """Prepares what the finalists will need, because the search will end soon."""
 
     def confirmed(
         self, executor: Executor, *, stop: Callable[[], bool], no_time: Callable[[], bool]
     ) -> Iterator[tuple[Trial, Outcome]]:
-        """Each finalist with the outcome of its confirmation. `no_time`: confirm no more candidates
-        once one has passed."""
+        """Confirms the finalists, and yields each with its outcome. If `no_time` returns True, no
+        more candidates are confirmed once one has passed."""
 
 
 class RunWork:
-    """Searches, then confirms; leaves the run's state in the store whatever happens."""
+    """Runs the search and then the confirmation. Whatever happens, the store has the run's state
+    afterwards."""
 
     def __init__(
         self,
@@ -462,7 +469,7 @@ class RunWork:
         self._began_s = time.monotonic() - store.elapsed_s()  # as if the run had one part
 
     def run_to_end(self) -> str:
-        """Why it ended, as `SearchLoop.run` has it."""
+        """Searches and confirms, and returns why the search ended; see `SearchLoop.run`."""
         with self._signals:
             executor: Executor | None = None
             reason = "interrupted"

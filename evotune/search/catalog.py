@@ -1,7 +1,6 @@
-"""Strategies by name: evotune's own, those of installed packages, and those that users write.
+"""Finds strategies by name: evotune's own, those of installed packages, and those that users write.
 
-A user's strategy is a class with `ask` and `tell`. `OwnStrategy` completes it to the whole
-protocol.
+A user's strategy is a class with `ask` and `tell`. `OwnStrategy` adds the rest of the protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from evotune.trial import Configuration, Json, Trial, Value, objective_values
 from evotune.util.words import shorten
 
 STRATEGY_NAMES: Final = ("evolution", "exhaustive", "local", "nsga2", "random")
-"""The strategies that evotune brings."""
+"""The names of evotune's own strategies."""
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -29,7 +28,7 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def strategy_name(strategy: str | StrategyMaker) -> str:
-    """The name that a run's settings keep; `module:Class` for a user's own strategy."""
+    """The strategy's name in a run's settings; `module:Class` for a user's own strategy."""
     if isinstance(strategy, str):
         return strategy
 
@@ -37,8 +36,8 @@ def strategy_name(strategy: str | StrategyMaker) -> str:
 
 
 def same_strategy(name: str, given: str | StrategyMaker | None) -> str | StrategyMaker:
-    """The strategy that continues a search by `name`. Raises UsageError if that is a user's own
-    strategy and was not given, or when another one is given."""
+    """The strategy with which to continue a search by `name`. Raises UsageError if `name` is a
+    user's own strategy and none was given, or if another one was given."""
     if given is not None and strategy_name(given) != name:
         raise UsageError(
             f"the run's strategy is {name}, not {strategy_name(given)}: a run keeps its strategy"
@@ -144,9 +143,9 @@ class Nsga2(FoldedStrategy):
 
 
 class RandomSearch(FoldedStrategy):
-    """Uniform, without replacement: every other strategy is compared with it.
+    """Samples the space uniformly without replacement. Every other strategy is compared with it.
 
-    Draws until a configuration is new. The last fraction of a percent of a space follows in the
+    Draws until a configuration is new. The last fraction of a percent of a space comes in the
     space's order.
     """
 
@@ -158,7 +157,7 @@ class RandomSearch(FoldedStrategy):
 
 
 class ExhaustiveSearch(FoldedStrategy):
-    """Every configuration once, in the space's order. Enumerates the space only as far as
+    """Proposes every configuration once, in the space's order. Enumerates the space only as far as
     needed."""
 
     name: ClassVar[str] = "exhaustive"
@@ -215,8 +214,8 @@ class LocalSearch(FoldedStrategy):
 class AskTell(Protocol):
     """A strategy of your own: `tune(strategy=Mine)` calls `Mine(space, settings)`.
 
-    Its answers must depend on nothing but the space, the settings (`settings.seed`) and the trials
-    told: a resumed run makes a new object and passes all trials to it again.
+    Its proposals must depend on nothing but the space, the settings (`settings.seed`) and the
+    trials passed to `tell`: a resumed run makes a new object and passes all trials to it again.
 
     >>> import evotune
     >>> class Descent:
@@ -240,13 +239,14 @@ class AskTell(Protocol):
     def ask(
         self, number: int, pending: Sequence[Configuration]
     ) -> Configuration | Mapping[str, Value] | None:
-        """Proposal `number`: a configuration of the space that was neither told nor is in
-        `pending`, the proposals not told yet. None ends the search."""
+        """Returns proposal `number`: a configuration of the space that was not passed to `tell`
+        before and is not in `pending`, the proposals whose outcomes are not known yet. None ends
+        the search."""
 
     def tell(self, trial: Trial) -> None:
-        """Learns a trial; trials come in the order of their numbers. `trial.outcome.fitness` is
-        None for a failed one, else the higher the better. A configuration whose outcome is
-        `undecided` was not measured, and may be proposed once more."""
+        """Learns the outcome of a trial. Trials come in the order of their numbers.
+        `trial.outcome.fitness` is None for a failed trial; else higher is better. A configuration
+        whose outcome is `undecided` was not measured, and may be proposed once more."""
 
 
 StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
@@ -254,8 +254,8 @@ StrategyMaker: TypeAlias = Callable[[SearchSpace, SearchSettings], AskTell]
 
 
 def maker_name(maker: StrategyMaker) -> str:
-    """`module:qualified name`, as a run's store keeps it. Raises UsageError if `maker` cannot be
-    called."""
+    """The maker's name in a run's store, `module:qualified name`. Raises UsageError if `maker`
+    cannot be called."""
     inner: object = maker
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -269,7 +269,7 @@ def maker_name(maker: StrategyMaker) -> str:
 
 
 class OwnStrategy(FoldedStrategy):
-    """The whole protocol around an object that a user's class made; checks its proposals."""
+    """Makes a full strategy of a user's object with `ask` and `tell`, and checks its proposals."""
 
     name: ClassVar[str] = "own"
 
@@ -304,9 +304,9 @@ class OwnStrategy(FoldedStrategy):
         self._own.tell(trial)
 
     def snapshot(self) -> Json:
-        """None, since the user's object cannot save its state."""
+        """Always None, because the user's object cannot save its state."""
         return None
 
     def restore(self, snapshot: Json) -> None:
-        """Raises StoreError, so that the engine replays all trials."""
+        """Always raises StoreError, so that the run passes all trials to `tell` again."""
         raise StoreError(f"the strategy {self._title} has no snapshot")

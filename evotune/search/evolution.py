@@ -1,10 +1,10 @@
 """A steady-state genetic algorithm on DEAP whose offspring a surrogate filters.
 
-The filter breeds a pool of candidates, and picks the most promising. A pool and its model cost tens
-of milliseconds. So they are made anew at fixed counts of told trials, and the steps between these
-counts grow. Between two of them, each trial enters the model (`gaussian_process.py`) as soon as it
-is told or pending. A pick depends only on the settings, the told trials and the pending ones; the
-object keeps results between calls only to save time.
+The filter breeds a pool of candidates, and picks the most promising one. A pool and its model cost
+tens of milliseconds. So they are made anew at fixed counts of told trials (those passed to `tell`),
+and the steps between these counts grow. In between, each trial enters the model
+(`gaussian_process.py`) as soon as it is told or pending. A pick depends only on the settings, the
+told trials and the pending ones. The object caches results between calls only to save time.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _BLIND: Final = 8  # without a model: draws; the one least similar to the pendin
 
 
 class Evolution(FoldedStrategy):
-    """Breeds far more offspring than can be tried. A model of times and failures (`Guide`)
-    chooses the most promising ones, which are tried.
+    """The default strategy. It breeds far more offspring than can be tried, and proposes those that
+    a model of times and failures (`Guide`) finds most promising.
 
     Parents are the best trials told so far; failures never breed. The first proposals are the
     default and uniform samples. Proposals that are in flight together are spread out, because none
@@ -154,9 +154,9 @@ _LEAST_CHANCE: Final = 1e-6
 class Feasibility:
     """The chance of success of every candidate of a pool.
 
-    A separate Gaussian process on 1 for a success and 0 for a failure, with its own fitted kernel,
-    because failures depend on other parameters than times do, and on few of them. So the model of
-    times never treats a failure as a slow configuration.
+    It is a separate Gaussian process on 1 for a success and 0 for a failure. Its kernel is fitted
+    separately, because failures depend on other parameters than times do, and on few of them. So
+    the model of times never treats a failure as a slow configuration.
     """
 
     def __init__(self, kernel: Kernel, rows: Rows, succeeded: Floats, pool: Rows) -> None:
@@ -205,7 +205,7 @@ class _Pool:
 
 
 class Guide:
-    """Learns every trial, and picks a candidate. `breed` makes the candidates from the best
+    """Learns every trial, and picks the next candidate. `breed` makes candidates from the best
     `parents` successes, best first. A trial must be in `seen` before it is learnt."""
 
     def __init__(
@@ -236,7 +236,7 @@ class Guide:
         self._told.add(configuration, fitness)
 
     def drop(self, configuration: Configuration) -> None:
-        """Makes the configuration's earlier outcomes count no longer."""
+        """Forgets the configuration's earlier outcomes."""
         self._told.drop(configuration)
         self._forget_memo()
 
@@ -245,8 +245,8 @@ class Guide:
         return len(self._told)
 
     def snapshot(self) -> Json:
-        """The learnt state as JSON-able data. It has the fitted kernels, because fitting them again
-        would take longer than everything else."""
+        """The learnt state as JSON-able data. It includes the fitted kernels, because fitting them
+        again would take longer than everything else."""
         self._advance()
         with _one_thread():
             self._fit_kernels()
@@ -255,7 +255,7 @@ class Guide:
         return {"trials": trials, "kernels": kernels, "warped": self._is_warped}
 
     def restore(self, snapshot: Json) -> None:
-        """Raises ValueError, TypeError or KeyError if the JSON is no snapshot."""
+        """Restores a snapshot. Raises ValueError, TypeError or KeyError for other JSON."""
         self._told.restore(snapshot["trials"])
         self._forget_memo()
         self._advance()
@@ -296,8 +296,9 @@ class Guide:
     def least_alike(
         self, configurations: Sequence[Configuration], pending: Sequence[Configuration]
     ) -> Configuration | None:
-        """The candidate that is farthest from its nearest pending configuration, by the default
-        kernel, which is not fitted to outcomes. The first one in a tie; None without candidates."""
+        """The one of `configurations` that is farthest from its nearest pending configuration, by
+        the default kernel, which is not fitted to outcomes. The first one in a tie; None if there
+        are none."""
         if not configurations or not pending:
             return next(iter(configurations), None)
         rows, others = (
@@ -469,10 +470,10 @@ _KEPT: Final = 128  # newest configurations that are kept as objects
 
 
 class ToldTrials:
-    """Trials, numbered in the order of telling.
+    """The told trials, numbered in the order in which `tell` received them.
 
     A configuration is stored as the indices of its values, and rebuilt on request. A trial counts
-    unless its configuration was dropped later, since it was measured again.
+    unless its configuration was dropped later because it was measured again.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -507,7 +508,7 @@ class ToldTrials:
         self._recent.pop(number - _KEPT, None)
 
     def drop(self, configuration: Configuration) -> None:
-        """Makes the configuration's trials so far count no longer."""
+        """Forgets the configuration's trials so far: they no longer count."""
         self._dropped[: self._count] |= self._are(configuration, self._count)
 
     def _are(self, configuration: Configuration, before: int) -> NDArray[np.bool_]:
@@ -563,7 +564,7 @@ class ToldTrials:
         }
 
     def restore(self, snapshot: Json) -> None:
-        """Raises ValueError, TypeError or KeyError if the JSON is no snapshot."""
+        """Restores a snapshot. Raises ValueError, TypeError or KeyError for other JSON."""
         fitness = np.frombuffer(base64.b64decode(snapshot["fitness"], validate=True), "<f8")
         indices = self._encoder.no_indices()
         found = np.frombuffer(base64.b64decode(snapshot["indices"], validate=True), indices.dtype)

@@ -1,9 +1,10 @@
-"""The state that every strategy keeps of the outcomes told: seen trials, elites, generations.
+"""The state that every strategy has of the trials passed to `tell`: seen configurations, elites,
+generations.
 
-It alone touches DEAP: individuals, operators, selection, hall of fame. Two habits of DEAP do not
-suit a resumable search: its operators draw from the global `random`, and `creator.create` writes
-classes into a module's globals. So the operators here take a generator, DEAP's own selection runs
-with the global one set to the caller's, and the classes are plain ones.
+No other module uses DEAP: individuals, operators, selection, hall of fame. Two habits of DEAP do
+not suit a resumable search: its operators draw from the global `random`, and `creator.create`
+writes classes into a module's globals. So the operators of this module take a generator, DEAP's own
+selection runs with the global generator set to the caller's, and the classes are plain ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class FoldedStrategy:
     an outcome.
 
     `version` changes whenever `tell` would compute a different state, so that an old snapshot is
-    refused and the engine replays the trials.
+    refused and the run passes all trials to `tell` again.
     """
 
     name: ClassVar[str]
@@ -172,7 +173,8 @@ class HigherIsBetter(base.Fitness):  # type: ignore[misc]  # DEAP has no types
 
 
 class Individual(tuple[Value, ...]):
-    """A genome (the values in the space's order) with its fitness, as DEAP needs it. Immutable."""
+    """A genome (the values in the space's order) with its fitness, in the form that DEAP needs.
+    Immutable."""
 
     elite: Elite
     fitness: HigherIsBetter
@@ -226,12 +228,12 @@ def lent_global_random(rng: random.Random) -> Iterator[None]:
 
 
 def create_toolbox(space: SearchSpace) -> base.Toolbox:
-    """DEAP's toolbox with the operators that the space's parameters own.
+    """DEAP's toolbox with the operators of the space's parameters.
 
-    - mate(first, second, rng), mutate(configuration, rng): values, which may be invalid.
-    - select(individuals, count, rng): parents.
-    - rank(compromises, k): for several objectives, the k best, best first.
-    - pair(ranked, count, rng): for several objectives, parents.
+    - mate(first, second, rng), mutate(configuration, rng): return values, which may be invalid.
+    - select(individuals, count, rng): returns parents.
+    - rank(compromises, k): for several objectives, returns the k best, best first.
+    - pair(ranked, count, rng): for several objectives, returns parents.
     """
     toolbox = base.Toolbox()
     toolbox.register("mate", _mate, space)
@@ -291,14 +293,15 @@ def _pair(ranked: list[Compromise], count: int, rng: random.Random) -> list[Comp
 
 
 class Elites:
-    """The best trials so far: DEAP's hall of fame, with the order that the search needs."""
+    """The best trials so far: DEAP's hall of fame, in the order that the search needs."""
 
     def __init__(self, count: int) -> None:
         self.hall = tools.HallOfFame(count, similar=_same_configuration)
 
     @property
     def ranked(self) -> tuple[Elite, ...]:
-        """Best first; among equals the earlier first (unlike in the hall of fame)."""
+        """The elites, best first; among equals the earlier one first (unlike in the hall of
+        fame)."""
         elites = (individual.elite for individual in self.hall)
         return tuple(sorted(elites, key=lambda elite: (-elite.fitness, elite.number)))
 
@@ -330,9 +333,9 @@ _DIGEST_BYTES = 12  # a billion configurations collide with a probability below 
 
 
 class SeenConfigurations:
-    """The set of configurations told so far, at about 100 bytes each.
+    """The set of configurations told so far. Each takes about 100 bytes.
 
-    It contains only configurations that the engine passed to `tell`. A candidate that a strategy
+    It contains only configurations that the run passed to `tell`. A candidate that a strategy
     considered and dropped stays available: a blacklist of such candidates cost Helion good
     configurations (#3518).
     """

@@ -1,16 +1,16 @@
 """A Gaussian process over configurations: its covariance, the fit, and its posterior.
 
-A configuration is a row of value indices, one a parameter. The correlation of two rows is a
-product over parameters of
+A configuration is a row of value indices, one a parameter. The correlation of two rows is a product
+over parameters of
 
     (1 - category) * matern32(distance / length) + category * [same value]
 
-So every parameter is a mixture of a smooth axis and a bag of unrelated values, and the data
-decide the mixture. GPU kernels have both: more warps change the time gradually, while a tile size
-that divides the problem's size stands out from both its neighbours.
+So every parameter is a mixture of a smooth axis and a bag of unrelated values, and the data decide
+the mixture. GPU kernels have both: more warps change the time gradually, while a tile size that
+divides the problem's size stands out from both its neighbours.
 
-`TrialModel` is the process fitted to all trials of a run, and asked what a choice is worth. It
-predicts differences of fitness with their deviations. Its covariance also has a linear part in
+`TrialModel` is the process fitted to all trials of a run, which estimates what a choice is worth.
+It predicts differences of fitness with their deviations. Its covariance also has a linear part in
 figures of each configuration that are known without running it (threads, waves, spills, ...): the
 process then explains only the rest. A fitness here is ln(speedup), or -ln(time) on a recorded
 space.
@@ -40,8 +40,9 @@ _FINEST: Final = 1024  # places distinguished on one axis
 
 class Encoder:
     """Turns configurations into indices and rows. Indices are exact. Rows leave out parameters with
-    a single value, and an axis has at most 1024 places. `axes` holds for each axis the distance at
-    each difference of places, in widths of the axis. A value outside the domain comes last.
+    a single value, and quantise an axis to at most 1024 places. `axes` has, for each axis, the
+    distance at each difference of places, in widths of the axis. A value outside the domain has the
+    last index.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -57,8 +58,8 @@ class Encoder:
         self._type = np.min_scalar_type(int(self._counts.max(initial=1)) - 1).newbyteorder("<")
 
     def indices(self, configuration: Mapping[str, Value]) -> list[int]:
-        """The index of each value in its parameter. Raises ValueError for a value that it cannot
-        have."""
+        """The index of each value in its parameter. Raises ValueError for a value that the
+        parameter cannot have."""
         if isinstance(configuration, Configuration):  # a dict is read without Python calls
             configuration = configuration.to_json()
         values = [configuration[name] for name in self._names]
@@ -71,7 +72,7 @@ class Encoder:
             return self.indices(configuration)
 
     def no_indices(self) -> Indices:
-        """An empty matrix, of the smallest type that holds every index."""
+        """An empty matrix of indices, of the smallest type that can represent every index."""
         return np.empty((0, len(self._parameters)), dtype=self._type)
 
     def configuration(self, indices: Iterable[int]) -> Configuration:
@@ -121,7 +122,8 @@ _TYPICAL_NOISE: Final = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`tables[i][d]` is the log correlation along parameter i at an index difference of d."""
+    """The covariance function. `tables[i][d]` is the log correlation along parameter i at an index
+    difference of d."""
 
     lengths: tuple[float, ...]
     categories: tuple[float, ...]
@@ -129,7 +131,8 @@ class Kernel:
     tables: tuple[Floats, ...]
 
     def between(self, first: Rows, second: Rows) -> Floats:
-        """Correlations, first x second."""
+        """The matrix of correlations, with a row for each of `first` and a column for each of
+        `second`."""
         total = np.zeros((len(first), len(second)))
         for i, table in enumerate(self.tables):
             if len(table) > len(first):
@@ -211,8 +214,8 @@ def fit_kernel(
 
 
 def worth_fitting(values: Floats, rng: np.random.Generator) -> NDArray[np.intp]:
-    """The trials to fit on, 96 at most. Half are the best ones, for which the kernel must be right;
-    the others are drawn."""
+    """The indices of the trials to fit on, at most 96. Half are the best trials, for which the
+    kernel must be right. The others are drawn at random."""
     if len(values) <= _FIT_ROWS:
         return np.arange(len(values))
     best = np.argsort(-values, kind="stable")
@@ -254,8 +257,8 @@ def _prior(lengths: Sequence[float], categories: Sequence[float], noise: float) 
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """Keeps a fitness that is at most `knee` below `best`, and compresses larger differences by
-    the logarithm. The order stays the same."""
+    """A transformation of fitness. It leaves a fitness that is at most `knee` below `best`
+    unchanged, and compresses larger differences by the logarithm. The order does not change."""
 
     best: float = 0.0
     knee: float = math.inf  # keeps everything
@@ -275,8 +278,8 @@ class Warp:
         return np.array([self(value) for value in fitness])
 
     def log_slope(self, fitness: Floats) -> float:
-        """The log of the compression of these values. The log probability of the warped values plus
-        this compares with the log probability of the plain values."""
+        """The sum of the log derivatives of the warp at these values. The log probability of the
+        warped values plus this sum can be compared with the log probability of the plain values."""
         behind = np.maximum(self.best - fitness, self.knee)
         return 0.0 if math.isinf(self.knee) else float(np.log(self.knee / behind).sum())
 
@@ -292,8 +295,8 @@ _T_PEAK: Final = math.gamma(4.5) / (math.gamma(4) * math.sqrt(8 * math.pi))
 class Posterior:
     """The mean and variance of every candidate, given `rows` with `values` (higher is better).
 
-    More trials are appended in the order of their proposals. A pending trial has no value yet: it
-    lowers the variance around it and leaves the means alone, so that the next proposal lies
+    More trials are appended in the order of their proposals. A pending trial has no value yet. It
+    lowers the variance around itself and does not change the means, so the next proposal lies
     elsewhere. Its value can be filled in later, with the same result as if it had been known at
     once. Appending costs rows x candidates, not the cube of the rows.
     """
@@ -328,7 +331,8 @@ class Posterior:
         return len(self._own)
 
     def truncate(self, count: int) -> None:
-        """Forgets all but the first `count` appended trials, bit by bit."""
+        """Forgets all but the first `count` appended trials. The result is bit for bit the state
+        before the others were appended."""
         if count == 0:
             self._own: list[Floats] = []  # coordinates of each appended trial, then its residue
             # Shapes: appended trials x candidates, and axes x appended trials, with room for more.
@@ -345,11 +349,12 @@ class Posterior:
             self.variance = np.maximum(self.variance - extra**2, _LEAST_VARIANCE)
 
     def append(self, row: Rows) -> None:
-        """Appends a trial. Its value is an argument of `means`."""
+        """Appends a trial without its value, which is an argument of `means`."""
         self._append(row, self._alike(row, self._columns))
 
     def extend(self, rows: Rows) -> None:
-        """Appends many trials at once: the same bits as one after the other, but faster."""
+        """Appends many trials at once. The result is bit for bit that of `append` for each, but
+        faster."""
         if len(rows) == 1:
             self.append(rows[0])
             return
@@ -390,7 +395,8 @@ class Posterior:
         return np.exp(total, out=total)
 
     def means(self, values: list[float | None]) -> Floats:
-        """The means of all candidates, given the appended trials' values (None: not known yet)."""
+        """The posterior means of all candidates, given the appended trials' values (None if not
+        known yet)."""
         count = len(self._rows)
         white = np.zeros(count + len(values))
         white[:count] = self._white
@@ -410,10 +416,10 @@ class Posterior:
 def log_expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
     """ln E[max(0, f - best)] where (f - mean) / deviation is distributed as Student's t.
 
-    Student's t with eight degrees of freedom, which has a closed form, because the model is
-    sometimes wrong by far more than its standard deviation. A normal distribution would prefer a
-    candidate that almost surely fails to one that the model predicts to be five deviations too
-    slow.
+    It is Student's t with eight degrees of freedom, which has a closed form, and no normal
+    distribution, because the model is sometimes wrong by far more than its standard deviation. A
+    normal distribution would prefer a candidate that almost surely fails to one that the model
+    predicts to be five deviations too slow.
     """
     z = (means - best) / deviations
     near = np.maximum(z, _FAR)
@@ -439,7 +445,7 @@ _THREADS: Final = ThreadpoolController()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A predicted difference of fitness, with the deviation of the prediction."""
+    """A predicted difference of fitness, with the standard deviation of the prediction."""
 
     mean: float
     deviation: float
@@ -459,8 +465,8 @@ class Difference:
 
 
 class TrialModel:
-    """A model of the fitness of valid configurations. `figures`: for each configuration further
-    numbers, the same names for each; empty for none."""
+    """A model of the fitness of valid configurations. `figures`: for each configuration, additional
+    numbers, in the same order for all configurations; empty for none."""
 
     def __init__(
         self,
@@ -513,7 +519,7 @@ class TrialModel:
 
     @property
     def noise(self) -> float:
-        """The deviation of one measurement, in ln, as the fit found it."""
+        """The standard deviation of one measurement, in ln, as fitted."""
         return math.sqrt(self._amplitude * self._kernel.noise)
 
     def knows(self, configuration: Mapping[str, Value]) -> bool:
@@ -525,8 +531,8 @@ class TrialModel:
         return True
 
     def expected(self, configuration: Mapping[str, Value], figures: Sequence[float] = ()) -> float:
-        """The predicted fitness. For a measured configuration it is nearer to its neighbours' than
-        the measurement is."""
+        """The predicted fitness. For a measured configuration it lies between the measurement and
+        its neighbours' fitness."""
         rows = self._rows([configuration])
         linear = self._figures.of([figures], 1)
         with _THREADS.limit(limits=1, user_api="blas"):
@@ -539,8 +545,8 @@ class TrialModel:
         weights: NDArray[np.float64],
         figures: Sequence[Sequence[float]] = (),
     ) -> list[Difference]:
-        """Weighted sums of the predicted fitness. `weights` is sums x configurations, and each of
-        its rows sums to 0."""
+        """Weighted sums of the predicted fitness of `configurations`. `weights` has a row for each
+        sum and a column for each configuration; each row sums to 0."""
         rows = self._rows(configurations)
         linear = self._figures.of(figures, len(rows))
         with _THREADS.limit(limits=1, user_api="blas"):
@@ -561,8 +567,8 @@ class TrialModel:
         changed: Sequence[Mapping[str, Value]],
         figures: Sequence[Sequence[float]] = (),
     ) -> list[Difference]:
-        """The predicted fitness of each changed configuration, less that of `start`. `figures`
-        begin with those of `start`."""
+        """The predicted fitness of each changed configuration minus that of `start`. The first of
+        the `figures` are those of `start`."""
         if not changed:
             return []
         weights = np.concatenate([-np.ones((len(changed), 1)), np.eye(len(changed))], axis=1)

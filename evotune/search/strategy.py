@@ -18,30 +18,32 @@ from evotune.trial import Configuration, Json, Trial
 class Strategy(Protocol):
     """Proposes configurations and learns from outcomes. Not safe for use by two threads.
 
-    Every proposal is a valid configuration that was neither told nor is pending.
+    Every proposal is a valid configuration that was not passed to `tell` before and is not pending.
     """
 
     @property
     def name(self) -> str: ...
 
     def ask(self, number: int, pending: Sequence[Configuration]) -> Configuration | None:
-        """Proposal `number`, or None if every configuration of the space was proposed.
+        """Returns proposal `number`, or None if every configuration of the space was proposed.
 
-        A pure function of the settings, `number`, the trials told so far and `pending`,
-        the configurations proposed but not told yet, in order.
+        It is a pure function of the settings, `number`, the trials passed to `tell` so far, and
+        `pending`: the configurations that were proposed and whose outcomes are not known yet, in
+        order.
         """
 
     def tell(self, trial: Trial) -> None:
-        """Learns an outcome. Trials come in the order of their numbers, and a call is cheap. If a
-        configuration comes again, it was measured again, and the newer outcome counts.
+        """Learns the outcome of a trial. Trials come in the order of their numbers, and a call is
+        cheap. If a configuration comes again, it was measured again, and the newer outcome counts.
         """
 
     def snapshot(self) -> Json:
-        """The learnt state as JSON-able data. Restoring it equals telling all trials again."""
+        """The learnt state as JSON-able data. Restoring it is equivalent to passing all trials to
+        `tell` again."""
 
     def restore(self, snapshot: Json) -> None:
-        """Replaces the learnt state. Raises StoreError if the snapshot is damaged or of another
-        search; then the strategy has no outcomes."""
+        """Replaces the learnt state by a snapshot. Raises StoreError if the snapshot is damaged or
+        from another search; then the strategy has no outcomes."""
 
     @property
     def told(self) -> int:
@@ -60,13 +62,13 @@ class Strategy(Protocol):
 
     @property
     def contender(self) -> float | None:
-        """The fitness that a trial must exceed to become an elite; None while any fitness will
-        do."""
+        """The fitness that a trial must exceed to become an elite; None while any fitness is
+        enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elite:
-    """The part of a successful trial that a strategy remembers; the run's store holds the rest."""
+    """The part of a successful trial that a strategy remembers. The run's store has the rest."""
 
     number: int
     configuration: Configuration
@@ -74,8 +76,8 @@ class Elite:
 
 
 def stream(seed: int, purpose: str, number: int) -> random.Random:
-    """The random generator for one purpose of one proposal. The same arguments always give the same
-    numbers; other purposes and proposals get independent ones.
+    """The random generator for one purpose of one proposal. Equal arguments always give equal
+    numbers; other purposes and proposals get independent numbers.
     """
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big"))

@@ -1,4 +1,4 @@
-"""`BoundSpace`: a space bound to a problem and a device. The search walks it."""
+"""`BoundSpace`: a space bound to a problem and a device, which the search explores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LARGE_DIAGRAM = 200_000  # transitions; a walk through all of them takes millise
 
 
 class BoundSpace:
-    """Implements `protocol.SearchSpace` for a YAML space.
+    """Implements `SearchSpace` for a space file.
 
     Constructing it is cheap. The first call that needs counts computes them, and raises SpaceError
     if no configuration is valid.
@@ -214,8 +214,8 @@ class BoundSpace:
         environment: Mapping[str, Value],
         figures: Mapping[str, Value],
     ) -> str:
-        """The first `after_compile` constraint that does not hold, with the compiled figures that
-        it names; "" when all hold."""
+        """The first `after_compile` constraint that does not hold, with the compiled figures in it;
+        "" if all hold."""
         if not self.document.after_compile:
             return ""
         values = {**configuration, **figures}
@@ -231,16 +231,17 @@ class BoundSpace:
         return ""
 
     def constraint_report(self, deadline: Deadline | None = None) -> list[ConstraintReport]:
-        """How much each constraint removes, on its own and beyond all the others."""
+        """For each constraint, how many configurations it removes alone, and how many only it
+        removes."""
         deadline = deadline or Deadline.after(SHOWN_S)
         return report_constraints(
             self._variables, self.genes, self.constraints, self._interner, deadline
         )
 
     def check(self, expression: Expression, *, beside: Collection[str] = ()) -> None:
-        """SpaceError, at the expression's position, if a name or a type in it is wrong. `beside`:
-        names of tensors and workspaces, which are also allowed there, so the error may propose
-        them."""
+        """Raises SpaceError, at the expression's position, if a name or a type in it is wrong.
+        `beside`: names of tensors and workspaces that may stand in place of the expression, so the
+        error may propose them."""
         self._names.check(expression, beside)
 
     def evaluate(
@@ -249,8 +250,8 @@ class BoundSpace:
         configuration: Mapping[str, Value],
         environment: Mapping[str, Value],
     ) -> Value:
-        """An expression of a launch, workspace or argument for one configuration and the
-        symbols of one shape x variant. A SpaceError says why it has no value."""
+        """The value of an expression of a launch, workspace or argument, for one configuration and
+        the symbols of one shape x variant. Raises SpaceError if it has none."""
         return self._value(expression, configuration, environment, self._names)
 
     def _value(
@@ -276,8 +277,8 @@ class BoundSpace:
     def case_scope(
         self, configuration: Mapping[str, Value], known: Mapping[str, Value]
     ) -> CaseScope:
-        """The expressions of one configuration as functions of a case's symbols; `known` symbols
-        are folded as well."""
+        """Folds one configuration into the space's expressions, which are then functions of a
+        case's symbols. `known` symbols are folded too."""
         return CaseScope(self._names, _plain(configuration), known)
 
     def _closure(
@@ -299,7 +300,7 @@ class BoundSpace:
 
 
 class Evaluator:
-    """Evaluates expressions in the symbols of one shape x variant, for one configuration after
+    """Evaluates expressions for the symbols of one shape x variant, for one configuration after
     another. Only one thread may use it."""
 
     def __init__(self, scope: Scope, names: Names, binding: threading.Lock) -> None:
@@ -310,13 +311,13 @@ class Evaluator:
         self._closures: dict[str, Evaluate] = {}
 
     def is_constant(self, expression: Expression) -> bool:
-        """Whether no configuration can change its value."""
+        """Whether the expression has the same value in all configurations."""
         return isinstance(self._bound(expression), Literal)
 
     def evaluate(self, expression: Expression, known: Environment) -> Value:
-        """Like `BoundSpace.evaluate`. `known` is a configuration as a dict. Values found on the way
-        are added to it, so that a `let`, or the same expression in another environment, is
-        evaluated once."""
+        """Like `BoundSpace.evaluate`. `known` is a configuration as a dict. The values of
+        subexpressions are added to it, so that a `let`, or the same expression in another
+        environment, is evaluated once."""
         closure = self._closures.get(expression.text)
         if closure is None:
             node = self._bound(expression)
@@ -357,7 +358,7 @@ def bind(
     device: Mapping[str, Value],
 ) -> BoundSpace:
     """The search space for these problem symbols (one mapping for each shape x variant) and this
-    device. A SpaceError names the first name or expression that has no meaning there."""
+    device. Raises SpaceError for the first name or expression that has no meaning with them."""
     if document.recorded is not None:
         raise SpaceError("a recorded space has nothing to bind", file=str(document.path))
     if not environments:

@@ -1,6 +1,6 @@
 """Folds a configuration and the device into expressions; the symbols of a case stay names.
 
-`Names` resolves the names in a space file, once the problem's symbols and the device are known.
+`Names` resolves the names in a space file. It needs the problem's symbols and the device.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class CaseScope:
     """The expressions of one configuration as functions of a case's symbols alone.
 
-    A `let` that depends on the case stays a name too, so that trees do not repeat what they share
-    and do not get deep: `lets` has its tree, which may name other `let`s.
+    A `let` that depends on the case stays a name too, so that trees share subtrees and do not get
+    deep. `lets` has its tree, which may name other `let`s.
     """
 
     def __init__(
@@ -72,22 +72,23 @@ class CaseScope:
         return self._interner.literal(value)
 
     def symbol(self, name: str) -> Node:
-        """The symbol, or its value if that is known."""
+        """The node of a symbol, or of its value if that is known."""
         return self._symbol(name)
 
     def is_symbol(self, name: str) -> bool:
         return name in self._names.symbols
 
     def operation(self, operator: str, *operands: Node) -> Node:
-        """The operation, with its known parts evaluated."""
+        """The node of an operation, with its known operands evaluated."""
         return self._interner.operation(operator, operands)
 
     def holds(self, node: Node) -> bool | None:
-        """Whether a condition holds in every case (True) or in none (False); None: it depends."""
+        """True if a condition holds in every case, False if it holds in none, None if it depends on
+        the case."""
         return bool(node.value) if isinstance(node, Literal) else None
 
     def needed(self, nodes: list[Node]) -> dict[str, Node]:
-        """The `lets` that the trees name, also through each other, in the order of `lets`."""
+        """The `lets` that the trees use, directly or through each other, in the order of `lets`."""
         wanted: set[str] = set()
         waiting = list(nodes)
         while waiting:
@@ -98,7 +99,7 @@ class CaseScope:
         return {name: node for name, node in self.lets.items() if name in wanted}
 
     def environment(self, symbols: Mapping[str, Value]) -> Environment:
-        """The symbols and the values that the `lets` have with them. A `let` without a value is
+        """The symbols, and the values of the `lets` for these symbols. A `let` without a value is
         left out."""
         found: Environment = dict(symbols)
         for name, node in self.lets.items():
@@ -151,12 +152,11 @@ class CaseEvaluator:
 
     @staticmethod
     def is_constant(expression: Expression) -> bool:
-        """Returns False: the value is not reused for the next case."""
+        """Always False, because a value may differ in the next case."""
         return False
 
     def evaluate(self, expression: Expression, known: Environment) -> Value:
-        """The value in the present case. Raises SpaceError if there is none; `known` is not
-        used."""
+        """The value in the present case. Raises SpaceError if it has none. `known` is not used."""
         node = self._nodes.get(expression.text)
         if node is None:
             node = self._nodes[expression.text] = self._scope.bind(expression)
@@ -179,12 +179,12 @@ def evaluate(node: Node, environment: Environment) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Gene:
-    """A parameter as the search walks it.
+    """A parameter in the form in which the search uses it.
 
     - `values`: the domain, then the inactive value if it is not in the domain.
     - `when`: the parameter's condition; None for an unconditional parameter.
-    - `rule`: true exactly if the value agrees with `when`: a value of the domain while `when`
-      holds, the inactive value otherwise. None for an unconditional parameter.
+    - `rule`: a condition that is true if the value is in the domain and `when` holds, or if it is
+      the inactive value and `when` does not hold. None for an unconditional parameter.
     """
 
     spec: ParameterSpec
@@ -207,7 +207,7 @@ class BoundConstraint:
 
 
 class Scope:
-    """Replaces symbols, device limits and lets by their meaning in one environment.
+    """Replaces symbols, device limits and `let`s in expressions by their values in one environment.
 
     Parameters, and figures known only after compiling, stay names.
     """
@@ -220,12 +220,13 @@ class Scope:
 
     @property
     def lets(self) -> Iterable[Node]:
-        """The bound trees of the `let`s that were needed so far."""
+        """The trees of the `let`s that were bound so far."""
         return self._let.values()
 
     def bind(self, expression: Expression) -> Node:
-        """The interned tree over parameters; equal expressions give the same node. Raises
-        SpaceError for an expression that has no value here, whatever the parameters are."""
+        """The interned tree of an expression over parameters; equal expressions give the same node.
+        Raises SpaceError for an expression that has no value in this environment, whatever the
+        parameters are."""
         for name in self._names.lets_in(expression):
             if name not in self._let:
                 self._let[name] = self._bind(self._names.let[name].node)
@@ -270,7 +271,7 @@ COMPILED_FIGURES: Mapping[str, type] = {
     "occupancy": float,  # resident warps / the most a multiprocessor takes, 0 to 1
     "blocks_resident": int,  # on a multiprocessor
 }
-"""Name -> type of each figure. A figure is the worst over the launches of a case."""
+"""The type of each compiled figure, by name. A figure is the worst over the launches of a case."""
 
 
 class Names:
@@ -365,7 +366,7 @@ class Names:
         return known | set(self.figures)
 
     def is_named(self, name: str) -> bool:
-        """Whether the name stands for something that has a value; a bare choice does not."""
+        """Whether the name has a value; the bare name of a choice has none."""
         return (
             name in self.parameters
             or name in self.let
@@ -375,8 +376,8 @@ class Names:
         )
 
     def check(self, expression: Expression, beside: Collection[str] = ()) -> Kinds:
-        """The types that the expression can have. Raises SpaceError if a name or type is wrong; the
-        error also proposes the names in `beside`."""
+        """The types that the expression can have. Raises SpaceError if a name or type is wrong. The
+        error may also propose the names in `beside`."""
         for name in expression.names:
             self._check_name(expression, name, beside)
         node = self.with_choices(expression.node)
@@ -407,7 +408,7 @@ class Names:
         raise expression.error(f"unknown name '{name.name}'{hint}", name.offset)
 
     def with_choices(self, node: Node) -> Node:
-        """The tree with bare choices as literals."""
+        """The tree with bare names of choices replaced by literals."""
         if isinstance(node, Name) and not self.is_named(node.name):
             return Literal(node.name)
         if isinstance(node, Operation):
@@ -429,13 +430,14 @@ class Names:
         return values if isinstance(values, tuple) and kinds_of(values) == {str} else None
 
     def lets_in(self, expression: Expression) -> list[str]:
-        """The `let`s that the expression uses, also indirectly; each follows those it uses."""
+        """The `let`s that the expression uses, directly or indirectly; each comes after the `let`s
+        that it uses."""
         direct = [name.name for name in expression.names if name.name in self.let]
         return list(dict.fromkeys(let for name in direct for let in self._let_parts[name]))
 
     def all_names_in(self, expression: Expression) -> dict[str, Name]:
-        """Every name that the expression depends on, also through `let`s. Each is mapped to the
-        first name in the expression's own text that leads to it."""
+        """Every name on which the expression depends, directly or through `let`s. Each is mapped to
+        the first name in the expression's own text that leads to it."""
         found: dict[str, Name] = {}
         for name in expression.names:
             found.setdefault(name.name, name)

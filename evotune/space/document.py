@@ -1,4 +1,4 @@
-"""Reads a space file and checks it as far as possible without a device: `load_space`.
+"""Reads a space file and checks it as far as possible without a device (`load_space`).
 
 The checked models become the values of `specs`, and their expressions are parsed.
 """
@@ -60,11 +60,17 @@ from evotune.space.specs import (
 from evotune.trial import SINGLE_OBJECTIVE, Value
 from evotune.util.words import closest, describe, did_you_mean, shorten
 
+_TOLD_ANYWAY = (
+    *("arguments", "further_arguments", "define", "specialise", "workspace", "constant_memory"),
+    *("options", "launches"),
+)
+"""Keys of a kernel that have no meaning if it is built for each case."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpaceDocument:
-    """A whole space file. A recorded space has `recorded`; any other has a problem, kernels and
-    parameters."""
+    """The content of a space file. A recorded space has `recorded`; any other has a problem,
+    kernels and parameters."""
 
     path: Path
     root: Path
@@ -84,14 +90,15 @@ class SpaceDocument:
     try_first: tuple[Mapping[str, Value], ...]
     try_first_positions: tuple[Position, ...]
     options: RunOptions
-    """Its `objective`, `search`, `budget` and `stop`."""
+    """The space's `objective`, `search`, `budget` and `stop`."""
     search_position: Position
     timeouts: TimeoutsSpec
     recorded: RecordedSpec | None
     text: str
 
     def kernel(self, name: str | None = None) -> KernelSpec:
-        """The kernel of that name. Without a name, the only kernel of a space without KERNEL."""
+        """The kernel with this name, or without a name the only kernel of a space that has no
+        parameter KERNEL."""
         for kernel in self.kernels:
             if name is None or kernel.name == name:
                 return kernel
@@ -101,20 +108,21 @@ class SpaceDocument:
 def load_space(path: Path, root: Path | None = None) -> SpaceDocument:
     """Reads a space file; every mistake in it is a SpaceError with file, line and column.
 
-    `root` overrides the folder of the kernel sources: a run passes the folder of its own copies.
+    `root` overrides the folder of the kernel sources; a run passes the folder of its own copies.
     """
     source = read_yaml(path)
     return _document(source, path, root)
 
 
 def parse_space(text: str, path: Path = Path("space.yaml")) -> SpaceDocument:
-    """`load_space` on text; `path` only names it in messages and anchors relative paths."""
+    """Like `load_space`, but of a text. `path` is its name in messages, and the base of relative
+    paths."""
     return _document(parse_yaml(text, str(path)), path, None)
 
 
 def with_dtype(document: SpaceDocument, dtype: str) -> SpaceDocument:
-    """The same space for another dtype of its problem, with its text. Whether its kernels support
-    the dtype is checked later, as for any space. Raises SpaceError if the file names no dtype."""
+    """The space, and its text, for another dtype of its problem. Whether its kernels support the
+    dtype is checked later, as for any space. Raises SpaceError if the file names no dtype."""
     spec = document.problem
     if spec is None or spec.dtype == dtype:
         return document
@@ -251,7 +259,7 @@ def _value_message(details: Any, context: Mapping[str, Any]) -> str:
 
 
 class Converter:
-    """Converts one validated file; its methods raise SpaceError at the place of a mistake."""
+    """Converts one validated file. Its methods raise SpaceError at the position of a mistake."""
 
     def __init__(
         self, source: YamlSource, path: Path, model: SpaceModelFile, root: Path | None
@@ -361,6 +369,8 @@ class Converter:
         language = self._language(name, kernel)
         if language.launched and not kernel.launches:
             raise self.source.position(path).error("a kernel for a GPU needs 'launches'")
+        if language.builds_each_case:
+            self._refuse_told(kernel, language, path)
         deterministic = kernel.deterministic
         return KernelSpec(
             name=name,
@@ -388,6 +398,16 @@ class Converter:
             position=self.source.position(path),
         )
 
+    def _refuse_told(self, kernel: KernelModel, language: Language, path: DataPath) -> None:
+        """Raises SpaceError for a key that tells a kernel what it gets anyway."""
+        for key in _TOLD_ANYWAY:
+            if getattr(kernel, key):
+                message = (
+                    f"leave '{key}' out: a {language.name} kernel gets the configuration, the case "
+                    "and all tensors"
+                )
+                raise self.source.key_position((*path, key)).error(message)
+
     def _language(self, name: str, kernel: KernelModel) -> Language:
         """The kernel's language. Raises SpaceError for a file with another suffix: a compiler's
         message about it would show the file's text."""
@@ -400,7 +420,11 @@ class Converter:
             if suffix in language.suffixes:
                 return language
             languages.append(language)
-        *others, last = (suffix for language in languages for suffix in language.suffixes)
+        *others, last = (
+            suffix
+            for language in languages
+            for suffix in language.suffixes or (language.stated_suffixes if stated else ())
+        )
         known = f"{', '.join(others)} or {last}" if others else last
         message = f"expected a {known} file, found '{kernel.source}'"
         if meant := [each.name for each in languages if suffix in each.stated_suffixes]:
@@ -536,7 +560,7 @@ KERNEL = "KERNEL"
 
 
 class ParameterConverter:
-    """Converts the parameters of one file. Raises SpaceError at the place of a mistake."""
+    """Converts the parameters of one file. Raises SpaceError at the position of a mistake."""
 
     def __init__(self, source: YamlSource, model: SpaceModelFile) -> None:
         self.source = source

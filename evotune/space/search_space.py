@@ -1,7 +1,8 @@
-"""`SearchSpace`: how a search uses a space, be it from a YAML file or from a recording.
+"""`SearchSpace`: the interface through which a search uses a space, from a file or from a
+recording.
 
-Each type of parameter owns how its values are drawn, mutated, crossed and encoded. `ExplicitSpace`
-is a space that is given by the list of its valid configurations, as recordings are.
+Each type of parameter has its own way to draw, mutate, cross and encode values. `ExplicitSpace` is
+a space that is given by the list of its valid configurations, such as a recording.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class SpaceSize:
 
 
 class SearchSpace(Protocol):
-    """A finite set of valid configurations. Inactive genes hold their canonical value.
+    """A finite set of valid configurations. Inactive genes have their canonical value.
 
-    Every method is a pure function of its arguments; all randomness is the caller's `rng`.
-    Configurations returned are valid, canonical and list the parameters in space order.
+    Every method is a pure function of its arguments; all randomness comes from the caller's `rng`.
+    The returned configurations are valid and canonical, and list the parameters in the space's
+    order.
     """
 
     @property
@@ -47,23 +49,26 @@ class SearchSpace(Protocol):
     def size(self) -> SpaceSize: ...
 
     def is_valid(self, configuration: Mapping[str, Value]) -> bool:
-        """Whether these exact values are a member: complete, canonical, all constraints hold."""
+        """Whether the configuration is in the space: complete and canonical, and all constraints
+        hold."""
 
     def active(self, configuration: Configuration) -> tuple[str, ...]:
-        """Names of the parameters that matter: their `when` holds, and they have several values."""
+        """The names of the parameters that matter: their `when` holds, and they have several
+        values."""
 
     def default(self) -> Configuration:
         """The space's `default:` if it has one, else the first valid configuration. For a
         recording: the configuration nearest to the middle of all domains."""
 
     def starts(self) -> Sequence[Configuration]:
-        """The default, then the other configurations that the user wants tried first; each once."""
+        """The default, then the other configurations that the user wants to be tried first; each
+        once."""
 
     def sample(self, rng: random.Random) -> Configuration:
-        """A valid configuration, uniformly if counting is exact."""
+        """A random valid configuration, uniformly if counting is exact."""
 
     def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration | None:
-        """`values` made canonical and valid by changing as few genes as it can, or None."""
+        """Makes `values` canonical and valid by changing few genes; None if it cannot."""
 
     def neighbours(self, configuration: Configuration) -> Sequence[Configuration]:
         """Valid configurations that differ in one active gene, nearest values first, in a stable
@@ -78,11 +83,11 @@ _KEPT: Final = 2**14  # configurations held as objects, at some 500 bytes each
 
 
 class ExplicitSpace:
-    """`SearchSpace` over an explicit set of configurations; repeated ones count once.
+    """A `SearchSpace` over an explicit set of configurations. Repeated ones count once.
 
-    A configuration is held as its rank: the number whose mixed-radix digits are the indices
-    of its values. Ranks sort lexicographically, and changing one gene is one addition, so a
-    neighbour costs a single dictionary lookup.
+    A configuration is stored as its rank: the number whose mixed-radix digits are the indices of
+    its values. Ranks sort lexicographically, and changing one gene is one addition, so a neighbour
+    costs a single dictionary lookup.
     """
 
     def __init__(
@@ -103,7 +108,7 @@ class ExplicitSpace:
     @classmethod
     def of_ranks(cls, parameters: Sequence[Parameter], ranks: Iterable[int]) -> ExplicitSpace:
         """The space of the configurations with these ranks. A rank is the sum of the values'
-        indices times `strides`. So a million configurations need no objects."""
+        indices times `strides`. With ranks a million configurations need no objects."""
         space = cls.__new__(cls)
         space._prepare(parameters)
         space._fill(ranks)
@@ -139,7 +144,7 @@ class ExplicitSpace:
         return self.rank(configuration) is not None
 
     def rank(self, configuration: Mapping[str, Value]) -> int | None:
-        """The configuration's rank, as in `of_ranks`; None if it is no member."""
+        """The configuration's rank (see `of_ranks`); None if it is not in the space."""
         if len(configuration) != len(self._parameters):
             return None
         indices = self._indices(configuration)
@@ -176,8 +181,8 @@ class ExplicitSpace:
     def repair(self, values: Mapping[str, Value], rng: random.Random) -> Configuration:
         """The valid configuration that differs from `values` in the fewest genes.
 
-        If there are several, the one with the smallest steps; `rng` breaks ties. Never None,
-        because the space is not empty. A missing or unknown value counts as a change.
+        If there are several, it is the one with the smallest steps; `rng` breaks ties. It is never
+        None, because the space is not empty. A missing or unknown value counts as a change.
         """
         indices = self._indices(values)
         if _UNKNOWN not in indices:
@@ -253,7 +258,8 @@ class ExplicitSpace:
 
 
 def strides(parameters: Sequence[Parameter]) -> tuple[int, ...]:
-    """By how much a configuration's rank grows with the index of each parameter's value."""
+    """For each parameter, by how much a configuration's rank grows if the index of the value grows
+    by 1."""
     found = [1]
     for parameter in reversed(parameters[1:]):
         found.append(found[-1] * parameter.cardinality)
@@ -282,7 +288,7 @@ def _steps_by_distance(
 class Parameter(ABC):
     """A named finite domain. `values` is a sequence with O(1) `len` and indexing.
 
-    `outside`: the value of the inactive parameter if it is not in the domain; else empty.
+    `outside`: the value of the inactive parameter, if it is not in the domain; else empty.
     """
 
     kind: ClassVar[str]
@@ -303,7 +309,7 @@ class Parameter(ABC):
         return len(self.values)
 
     def index(self, value: Value) -> int:
-        """Position of `value` in the domain. Raises ValueError if it is not in it."""
+        """The index of `value` in the domain. Raises ValueError if it is not in the domain."""
         return self.values.index(value)
 
     def __contains__(self, value: object) -> bool:
@@ -318,7 +324,7 @@ class Parameter(ABC):
 
     @abstractmethod
     def mutate(self, value: Value, rng: random.Random) -> Value:
-        """Another value of the domain (the same one only when there is no other)."""
+        """Another value of the domain, or the same one if there is no other."""
 
     def cross(self, first: Value, second: Value, rng: random.Random) -> Value:
         """A child's value from two parents'."""
@@ -340,7 +346,7 @@ class OrderedParameter(Parameter):
         return tuple(self.values[j] for j in (i - 1, i + 1) if 0 <= j < len(self.values))
 
     def mutate(self, value: Value, rng: random.Random) -> Value:
-        """Mostly a step up or down, sometimes a jump anywhere else."""
+        """Mostly the next or the previous value, sometimes any other one."""
         count = len(self.values)
         if count == 1:
             return value
@@ -356,7 +362,7 @@ class OrderedParameter(Parameter):
 
 
 class IntegerRange(OrderedParameter):
-    """`{range: [low, high, step]}`, both ends included."""
+    """The integers of `{range: [low, high, step]}`, both ends included."""
 
     kind = "range"
 
@@ -365,7 +371,7 @@ class IntegerRange(OrderedParameter):
 
 
 class PowerOfTwo(OrderedParameter):
-    """`{pow2: [low, high]}`, both ends included and powers of two."""
+    """The powers of two of `{pow2: [low, high]}`, both ends included and powers of two."""
 
     kind = "pow2"
 
@@ -375,7 +381,7 @@ class PowerOfTwo(OrderedParameter):
 
 
 class Categorical(Parameter):
-    """`{choices: [...]}`: values without an order; every other value is a neighbour."""
+    """The values of `{choices: [...]}`, which have no order: every other value is a neighbour."""
 
     kind = "choices"
 
@@ -391,7 +397,7 @@ class Categorical(Parameter):
 
 
 class Boolean(Categorical):
-    """`[false, true]`: one coordinate is enough."""
+    """The values false and true, encoded as one coordinate."""
 
     kind = "bool"
 

@@ -21,7 +21,7 @@ _LEAST_ARCH = re.compile(r"arch\s*>=\s*(\d+)")
 
 
 class GivenCase(msgspec.Struct, frozen=True):
-    """A case that a user gave in place of those of a space. `count` is its weight."""
+    """A case that a user gave in place of a space's cases. `count` is its weight."""
 
     shape: Mapping[str, Value]
     variant: Mapping[str, Value]
@@ -34,7 +34,7 @@ class ProblemSpec:
 
     - `shapes`, `variants`, `held_out`: symbol -> value; the problem gives symbols their meaning.
     - `positions`: the position of each key, shape, variant and symbol.
-    - `cases`: given by the user; they replace shapes, variants and held-out shapes.
+    - `cases`: cases from the user, which replace shapes, variants and held-out shapes.
     """
 
     name: str
@@ -66,7 +66,8 @@ class ProblemSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapSpec:
-    """A TMA descriptor of a tensor. `box` has the outermost dimension first; 0 bytes mean none."""
+    """A TMA descriptor of a tensor. `box` has the outermost dimension first. A swizzle or promotion
+    of 0 bytes means none."""
 
     box: tuple[Expression, ...]
     box_position: Position
@@ -106,7 +107,7 @@ class WorkspaceSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConstantMemorySpec:
-    """The `__constant__` variable `symbol` gets the values of `tensor`."""
+    """A copy of `tensor` into the `__constant__` variable `symbol`."""
 
     symbol: str
     tensor: str
@@ -157,8 +158,8 @@ class SupportSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel's source, entry point and launches. `language` is one of a backend's;
-    `alternative` names a space for devices that it does not support, "" for none."""
+    """A kernel's source, entry point and launches. `language`: a language of some backend.
+    `alternative`: the name of a space for devices that the kernel does not support; "" for none."""
 
     name: str
     source: Path
@@ -179,12 +180,12 @@ class KernelSpec:
 
     @property
     def compiled_in(self) -> tuple[str, ...]:
-        """The names of `define`, then those of `specialise`; `compiled_in_positions` has their
-        places."""
+        """The names in `define`, then the names in `specialise`. `compiled_in_positions` has their
+        positions."""
         return (*self.define, *self.specialise)
 
     def expressions(self) -> Iterator[Expression]:
-        """Every number a launch of this kernel evaluates."""
+        """Every expression that a launch of this kernel evaluates."""
         for launch in self.launches:
             yield from (*launch.grid, *launch.block, launch.shared_bytes)
         yield from (buffer.size_bytes for buffer in self.workspace)
@@ -192,7 +193,7 @@ class KernelSpec:
             yield from argument.expressions()
 
     def unsupported(self, symbols: Mapping[str, Value]) -> str | None:
-        """Why the kernel does not support these symbols (a shape's, or `arch`), in words; None if
+        """Why the kernel does not support these symbols (of a shape, or `arch`), in words; None if
         it does."""
         for support in self.supports:
             if support.symbol in symbols and not support.holds(symbols[support.symbol]):
@@ -203,7 +204,7 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter and, when conditional, its condition and its value while inactive."""
+    """A parameter and, if it is conditional, its condition and its value while inactive."""
 
     parameter: Parameter
     when: Expression | None
@@ -227,7 +228,7 @@ class ConstraintSpec:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutsSpec:
-    """When a compiler run and a trial on the device are killed, in seconds."""
+    """The seconds after which a compiler run and a trial on the device are killed."""
 
     compile_s: float
     trial_s: float
@@ -248,13 +249,13 @@ _PLACE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 
 
 def parameters_in(option: str) -> list[str]:
-    """The parameters that the option names in braces."""
+    """The parameters whose names stand in braces in a compiler option."""
     return _PLACE.findall(option)
 
 
 def filled(option: str, values: Mapping[str, Value]) -> str:
-    """The option with these values of its parameters. `no_fast_math` becomes no-fast-math, and a
-    boolean becomes true or false."""
+    """The compiler option with its parameters replaced by these values. `no_fast_math` becomes
+    no-fast-math, and a boolean becomes true or false."""
     return _PLACE.sub(lambda place: _text(values[place[1]]), option)
 
 

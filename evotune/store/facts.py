@@ -1,6 +1,6 @@
-"""The facts of a run that its store keeps in addition to the trials, each with its type.
+"""The facts of a run that its store has in addition to the trials, each with its type.
 
-`read_facts` reads them all, checked; writers use `stored` to turn one into JSON.
+`read_facts` reads and checks all of them. Writers use `stored` to turn one into JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class ProblemFact(msgspec.Struct, frozen=True):
-    """What a run computes: the problem's name and its dtype. Both are "" for a recorded space."""
+    """What a run computes: the problem's name and its dtype. Both are "" for a recorded space.
+    `tolerance`: the problem's own, with its reason; "" if evotune derives it."""
 
     name: str = ""
     dtype: str = ""
+    tolerance: str = ""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,7 @@ class Ratio(NamedTuple):
 
 
 class AblatedChange(msgspec.Struct, frozen=True):
-    """One change of a champion and what it does to the speed.
+    """One change of a champion and its effect on the speed.
 
     - `parameter`: "" in the row of the champion against itself.
     - `also`: other parameters that change with it.
@@ -84,7 +86,7 @@ class AblatedChange(msgspec.Struct, frozen=True):
 
     @property
     def speed(self) -> Ratio | None:
-        """`ratio` with its interval; None if the change failed."""
+        """The `ratio` with its interval; None if the change failed."""
         if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
             return None
         return Ratio(self.ratio, self.ratio_low, self.ratio_high)
@@ -98,8 +100,8 @@ class AblatedChange(msgspec.Struct, frozen=True):
 
 
 class Ablation(msgspec.Struct, frozen=True):
-    """The rows of one trial's ablation. One that has not ended has no `date`; `left` counts the
-    changes that it has not measured yet."""
+    """The rows of one trial's ablation. `date` is "" for an ablation that has not ended; `left`
+    counts the changes that it has not measured yet."""
 
     trial: int
     configuration: Mapping[str, Value]
@@ -111,7 +113,8 @@ class Ablation(msgspec.Struct, frozen=True):
 
 
 class Try(msgspec.Struct, frozen=True):
-    """A result of `explain --try`: one configuration, timed in alternation with the run's `own`."""
+    """A result of `explain --try`: one configuration, timed in alternation with `own`, a
+    configuration of the run."""
 
     own: Mapping[str, Value]
     configuration: Mapping[str, Value]
@@ -138,7 +141,7 @@ class Facts:
     - `beside`: other work on the machine; the key is the number of trials that were stored when it
       was seen.
     - `devices`: the calibration of each device, if the run had several.
-    - `earlier_ablations`: those of other configurations, the oldest first.
+    - `earlier_ablations`: ablations of other configurations, oldest first.
     - `ablation_part`: an ablation that has not ended.
     """
 
@@ -195,9 +198,9 @@ def read_facts(store: RunStore) -> Facts:
 
 
 def facts_of(kept: Mapping[str, Json]) -> Facts:
-    """The facts of their JSON by name; None counts as missing, other names are left out.
+    """Reads the facts from their JSON by name. None counts as missing; unknown names are ignored.
 
-    Raises ValueError or TypeError if one has another shape than a run stores.
+    Raises ValueError or TypeError if a fact has another form than a run stores.
     """
     found: dict[str, Json] = {
         name: msgspec.convert(kept[name], wanted, str_keys=True)
@@ -217,5 +220,5 @@ def facts_of(kept: Mapping[str, Json]) -> Facts:
 
 
 def stored(fact: object) -> Json:
-    """The fact as JSON, as `RunStore.set_facts` takes it."""
+    """The fact as JSON, in the form that `RunStore.set_facts` takes."""
     return msgspec.to_builtins(fact)

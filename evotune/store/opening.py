@@ -1,11 +1,11 @@
 """A store's file: its tables and versions, how it is opened, the meaning of SQLite's errors.
 
-Checksums are of each row with the one before it, and of the whole closed file. `check_log` finds
-damage in the log (WAL) that a writer which was killed left beside a store. SQLite reads a log up to
-the first frame whose checksum fails, and takes the rest for the remains of an earlier use of the
-file. So one changed byte ends the history early, without an error. But frames carry the salts of
-their use of the log: frames of the present use behind the failed one show that something was lost.
-Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
+There is a checksum of each row with the checksum of the row before it, and one of the whole closed
+file. `check_log` finds damage in the log (WAL) that a killed writer left next to a store. SQLite
+reads a log up to the first frame whose checksum fails, and takes the rest for the remains of an
+earlier use of the file. So one changed byte ends the history early, without an error. But frames
+carry the salts of their use of the log: frames of the present use behind the failed one show that
+something was lost. Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from evotune.util.files import read_regular
 
 encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one each time
 WRONG_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Errors from reading JSON that is cut, nested too deeply, or of another shape than was written."""
+"""Errors from reading JSON that is cut off, nested too deeply, or of another form than was
+written."""
 APPLICATION_ID = 0x45564F54  # "EVOT"
 
 
@@ -79,8 +80,8 @@ def _version_2(connection: sqlite3.Connection) -> None:
 
 
 def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
-    """kind, fitness, duplicate_of, binary and stage_s of an outcome's JSON; a missing one is
-    NULL."""
+    """The columns kind, fitness, duplicate_of, binary and stage_s from an outcome's JSON; None for
+    a missing one."""
     stage_s, fitness = outcome.get("stage_s"), outcome.get("fitness")
     return (
         outcome.get("kind", ""),
@@ -92,13 +93,13 @@ def outcome_columns(outcome: Mapping[str, Json]) -> tuple[Json, ...]:
 
 
 def real(number: float) -> float:
-    """The number as SQLite returns it: a float, and zero without a sign."""
+    """The number as SQLite returns it: as a float, and without the sign of zero."""
     return float(number) + 0.0
 
 
 def columns_of_text(text: str) -> tuple[Json, ...]:
-    """The columns of an outcome's text. A damaged text gives empty ones; reading it will raise the
-    error."""
+    """The columns of an outcome's text. They are empty if the text is damaged, because reading the
+    outcome will raise the error."""
     try:
         return outcome_columns(json.loads(text))
     except WRONG_SHAPE:
@@ -129,13 +130,13 @@ def _version_3(connection: sqlite3.Connection) -> None:
 
 
 def schema_of(connection: sqlite3.Connection) -> frozenset[tuple[Json, ...]]:
-    """Type, name, table and SQL of each table, index, view and trigger of the store."""
+    """The type, name, table and SQL of each table, index, view and trigger of the store."""
     return frozenset(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
 
 
 MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_version_1, _version_2, _version_3)
-"""Step n takes a store from version n to n + 1. All steps and the new version are one
-transaction."""
+"""Migrations; number n takes a store from version n to n + 1. All of them and the new version
+number are written in one transaction."""
 
 
 def newest_version() -> int:
@@ -228,7 +229,7 @@ def _foreign(path: Path) -> StoreError:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """The StoreError for an error; its message says what to do."""
+    """The StoreError for `error`. Its message says what to do."""
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes hold the plain one in their lowest byte.
     if isinstance(error, OSError) or (isinstance(code, int) and code & 0xFF in _NOT_DAMAGE):
@@ -242,7 +243,7 @@ def damaged(path: Path, error: Exception) -> StoreError:
 
 
 FIRST = 0
-"""Takes the place of the checksum of a row before the first one."""
+"""The checksum that precedes the first row."""
 ROW = "number, configuration, outcome, finished_s, kind, fitness, duplicate_of, binary, stage_s"
 """The columns of an outcome that its checksum covers, in addition to its place in the order of
 storing."""
@@ -251,13 +252,14 @@ SMALL_TABLES = {
     "confirmations": "SELECT number, outcome, finished_s FROM confirmations ORDER BY number",
     "snapshots": "SELECT told, state FROM snapshots ORDER BY told",
 }
-"""Tables of a few rows that change. One checksum covers all rows of a table."""
+"""Tables with a few rows that may change. One checksum covers all rows of such a table."""
 
 _encode = msgspec.msgpack.Encoder().encode  # equal values give equal bytes, in every version
 
 
 def row_sum(values: Sequence[Json], before: int) -> int:
-    """64 bits of BLAKE2b over the row's values and the checksum of the row before it."""
+    """A row's checksum: 64 bits of BLAKE2b over its values and the checksum of the row before
+    it."""
     digest = hashlib.blake2b(_encode((before, *values)), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -298,7 +300,8 @@ _MOST_BYTES = 1000
 
 
 def is_sealed(store: Path) -> bool:
-    """Whether the store still has the bytes that its last writer left."""
+    """Whether the store is closed, and its main file still has the bytes that its last writer
+    left."""
     return not has_log(store) and seal_fits(store)
 
 
@@ -369,7 +372,7 @@ _MOST_LOOKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class Frame:
     """A page in the log. `whole`: its checksum fits it and the frame before it."""
 
     start: int
@@ -386,11 +389,13 @@ class _Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Log:
+class Log:
+    """The log of a store: the frames that its file has, also those of earlier uses."""
+
     readable: bool
     """Whether the header is as it was written; else SQLite ignores the log."""
     salts: tuple[int, int]
-    frames: tuple[_Frame, ...]
+    frames: tuple[Frame, ...]
 
 
 def check_log(store: Path, connection: sqlite3.Connection) -> None:
@@ -439,13 +444,13 @@ def _page_bytes(store: Path) -> int:
     return 65536 if size == 1 else size
 
 
-def _damage(content: bytes, page_bytes: int) -> tuple[_Log, int] | None:
+def _damage(content: bytes, page_bytes: int) -> tuple[Log, int] | None:
     """The log and the place of its first damage; None for any log that a killed writer leaves.
 
     Such a log may end with a transaction that was not committed or with half a frame, which may
     lie over an older frame, and frames of an earlier use may follow.
     """
-    log = _parsed(content, page_bytes)
+    log = parsed_log(content, page_bytes)
     if log is None:
         return None
     if not log.readable:
@@ -459,9 +464,9 @@ def _damage(content: bytes, page_bytes: int) -> tuple[_Log, int] | None:
     return None
 
 
-def _parsed(content: bytes, page_bytes: int) -> _Log | None:
-    """None for a log without a frame. `page_bytes` is what the main file says; a log with an
-    undamaged header knows better."""
+def parsed_log(content: bytes, page_bytes: int) -> Log | None:
+    """The log that these bytes are; None for one without a frame. `page_bytes` is what the main
+    file says; a log with an undamaged header knows better."""
     if len(content) < _HEADER.size + _FRAME.size:
         return None
     magic, version, told_bytes, _, *rest = _HEADER.unpack_from(content)
@@ -479,10 +484,10 @@ def _parsed(content: bytes, page_bytes: int) -> _Log | None:
     size = _FRAME.size + page_bytes
     if page_bytes not in _PAGE_SIZES or len(content) < _HEADER.size + size:
         return None
-    return _Log(readable, salts, tuple(_frames(content, size, sums, order)))
+    return Log(readable, salts, tuple(_frames(content, size, sums, order)))
 
 
-def _frames(content: bytes, size: int, before: Sums, order: str) -> Iterator[_Frame]:
+def _frames(content: bytes, size: int, before: Sums, order: str) -> Iterator[Frame]:
     view = memoryview(content)
     for start in range(_HEADER.size, len(content) - size + 1, size):
         page, pages, one, other, *sums = _FRAME.unpack_from(content, start)
@@ -490,7 +495,7 @@ def _frames(content: bytes, size: int, before: Sums, order: str) -> Iterator[_Fr
         found = _summed(view[start : start + _CHECKED_FRAME_BYTES], before, order)
         found = _summed(body, found, order)
         before = (sums[0], sums[1])
-        yield _Frame(start, page, pages > 0, (one, other), found == before, body)
+        yield Frame(start, page, pages > 0, (one, other), found == before, body)
 
 
 def _summed(content: bytes | memoryview, before: Sums, order: str) -> Sums:
@@ -514,7 +519,7 @@ def _outcomes(connection: sqlite3.Connection) -> int | None:
         return None
 
 
-def _outcomes_in(store: Path, log: _Log) -> int | None:
+def _outcomes_in(store: Path, log: Log) -> int | None:
     """The outcomes that the store held, according to the undamaged frames."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / store.name

@@ -3,8 +3,8 @@
 The store guarantees:
 
 - Once `append` has returned, its outcome survives the death of this process.
-- A power cut loses the last second at most and never damages the store: `synchronous=NORMAL`, with
-  a full fsync at least every second, by `append` or in quiet moments by `sync`.
+- A power cut loses at most the last second and never damages the store: `synchronous=NORMAL`, with
+  a full fsync at least every second, by `append` or, in quiet moments, by `sync`.
 - Outcomes are never changed or deleted.
 - A store that is not as it was written is refused when it is opened.
 """
@@ -60,9 +60,9 @@ from evotune.store.opening import (
 from evotune.trial import Configuration, Json, Outcome, OutcomeKind, Trial, Value, parse_json
 
 AROUND_SEARCH = "around_search_s"
-"""The name of the fact that holds the seconds of work outside the search."""
+"""The name of the fact with the seconds of work outside the search."""
 PHASES = "phases"
-"""The name of the fact that holds the seconds of each phase, over all parts of the run."""
+"""The name of the fact with the seconds of each phase, over all parts of the run."""
 UNCONFIRMED = "unconfirmed"
 """The name of the fact that says why champions are missing; "" if none is."""
 _CHOSEN = "(SELECT value FROM json_each(?))"
@@ -72,7 +72,7 @@ Row: TypeAlias = tuple[int, str, str, float]
 
 
 class StoreQueries:
-    """Reads an open store. Raises StoreError if the store holds content of another shape than
+    """Queries of an open store. They raise StoreError if the store has content of another form than
     evotune writes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -87,8 +87,8 @@ class StoreQueries:
 
     @contextlib.contextmanager
     def trusting_facts(self) -> Iterator[None]:
-        """Turns an error while stored JSON is read into StoreError, since JSON of another shape is
-        damage."""
+        """Turns an error from reading stored JSON in the block into StoreError, because JSON of
+        another form is damage."""
         try:
             yield
         except WRONG_SHAPE as error:
@@ -160,7 +160,7 @@ class StoreQueries:
 
     def elapsed_s(self) -> float:
         """The seconds of work over all parts of the run: timing the baselines, searching,
-        confirming. For a killed run the time after its last outcome is missing."""
+        confirming. A killed run lacks the time after its last outcome."""
         with self.trusting_facts():
             return self.searched_s() + _finite(self.meta(AROUND_SEARCH, 0.0))
 
@@ -272,7 +272,8 @@ class StoreQueries:
         return list(self.each_row(query, values))
 
     def each_row(self, query: str, values: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
-        """The rows one by one, so that a million of them need not be in memory together."""
+        """The rows of a query one by one, so that a million of them need not be in memory
+        together."""
         try:
             # `yield from` would close the cursor with the generator, after the connection.
             for row in self._connection.execute(query, values):  # noqa: UP028
@@ -325,7 +326,8 @@ def standings(store: StoreQueries) -> list[tuple[int, float, float, float, str]]
 
 
 def records(store: StoreQueries) -> set[int]:
-    """The trials that were the best so far, in the strategy's order or by the time of finishing."""
+    """The numbers of the trials that were the best so far when they came, in the strategy's order
+    or in the order of finishing."""
     query = f"SELECT number, fitness {_WITH_FITNESS}"
     found: set[int] = set()
     for order in ("number", "finished_s"):
@@ -378,7 +380,8 @@ class RunStore(StoreQueries):
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Json] | None = None) -> RunStore:
-        """A new store with `facts` (see `meta`). Its file appears with all facts or not at all.
+        """Makes a new store with `facts` (see `meta`). Its file appears with all facts or not at
+        all.
 
         Raises StoreError if the file exists or cannot be made.
         """
@@ -401,8 +404,9 @@ class RunStore(StoreQueries):
 
     @classmethod
     def open_for_writing(cls, path: Path, *, checked: bool = False) -> RunStore:
-        """An existing store, brought to the newest version. A damaged store is refused and stays as
-        it is. With `checked`, this process, which holds the run's lock, has just found it whole."""
+        """Opens an existing store and brings it to the newest version. A damaged store is refused
+        and stays as it is. `checked`: this process holds the run's lock and has just checked the
+        store."""
         require(path)
         if not checked:
             # A closing writer moves the log into the main file, even into a damaged one.
@@ -414,9 +418,10 @@ class RunStore(StoreQueries):
 
     @classmethod
     def open_for_reading(cls, path: Path, *, checked: bool = False) -> RunStore:
-        """Reads a store that may be in use. Writes nothing into it, even if its version is older.
+        """Opens a store for reading, which may be in use. Writes nothing into it, even if its
+        version is older.
 
-        With `checked`, this process has found it whole before and does not check it again.
+        `checked`: this process has checked the store before and does not check it again.
         """
         require(path)
         with opened_read_only(path) as connection:
@@ -615,10 +620,10 @@ def _check(path: Path, connection: sqlite3.Connection, version: int) -> None:
 # Damage that SQLite does not see (a changed digit in a text, swapped pages, an older page in place
 # of a newer one) breaks a checksum, the order of the rows or their number.
 def verify(connection: sqlite3.Connection, version: int) -> None:
-    """Raises sqlite3.Error or one of `WRONG_SHAPE` when anything is not as it was written.
+    """Raises sqlite3.Error or one of `WRONG_SHAPE` if anything is not as it was written.
 
-    Reads the whole store, as of one moment. A store before version 3 has no checksums: its schema
-    and pages are checked, and since version 2 that each outcome's columns repeat its text.
+    Reads the whole store in one transaction. A store before version 3 has no checksums: its schema
+    and pages are checked and, since version 2, that each outcome's columns repeat its text.
     """
     check_schema(connection, version)
     connection.execute("BEGIN")
@@ -638,7 +643,7 @@ def verify(connection: sqlite3.Connection, version: int) -> None:
 
 def check_schema(connection: sqlite3.Connection, version: int) -> None:
     """Raises sqlite3.DatabaseError unless the tables, indexes, views and triggers are those of a
-    store of that version, because foreign SQL would run while the store is read."""
+    store of `version`, because SQL of others would run while the store is read."""
     _require(schema_of(connection) == _expected_schema(version), "its tables are not a run's")
 
 

@@ -1,1 +1,1 @@
-"""The timing protocol: paired, interleaved samples and their statistics."""
+"""The timing protocol: paired and interleaved samples, and their statistics."""

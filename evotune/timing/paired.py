@@ -20,13 +20,18 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evotune.backends.base.session import Sampler, Session, WatchableSampler
+from evotune.backends.base.session import (
+    RestoringSampler,
+    Sampler,
+    Session,
+    WatchableSampler,
+)
 from evotune.trial import DeviceState, Measurement, number, throttled_by
 
 _MOST_RETAKES = 2
@@ -39,7 +44,7 @@ _REST_S = 1.0  # for a hot device, before each retake
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """When the sampling of a case stops, and how a sample is taken.
+    """Settings that say when the sampling of a case stops, and how a sample is taken.
 
     - `min_rounds`: the fewest rounds.
     - `half_width`: after each multiple of `min_rounds`, sampling stops if half of the interval's
@@ -69,7 +74,7 @@ class TimingSettings:
 
     @classmethod
     def fixed(cls) -> TimingSettings:
-        """Every candidate gets as many samples as racing gives a contender."""
+        """Settings with which every candidate gets as many samples as racing gives a contender."""
         return cls(min_rounds=25)
 
     @classmethod
@@ -88,15 +93,15 @@ class TimingSettings:
 
     @classmethod
     def champion(cls) -> TimingSettings:
-        """Settings for each process of a champion. Processes differ by more than 1%, and its
-        interval is that of their mean."""
+        """Settings for each process that times a champion. Processes differ by more than 1%, and a
+        champion's interval is that of their mean."""
         return dataclasses.replace(cls.thorough(), max_rounds=40, half_width=0.01)
 
     def deciding(self, cases: int) -> TimingSettings:
-        """Settings for each of the `cases` whose mean decides which champion is the best.
+        """Settings for each of `cases` cases whose mean decides which champion is the best.
 
         The mean must be known to 1%, the least difference that matters. So each case must be known
-        to 1% times the root of their number.
+        to 1% times the square root of `cases`.
         """
         return dataclasses.replace(self, extra_rounds=180, doubt=0.01 * math.sqrt(cases))
 
@@ -228,7 +233,8 @@ def _is_in_doubt(interval: Interval, settings: TimingSettings, rivals: _Rivals) 
 
 
 def eager_times_us(candidate: Sampler, baseline: Sampler) -> tuple[float, float]:
-    """Median time per call of each side, interleaved ABBA; for samplers of eager calls."""
+    """The median time of an eager call of the candidate and of the baseline, in µs, interleaved
+    ABBA."""
     candidate_us: list[float] = []
     baseline_us: list[float] = []
     for _ in range(_EAGER_SAMPLES // 2):
@@ -283,7 +289,8 @@ _TIE = 1.02
 
 
 def places(session: Session, nbytes: int, most: int) -> int:
-    """The number of addresses at which to time a call whose buffers have `nbytes` in total."""
+    """The number of addresses, at most `most`, at which to time a call whose buffers have `nbytes`
+    in total."""
     return max(1, min(most, session.warm_bytes // max(1, nbytes)))
 
 
@@ -293,6 +300,7 @@ def warm_sampler(
     settings: TimingSettings,
     *,
     graphs: int = 1,
+    restore: Callable[[], None] | None = None,
 ) -> MeanSampler | TurnSampler:
     """A sampler of the call on the same buffers, repeated until a sample is long enough.
 
@@ -301,10 +309,21 @@ def warm_sampler(
     graphs take turns. Places matter: on an H200 a kernel of 4.5 us got 3% slower or faster with
     the place of its buffers, and SDPA's cuDNN kernel 2% with the place of its graph
     (docs/lab/findings.md, "Found on the way").
+
+    With `restore`, the calls update tensors in place. So each place has one call in a sample, on
+    values of its own, which `restore` gives to all of them again, before each run and outside the
+    clock.
     """
     for call in placed:
         call()  # the first call pays for page faults and lazy set-up
     session.synchronize()
+    if restore is not None:
+        untimed = min(session.untimed_calls, len(placed) - 1)
+        made = [
+            RestoringSampler(session.sampler(placed, untimed=untimed), restore)
+            for _ in range(2 * graphs if graphs > 1 else 1)
+        ][:: 2 if graphs > 1 else 1]
+        return TurnSampler(made) if settings.graphs_take_turns else MeanSampler(made)
     single = session.sampler([placed[0]])
     once_us = min(single.time_us() for _ in range(2))  # one may meet an interruption
     in_a_row = math.ceil(_calls_per_sample(once_us, settings) / len(placed))
@@ -315,6 +334,23 @@ def warm_sampler(
     # Neighbouring graphs often behave similarly, so every other one is dropped once all are made.
     samplers = [session.sampler(calls) for _ in range(2 * graphs)][::2]
     return TurnSampler(samplers) if settings.graphs_take_turns else MeanSampler(samplers)
+
+
+_MOST_RESTORED = 64
+_RESTORED_SHARE = 4  # a quarter of the memory for inputs
+
+
+def restored_places(
+    session: Session, single: Sampler, nbytes: int, settings: TimingSettings
+) -> int:
+    """The number of places at which to time a call that updates tensors in place, once at each. A
+    sample is as long as any other, if there is memory for so many places of `nbytes`. `single` is a
+    sampler of one call. It is a power of two, and a few for untimed calls, so that the baseline can
+    be timed at as many places without a sampler of its own for each candidate."""
+    once_us = min(single.time_us() for _ in range(2))
+    wanted = min(_calls_per_sample(once_us, settings), _MOST_RESTORED)
+    room = max(1, session.pool_bytes // _RESTORED_SHARE // max(1, nbytes))
+    return min(1 << (wanted - 1).bit_length(), room) + session.untimed_calls
 
 
 class MeanSampler:
@@ -328,7 +364,7 @@ class MeanSampler:
             sampler.run()
 
     def time_us(self) -> float:
-        """Mean over the samplers of their time per call."""
+        """The mean over the samplers of the time per call, in µs."""
         return sum(sampler.time_us() for sampler in self.parts) / len(self.parts)
 
 
@@ -336,8 +372,8 @@ class TurnSampler:
     """Several samplers as one: each round uses the next of them, and times it twice, since a round
     has two samples of each side.
 
-    So their differences show in the spread between rounds. A round takes no longer than with one
-    sampler.
+    So the differences between samplers show in the spread between rounds, and a round takes no
+    longer than with one sampler.
     """
 
     def __init__(self, samplers: Sequence[WatchableSampler]) -> None:
@@ -353,24 +389,30 @@ class TurnSampler:
 
 
 def rotating_sampler(
-    session: Session, calls: Sequence[Callable[[], object]], settings: TimingSettings
+    session: Session,
+    calls: Sequence[Callable[[], object]],
+    settings: TimingSettings,
+    restore: Callable[[], None] | None = None,
 ) -> Sampler:
-    """A sampler that rotates through the calls, each on its own buffers, which are no longer in a
-    cache."""
+    """A sampler of cold calls: it rotates through `calls`, each on its own buffers, which no longer
+    lie in a cache when their turn comes. With `restore`, which gives the buffers their values
+    again, it makes each call once."""
     for call in calls:
         call()
     session.synchronize()
+    if restore is not None:
+        return RestoringSampler(session.sampler(calls), restore)
     once_us = session.sampler(calls).time_us()
     rounds = math.ceil(_calls_per_sample(once_us, settings) / len(calls))
     return session.sampler(list(calls) * rounds)
 
 
 def time_in_turn_us(samplers: Mapping[str, Sampler], rounds: int = 9) -> dict[str, float]:
-    """The shortest time per call of each, all sampled alternately. It ranks baselines and claims no
-    speedup.
+    """The shortest time per call of each sampler, in µs, all sampled in turn. It serves to rank
+    baselines, not to claim a speedup.
 
-    Takes the minimum, because other work on the machine can only add time. On a busy machine a slow
-    baseline may have the shortest time because the fast one never ran in a quiet moment. So
+    It takes the minimum, because other work on the machine can only add time. On a busy machine a
+    slow baseline may have the shortest time because the fast one never ran in a quiet moment. So
     sampling continues while another baseline beats it in most rounds, up to ten times as long.
     """
     times_us: dict[str, list[float]] = {name: [] for name in samplers}
@@ -394,15 +436,21 @@ def _rounds_agree(times_us: Mapping[str, Sequence[float]]) -> bool:
 
 
 def eager_sampler(
-    session: Session, call: Callable[[], object], settings: TimingSettings
+    session: Session,
+    placed: Sequence[Callable[[], object]],
+    settings: TimingSettings,
+    restore: Callable[[], None] | None = None,
 ) -> Sampler | None:
-    """Like `warm_sampler`, but for calls as Python issues them; None if that is the same."""
-    single = session.eager_sampler([call])
+    """Like `warm_sampler`, but the calls are not captured into a graph. All calls are at the first
+    place unless they are to `restore` tensors. None on a device that captures none."""
+    single = session.eager_sampler(placed if restore is not None else placed[:1])
     if single is None:
         return None
+    if restore is not None:
+        return RestoringSampler(cast("WatchableSampler", single), restore)  # it is not watched
     single.run()
     once_us = min(single.time_us() for _ in range(2))
-    return session.eager_sampler([call] * _calls_per_sample(once_us, settings))
+    return session.eager_sampler(list(placed[:1]) * _calls_per_sample(once_us, settings))
 
 
 def _calls_per_sample(once_us: float, settings: TimingSettings) -> int:

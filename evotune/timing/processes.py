@@ -1,9 +1,10 @@
-"""One figure from several processes: the same code differs from process to process.
+"""Makes one figure from the timings of several processes, because the same code differs from
+process to process.
 
 The operating system places a process's memory and threads once, and that place moves times by more
 than samples within the process show. So a champion's reported figures come from several processes.
-The interval is that of their mean, by Student's t over the processes (which needs few of them), and
-never narrower than the intervals within them allow.
+The interval is that of their mean, by Student's t over the processes, and never narrower than the
+intervals within the processes allow.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import msgspec
 from evotune.trial import Calibration, Measurement, Outcome
 
 LEAST, MOST = 3, 6
-"""Number of processes. An interval needs three. With six it is 1.05 standard deviations wide to
-either side, and each further process makes little difference."""
+"""The least and the greatest number of processes. An interval needs three. With six processes its
+half-width is 1.05 standard deviations, and more processes make little difference."""
 SETTLED = 0.01
 """Half-width of an interval at which no more processes are started."""
 NOISY = 0.10
@@ -62,14 +63,15 @@ def fitness_by_process(outcome: Outcome) -> list[float]:
 
 
 def spread_factor(fitnesses: Sequence[float]) -> float:
-    """Half-width, in ln, of the 95% interval around the figure of a single process, if it differs
-    from other processes as much as these differ among themselves."""
+    """The half-width, in ln, of the 95% interval around the figure of a single process, if that
+    process differs from others as much as those with `fitnesses` differ among themselves."""
     return _T95[len(fitnesses) - 2] * statistics.stdev(fitnesses)
 
 
 def widened(outcome: Outcome, fitnesses: Sequence[float], least: float = 0.0) -> Outcome:
-    """The outcome of one process, its intervals (of fitness and cases) widened by the spread of
-    other processes. These ran similar code and reached `fitnesses`. `least`: see `interval_of`."""
+    """The outcome of one process, with the intervals of its fitness and cases widened by the spread
+    of other processes, which ran similar code and reached `fitnesses`. `least`: see `interval_of`.
+    """
     if len(fitnesses) < 2:
         return outcome
     factor = max(least, spread_factor(fitnesses))
@@ -98,8 +100,9 @@ def _widened(measured: Measurement, factor: float) -> Measurement:
 
 
 def combined(outcomes: Sequence[Outcome], least: float = 0.0) -> Outcome:
-    """The first outcome with the figures of all (each case's speedup, and the fitness). Intervals
-    cover the spread between processes, and `least` to either side. All outcomes must be `ok`."""
+    """The first outcome with the figures of all outcomes: each case's speedup, and the fitness.
+    Intervals cover the spread between processes, and at least `least` to either side. All outcomes
+    must be `ok`."""
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
@@ -131,7 +134,8 @@ TOO_NOISY = "too_noisy"
 
 
 def spread(fitnesses: Sequence[float]) -> float:
-    """Relative difference of the best and the worst process's speedup; 0 for one process."""
+    """The relative difference between the speedups of the best and the worst process; 0 for one
+    process."""
     return math.exp(max(fitnesses) - min(fitnesses)) - 1 if fitnesses else 0.0
 
 
@@ -177,15 +181,15 @@ _AGREE: Final = 0.02
 
 
 def devices_spread(devices: Sequence[Calibration], model: str) -> float | None:
-    """Relative difference of one model's devices on the reference configuration; None if it has no
-    speedup on one of them."""
+    """The relative difference between devices of one model on the reference configuration; None if
+    the configuration has no speedup on one of them."""
     speedups = [device.speedup for device in devices if device.model == model]
     known = [speedup for speedup in speedups if speedup is not None]
     return max(known) / min(known) - 1 if len(known) == len(speedups) else None
 
 
 def agreement(devices: Sequence[Calibration]) -> str:
-    """`devices_spread` of each model, in words."""
+    """The `devices_spread` of each model, in words."""
     words = []
     for model in dict.fromkeys(device.model for device in devices):
         count = sum(device.model == model for device in devices)
@@ -200,8 +204,8 @@ def agreement(devices: Sequence[Calibration]) -> str:
 
 
 def baseline_factor(device: Calibration, first: Calibration) -> float | None:
-    """Speed of the device relative to `first` on the baselines: geometric mean over the cases that
-    both timed, None without such a case."""
+    """The speed of the device relative to `first` on the baselines, as a geometric mean over the
+    cases that both timed; None if there is no such case."""
     ratios = [
         math.log(first.baseline_us[case] / time_us)
         for case, time_us in device.baseline_us.items()

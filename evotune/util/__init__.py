@@ -1,1 +1,1 @@
-"""What every folder uses: files, words, commands and processes."""
+"""Helpers that every folder uses: files, words, commands and processes."""

@@ -1,6 +1,6 @@
 """How messages travel between processes: a 4-byte length, then that many bytes of MessagePack.
 
-MessagePack, because JSON has no bytes, infinities or NaN.
+It is MessagePack, because JSON has no bytes, infinities or NaN.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 
 
 class UnreadableMessage(Exception):
-    """The other side sent something that is not one of its messages."""
+    """Raised if the other side sent something that is not one of its messages."""
 
     def __init__(self, words: object) -> None:
         text = " ".join(str(words).split())[:_MOST_WORDS]
@@ -48,8 +48,8 @@ class UnreadableMessage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wire(Generic[ToWorker, FromWorker]):
-    """The messages to and from the worker `python -m <module>`. `worker` names the
-    process in error messages."""
+    """The types of the messages to and from the worker `python -m <module>`. `worker`: the name of
+    the process in error messages."""
 
     module: str
     worker: str
@@ -87,12 +87,12 @@ class Reader(Generic[Message]):
 
     @property
     def failed(self) -> bool:
-        """Whether an unreadable message has arrived: the next `feed` raises."""
+        """Whether an unreadable message has arrived, so that the next `feed` raises."""
         return self._error is not None
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole now. Raises UnreadableMessage, but only after all messages
-        before the unreadable one were returned."""
+        """The messages that are complete now. Raises UnreadableMessage, but only after all messages
+        before the unreadable one have been returned."""
         if self._error is None:
             self._buffer += data
             messages = self._whole_messages()

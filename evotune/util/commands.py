@@ -1,4 +1,4 @@
-"""Command lines in messages, which a user can paste into a shell as they stand."""
+"""Makes command lines for messages, which a user can paste into a shell unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command_line(*words: object) -> str:
 
 
 def run_command(name: str, run: str | Path, *words: object) -> str:
-    """`evotune NAME RUN WORD …` for the run in the folder `run`, wherever that folder is."""
+    """`evotune NAME RUN WORD …` for the run in the folder `run`, which may be anywhere."""
     folder = Path(run).absolute()
     where = _runs_dir(folder.parent)
     return command_line(name, folder.name, *words, *(("--runs-dir", where) if where else ()))
@@ -84,7 +84,7 @@ _IN_TORCH_OPS = frozenset({"higher_order", "import_module", "load_library", "loa
 
 
 def default_name(space: str) -> str:
-    """The space's name as an identifier; it may still be none that `checked_name` takes."""
+    """The space's name as an identifier, which `checked_name` may still refuse."""
     return re.sub(r"[^A-Za-z0-9_]", "_", space)
 
 
@@ -109,7 +109,7 @@ def checked_name(name: str) -> str:
 
 
 def offered_name(space: str) -> str:
-    """A name for a package of the space: its own if that can be one."""
+    """A name for a package of the space: the space's own name if it is valid."""
     own = default_name(space)
     for name in (own, f"{own}_kernel", f"kernel_{own}"):
         try:
@@ -128,7 +128,8 @@ def use(name: str, call: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class PackageCommands:
-    """How a run's winner gets into a program: two lines for the shell, and one of Python."""
+    """The commands that bring a run's winner into a program: two lines for the shell, and one of
+    Python."""
 
     export: str
     install: str
@@ -136,9 +137,8 @@ class PackageCommands:
 
 
 def package_commands(run_path: str, space: str, problem: str) -> PackageCommands:
-    """The commands that export, install and use a package of this space and problem, under a name
-    that the package can have. `problem`: as the space names it; a problem of the user's own is a
-    file and a class.
+    """The commands that export, install and use a package of this space and problem, under a valid
+    name. `problem`: its name in the space, which for a user's own problem is a file and a class.
     """
     name = offered_name(space)
     named = () if name == default_name(space) else ("--name", name)

@@ -1,4 +1,5 @@
-"""Files that a mistake or Ctrl-C leaves as they were: half a report would pass for a whole one."""
+"""Writes files that a mistake or Ctrl-C leaves unchanged, because half a report would look like a
+whole one."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def growing_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """A function that writes to the file, for lines that are of use even if more of them never
-    follow. What was in the file stays until the first line, or until the block's end."""
+    """Yields a function that appends to the file, for lines that are useful even if no more follow.
+    The earlier content stays until the first line is written, or until the end of the block."""
     with path.open("ab") as file:
         before = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
@@ -118,13 +119,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
-    """The file's content, or the first `most_bytes` of a larger file. OSError as `open_regular`."""
+    """The file's content, or the first `most_bytes` of a larger file. Raises the OSError of
+    `open_regular`."""
     with open_regular(path) as file:
         return file.read() if most_bytes is None else file.read(most_bytes)
 
 
 def require_regular(found: os.stat_result, path: Path) -> None:
-    """Raises OSError if what was found at the path is no regular file."""
+    """Raises OSError unless `found`, the status of the path, is that of a regular file."""
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise OSError(errno.EINVAL, f"expected a file, found {kind}", str(path))
@@ -141,7 +143,8 @@ _LOCK = "owner.lock"
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder, empty but for the lock, under the system's temporary one; removed at the end."""
+    """A folder under the system's temporary folder, empty except for a lock, which is removed at
+    the end of the block."""
     _remove_abandoned()
     path, lock = _make()
     try:
@@ -179,7 +182,8 @@ def _remove_abandoned() -> None:
 
 
 def state_folder() -> Path | None:
-    """$EVOTUNE_STATE_DIR, else evotune/ under $XDG_STATE_HOME or ~/.local/state.
+    """The folder of the user's state: $EVOTUNE_STATE_DIR, else evotune/ under $XDG_STATE_HOME or
+    ~/.local/state.
 
     None for a relative path, because it would lead to files that came with the working folder.
     """
@@ -192,7 +196,8 @@ def state_folder() -> Path | None:
 
 
 def default_cache_dir() -> Path:
-    """$EVOTUNE_CACHE_DIR, else evotune/ under the user's cache folder."""
+    """The folder of compiled kernels: $EVOTUNE_CACHE_DIR, else evotune/ under the user's cache
+    folder."""
     chosen = os.environ.get("EVOTUNE_CACHE_DIR")
     if chosen:
         return Path(chosen)

@@ -1,8 +1,9 @@
-"""Starts Python processes so that they import nothing from the working folder; says how they end.
+"""Starts Python processes that import nothing from the working folder, describes how they end, and
+handles signals.
 
-`python -m` puts the working folder before everything that is installed. So a file `msgspec.py`
-in a folder of downloads would run in place of the library. The user's own site-packages stay on the
-path (no `-s`): `pip install --user` puts torch there, and evotune too.
+`python -m` puts the working folder before everything that is installed. So a file `msgspec.py` in a
+folder of downloads would run in place of the library. The user's own site-packages stay on the path
+(no `-s`): `pip install --user` puts torch there, and evotune too.
 
 If evotune itself lies in the working folder (a checkout that is not installed), its processes must
 find it there, as this one did.
@@ -16,7 +17,9 @@ handle signals. Work in another thread leaves them to the program.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -60,9 +63,9 @@ def _works_beside_evotune() -> bool:
 
 
 def end_without_hooks(main: Callable[[], None]) -> NoReturn:
-    """Runs `main` and ends this process. Whatever native code or a kernel registered for the end of
-    a process (atexit, static destructors) does not run, and what it left in C's buffers is lost: so
-    nothing follows the last words of `main`."""
+    """Runs `main` and ends this process. What native code or a kernel registered for the end of the
+    process (atexit, static destructors) does not run, and what it left in C's buffers is lost. So
+    nothing follows the last output of `main`."""
     status: object = 0
     try:
         main()
@@ -79,11 +82,52 @@ def end_without_hooks(main: Callable[[], None]) -> NoReturn:
     os._exit(status if isinstance(status, int) else 1)
 
 
+# What a child process arranges with the system when it starts.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process `death_signal` when the process with the pid `parent`,
+    or the thread that started this one, ends. Does nothing except on Linux."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        raise SystemExit(0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of the processes that outlive their own parent, if they descend
+    from it: so it sees each process that native code here has started. Does nothing except on
+    Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def lower_limit(which: int, limit: int) -> None:
+    """Lowers this process's soft limit, for itself and the processes it starts."""
+    soft, hard = resource.getrlimit(which)
+    if soft == resource.RLIM_INFINITY or soft > limit:
+        resource.setrlimit(which, (limit, hard))
+
+
+def child_processes(pid: int) -> set[int]:
+    """The children of a process, dead ones too; none if the system does not report them."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found |= set(map(int, file.read().split()))
+    return found
+
+
 # How a process ended, in words.
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV for 11; "signal 40", say, for a real-time signal, which has no name."""
+    """The name of a signal: SIGSEGV for 11. "signal 40", for example, for a real-time signal, which
+    has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -96,8 +140,8 @@ def describe_status(status: int) -> str:
 
 
 def free_memory_bytes() -> int:
-    """This machine's memory that programs may still take. Caches of files count as free where the
-    system tells them apart."""
+    """The bytes of this machine's memory that programs may still allocate. File caches count as
+    free if the system reports them separately."""
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
@@ -106,7 +150,7 @@ def free_memory_bytes() -> int:
 
 
 class StopSignal:
-    """A context manager that owns SIGINT and SIGTERM while a run works.
+    """A context manager that handles SIGINT and SIGTERM while a run works.
 
     While `tidy` is False nothing is in flight, and the first signal raises KeyboardInterrupt too.
     """
@@ -135,8 +179,8 @@ class StopSignal:
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Within it Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is cleaned
-    up."""
+    """A block in which Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that the work is
+    cleaned up."""
     return _handling(_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`, `1,000 GPUs`; for nouns whose plural takes an s."""
+    """A count with its noun: `1 GPU`, `2 GPUs`, `1,000 GPUs`. For nouns whose plural takes an s."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -27,7 +27,8 @@ _ESCAPED_CATEGORIES = _DROPPED_CATEGORIES | {"Zl", "Zp"}
 
 
 def printable(text: str) -> str:
-    """One line without terminal control sequences; line breaks and tabs become spaces."""
+    """The text as one line without terminal control sequences. Line breaks and tabs become
+    spaces."""
     line = text.translate(_SPACES)
     if line.isascii() and line.isprintable():
         return line
@@ -35,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """JSON text in which those characters that `printable` drops or replaces are escapes."""
+    """JSON text in which the characters that `printable` drops or replaces are escaped."""
     return "".join(map(_escaped, text))
 
 
@@ -46,13 +47,13 @@ def _escaped(char: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """`printable`, with a leading `'` if a spreadsheet would read a formula."""
+    """The `printable` text, with a leading `'` if a spreadsheet would read it as a formula."""
     line = printable(text)
     return f"'{line}" if line.lstrip().startswith(_FORMULA_STARTS) else line
 
 
 def markdown_text(text: str) -> str:
-    """`printable`, with Markdown's and HTML's marks shown as themselves, also in a table cell."""
+    """The `printable` text with Markdown's and HTML's marks escaped, also for a table cell."""
     line = printable(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
     for mark in "|`*_[]":
         line = line.replace(mark, f"\\{mark}")
@@ -60,7 +61,8 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """`printable`, in a code span without escapes: for text that readers copy from the page."""
+    """The `printable` text in a code span without escapes, for text that readers copy from the
+    page."""
     line = printable(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     return f"{fence}{line}{fence}"
@@ -68,8 +70,8 @@ def markdown_code(text: str) -> str:
 
 # Words for error messages: what was found, and what may have been meant.
 def closest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known word, empty if none is close. For a word in
-    capitals, such as a parameter, other words in capitals come first, because a size may be as
+    """The hint `; did you mean 'x'?` with the closest known word; "" if none is close. For a word
+    in capitals, such as a parameter, words in capitals come first, because a size may be equally
     close."""
     candidates = sorted(set(known))
     for group in ([each for each in candidates if each.isupper() == word.isupper()], candidates):
@@ -81,7 +83,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`closest`, or `; known: a, b` when nothing is close and the list is short."""
+    """The hint of `closest`, or `; known: a, b` if nothing is close and the list is short."""
     candidates = sorted(set(known))
     listed = ", ".join(candidates)
     fallback = f"; known: {listed}" if candidates and len(listed) <= 200 else ""
@@ -89,7 +91,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """One line of at most `limit` characters."""
+    """The text as one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
@@ -99,13 +101,13 @@ _LONG = re.compile(rf"\S{{{MOST_NAME + 1},}}")
 
 
 def shorten_names(text: str) -> str:
-    """The text, in which each word, as a name or a path, has at most 200 characters: the first and
-    the last ones."""
+    """The text with each longer word, such as a name or a path, cut to 200 characters: its first
+    and its last ones."""
     return _LONG.sub(lambda found: f"{found[0][: MOST_NAME - 50]}…{found[0][-49:]}", text)
 
 
 def describe(found: object) -> str:
-    """A value of a YAML file, in a few words."""
+    """Describes a value of a YAML file in a few words."""
     if found is None:
         return "nothing"
     if isinstance(found, bool):

@@ -1,1 +1,1 @@
-"""The correctness gate: what must hold before a candidate's time means anything."""
+"""The correctness gate: the checks that a candidate must pass before its time means anything."""

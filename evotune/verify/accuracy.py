@@ -5,7 +5,9 @@ A problem gives the tolerance of each element of its outputs, the largest error 
 errors of others. An output is compared with one tensor, *expected*, that holds -reference /
 tolerance and 1 / tolerance: an error then takes one multiply-add. For an output that may be
 infinite there is a third part: the infinities of the reference, and 0 elsewhere. For an int64
-output *expected* is the reference alone, because float64 cannot represent all values.
+output *expected* is the reference alone, because float64 cannot represent all values. For a float64
+output its first part is the reference itself: reference / tolerance would be rounded by a good part
+of 1. Outputs are `comparable`: complex ones by their parts, and bools as bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from evotune.problems.problem import Tensors, rounding_share
+from evotune.problems.problem import Tensors, comparable, is_rounded, rounding_share
 from evotune.verify.buffers import Inspection
 
 _RMS_LIMIT = 0.6
@@ -44,7 +46,7 @@ class Limits:
     rms: float
 
     def hold(self, errors: Errors) -> bool:
-        """False for NaN errors too."""
+        """Whether the errors are within the limits; False for NaN errors."""
         return errors.max <= self.max and errors.rms <= self.rms
 
     def scaled(self, factor: float) -> Limits:
@@ -52,7 +54,9 @@ class Limits:
 
 
 LIMITS = Limits(1.0, _RMS_LIMIT)
-"""No element is off by more than its tolerance, and not all of them by almost as much."""
+"""No error may exceed its tolerance, and the root mean square of all errors must stay clearly
+below.
+"""
 
 
 _SHORT = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -66,15 +70,19 @@ def expected(
     *,
     may_be_infinite: bool = False,
 ) -> torch.Tensor:
-    """The *expected* tensor (see the module's docstring), its parts one after the other."""
+    """The *expected* tensor (see the module's docstring): its parts stacked along a new first
+    dimension."""
     if reference.dtype == torch.int64:
         return reference[None]
+    reference, tolerance = comparable(reference), comparable(tolerance)
     parts = []
     if may_be_infinite:
         infinite = reference.isinf()
         parts = [torch.where(infinite, reference, 0.0)]
         reference, tolerance = (each.masked_fill(infinite, 1.0) for each in (reference, tolerance))
     inverse = tolerance.reciprocal()
+    if dtype == torch.float64:
+        return torch.stack([reference, inverse])
     whole = torch.stack([-reference * inverse, inverse, *parts])
     return whole.float() if dtype in _SHORT else whole
 
@@ -91,6 +99,8 @@ def shares_of(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     else infinite."""
     if expected.dtype == torch.int64:
         return (output.long() - expected[0]).double() / _OF_INTEGERS
+    if output.dtype == torch.float64:
+        return (output - expected[0]).mul_(expected[1])
     # torch has no arithmetic on floats of 8 bits.
     if output.element_size() == 1 or not output.is_floating_point():
         output = output.to(expected.dtype)
@@ -104,9 +114,15 @@ def shares_of(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def is_rounding(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """True (on the device) if all elements but 1% have a tolerance of at most two roundings to
     `dtype`. Then an error of one rounding says nothing about a kernel."""
-    if not (dtype.is_floating_point and expected.numel()):
+    if not (is_rounded(dtype) and expected.numel()):
         return torch.zeros((), dtype=torch.bool, device=expected.device)
-    return rounding_share(expected[0], expected[1], dtype).amin() >= 1.0 / _SLACK
+    return rounding_share(in_tolerances(expected, dtype), expected[1], dtype).amin() >= 1.0 / _SLACK
+
+
+def in_tolerances(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The magnitude of the reference of an output of floats, in units of the tolerance."""
+    scaled = expected[0] * expected[1] if dtype == torch.float64 else expected[0]
+    return scaled.abs()
 
 
 def is_one_rounding(error: float) -> bool:
@@ -120,8 +136,8 @@ def as_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def error_terms(output: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Terms for `errors_of`, on the device, for several outputs (the first dimension). Infinities
-    and NaN in an output give infinite or NaN errors."""
+    """The terms from which `errors_of` computes errors, on the device, for each output along the
+    first dimension. Infinities and NaN in an output give infinite or NaN errors."""
     shares = as_rows(shares_of(output, expected.movedim(1, 0)))
     norm = torch.linalg.vector_norm
     return norm(shares, math.inf, dim=1), norm(shares, dim=1)
@@ -141,7 +157,7 @@ def errors_against(output: torch.Tensor, expected: torch.Tensor) -> Errors:
 
 def not_finite(output: torch.Tensor, expected: torch.Tensor) -> int:
     """The elements of one output that are NaN or infinite where the reference is finite."""
-    wrong = ~torch.isfinite(output.float())
+    wrong = ~torch.isfinite(output.double())
     if len(expected) == 3:
         wrong &= (expected[2] == 0.0) | output.isnan()
     return int(wrong.sum())
@@ -159,9 +175,10 @@ class Element:
     wanted: float | int
 
     def __str__(self) -> str:
-        """`[3,17] is 0.25 instead of 0.5`."""
+        """`[3,17] is 0.25 instead of 0.5`, with as many digits as tell the two apart."""
+        digits = 8 if f"{self.found:.8g}" != f"{self.wanted:.8g}" else 17
         found, wanted = (
-            str(value) if isinstance(value, int) else f"{value:.8g}"
+            str(value) if isinstance(value, int) else f"{value:.{digits}g}"
             for value in (self.found, self.wanted)
         )
         return f"[{','.join(map(str, self.place))}] is {found} instead of {wanted}"
@@ -173,11 +190,14 @@ def worst_element(output: torch.Tensor, expected: torch.Tensor) -> Element:
     index = shares.flatten().argmax()
     place = tuple(int(i) for i in torch.unravel_index(index, shares.shape))
     found = output[place].item()
+    wanted: float
     if expected.dtype == torch.int64:
         tolerance, wanted = _OF_INTEGERS, expected[0][place].item()
     else:
         tolerance = 1.0 / float(expected[1][place])
-        wanted = -float(expected[0][place]) * tolerance
+        wanted = float(expected[0][place])
+        wanted = wanted if output.dtype == torch.float64 else -wanted * tolerance
+        wanted = wanted if output.is_floating_point() else round(wanted)
         if len(expected) == 3 and float(expected[2][place]):
             wanted = float(expected[2][place])
     return Element(float(shares[place]) * tolerance, tolerance, place, found, wanted)
@@ -189,9 +209,9 @@ def worst_element(output: torch.Tensor, expected: torch.Tensor) -> Element:
 # evidence of many launches is read at once.
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence of one launch, or of one row of launches, on each of several sets of buffers.
+    """The evidence of one launch, or of one row of launches, on each of several sets of buffers.
 
-    All of it is on the device.
+    All tensors are on the device.
 
     - `inspection`: of the launches' writes; None if not wanted.
     - `outputs`: copies of the outputs.
@@ -237,20 +257,21 @@ class Findings:
 def gather(
     inspection: Inspection | None, outputs: Tensors, expected: Mapping[str, torch.Tensor]
 ) -> Evidence:
-    """Evidence with copies of the outputs as they are now. `expected` has one row for each set, or
-    one for all: see `accuracy`."""
-    terms = {name: error_terms(value, expected[name]) for name, value in outputs.items()}
+    """The evidence of launches that have returned, with copies of their outputs. `expected` has one
+    row for each set, or one row for all (see the module's docstring)."""
+    terms = {name: error_terms(outputs[name], wanted) for name, wanted in expected.items()}
     return Evidence(inspection, outputs, terms)
 
 
 def read(evidence: Sequence[Evidence]) -> list[list[Findings]]:
-    """Read the findings: for each evidence, its sets. Waits for the device once."""
+    """Reads evidence from the device, waiting once. Returns, for each evidence, the findings of its
+    sets."""
     rows: list[torch.Tensor] = []
     for each in evidence:
         rows += [*(each.inspection.flags if each.inspection else ()), *each.flags.values()]
         rows += [term for terms in each.terms.values() for term in terms]
     # Flags and terms go into one row of float64, so that one read suffices.
-    numbers = iter(torch.cat(rows).tolist())
+    numbers = iter(torch.cat(rows).tolist() if rows else ())
     answers = iter([[next(numbers) for _ in range(len(row))] for row in rows])
     return [_findings(each, answers) for each in evidence]
 

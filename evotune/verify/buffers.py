@@ -1,23 +1,41 @@
 """The memory a candidate runs on: poisoned outputs, guard bands, inputs that must not change.
 
-Gaps between a tensor's rows hold guard words too. Work on small tensors costs a GPU's host as much
-as work on large ones. So there may be several sets of equal layout, for launches on several inputs
-or places: filled, poisoned, compared and read together, as rows of one allocation.
+Gaps between a tensor's rows hold guard words too. A tensor that launches update in place has two
+places: launches get one, and its values before a launch are kept in the other.
+
+For a GPU's host, work on a small tensor costs as much as work on a large one. So one allocation may
+have several sets of buffers of equal layout as its rows, for launches on several inputs or at
+several addresses; they are filled, poisoned, compared and read together.
 """
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from evotune.backends.base.launch import LaunchPlan, Workspace
-from evotune.backends.base.session import LaunchFailure
-from evotune.problems.problem import ELEMENT_BYTES, Tensors, TensorSpec, torch_dtype
+from evotune.backends.base.session import (
+    LaunchFailure,
+    RestoringSampler,
+    Session,
+    WatchableSampler,
+)
+from evotune.problems.problem import (
+    ELEMENT_BYTES,
+    Tensors,
+    TensorSpec,
+    comparable,
+    is_rounded,
+    torch_dtype,
+)
 
 _GUARD_BYTES = 128 << 10
 _GUARD_WORD = 0x7FFF
@@ -28,8 +46,8 @@ _POISON_OF_INTEGERS = 0xA5
 """A right kernel seldom writes these bits. It often writes -1 or 255, which are all ones."""
 _ALIGNMENT = 256
 LEAST_ALIGNMENT = 16
-"""The alignment of the inputs that exported packages serve. There PyTorch allocates outputs and
-workspaces, at multiples of 64 bytes or more."""
+"""The least alignment of inputs that an exported package serves, in bytes. In a package PyTorch
+allocates outputs and workspaces, at multiples of 64 bytes or more."""
 _STAGGER_BYTES = 5 * _ALIGNMENT
 """Each band is longer than the one before by this many bytes: otherwise payloads of 2^n bytes would
 lie at distances of 2^m and share the same sets of a cache."""
@@ -38,8 +56,12 @@ _FREE = 0x0101  # a word of two bytes of 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+Memory: TypeAlias = Callable[[int], torch.Tensor]
+"""Allocates so many bytes on the device."""
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as integers: equal bits, equal numbers."""
+    """The tensor's elements reinterpreted as integers, so that equal bits are equal numbers."""
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
@@ -50,7 +72,7 @@ def unwritten(output: torch.Tensor) -> torch.Tensor:
 
 
 def _poison_of(dtype: torch.dtype) -> int:
-    return POISON_BYTE if dtype.is_floating_point else _POISON_OF_INTEGERS
+    return POISON_BYTE if is_rounded(dtype) else _POISON_OF_INTEGERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +88,37 @@ class _Segment:
 class _Layout:
     """Layout of one set; the next set begins `nbytes` further. The first `kept_bytes` must stay as
     they are (inputs, zero_once workspaces, and the guard bands around them), so that one
-    comparison is enough. Written memory follows."""
+    comparison is enough. Written memory follows. `kept` names, for each input, the segment with its
+    values: for an updated tensor not the one that launches get."""
 
     specs: Mapping[str, TensorSpec]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    kept: Mapping[str, str]
     zeroed: tuple[str, ...]
     written: tuple[str, ...]
     segments: Mapping[str, _Segment]
     kept_bytes: int
     nbytes: int
 
+    @property
+    def updated(self) -> list[str]:
+        """The tensors that are inputs and outputs."""
+        return [name for name, place in self.kept.items() if name != place]
+
 
 @functools.lru_cache(maxsize=1024)
 def _layout(
     specs: tuple[TensorSpec, ...], workspaces: tuple[Workspace, ...], is_least_aligned: bool
 ) -> _Layout:
+    updated = {spec.name: f"the kept values of {spec.name}" for spec in specs if spec.is_updated}
+    twins = [
+        dataclasses.replace(spec, name=updated[spec.name], is_output=False, is_updated=False)
+        for spec in specs
+        if spec.is_updated
+    ]
+    kept_in = {spec.name: updated.get(spec.name, spec.name) for spec in specs if spec.is_input}
+    specs = (*specs, *twins)
     inputs = tuple(spec.name for spec in specs if not spec.is_output)
     outputs = tuple(spec.name for spec in specs if spec.is_output)
     zeroed = tuple(w.name for w in workspaces if w.init == "zero_once")
@@ -98,7 +135,7 @@ def _layout(
         # A payload's end has no padding: the first byte past it is guard.
         start = end + _GUARD_BYTES + index * _STAGGER_BYTES
         start += -start % _ALIGNMENT
-        if is_least_aligned and name in inputs:
+        if is_least_aligned and (name in inputs or name in updated):
             start += LEAST_ALIGNMENT  # a multiple of that and of no larger power of two
         if index == len(kept):
             kept_bytes = start
@@ -109,6 +146,7 @@ def _layout(
         {spec.name: spec for spec in specs},
         inputs,
         outputs,
+        kept_in,
         zeroed,
         written,
         segments,
@@ -134,13 +172,13 @@ class Inspection:
         self.flags = (changed.any(dim=1), outside.any(dim=1))
 
     def damage(self, number: int = 0) -> str:
-        """The kernel's forbidden writes in that set, in words; "" if there are none, or only to a
+        """The forbidden writes in set `number`, in words; "" if there are none, or only writes to a
         zero_once workspace."""
         found = self._buffers._damage(self._wrong(number))
         return found or self._buffers._far_damage(self._outside[number])
 
     def not_zeroed(self, number: int = 0) -> str:
-        """Name of a zero_once workspace that the launch did not leave zero; "" if there is none."""
+        """The name of a zero_once workspace that the launch left nonzero; "" if there is none."""
         return self._buffers._not_zeroed(self._wrong(number))
 
     def _wrong(self, number: int) -> torch.Tensor:
@@ -148,8 +186,8 @@ class Inspection:
 
 
 class BufferSets:
-    """Fresh memory for every tensor and workspace of one case, once for each of `inputs`, which are
-    filled in. Tensors have the number of the set as a first dimension."""
+    """Fresh memory for every tensor and workspace of one case: one set for each of `inputs`, with
+    these inputs copied in. The first dimension of every tensor is the number of the set."""
 
     def __init__(
         self,
@@ -159,34 +197,36 @@ class BufferSets:
         device: str,
         *,
         is_least_aligned: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         """Each payload begins at a multiple of 256 bytes; with `is_least_aligned` each input begins
-        at an odd multiple of 16 bytes."""
+        at an odd multiple of 16 bytes. `memory` allocates; it defaults to PyTorch's allocator."""
+        memory = memory or functools.partial(torch.empty, dtype=torch.uint8, device=device)
         far = [spec for spec in specs if spec.is_far]
         if far and len(inputs) > 1:
             raise LaunchFailure("a tensor whose parts lie gigabytes apart needs a set of its own")
         near = tuple(spec for spec in specs if spec not in far)
         layout = _layout(near, tuple(plan.workspaces), is_least_aligned)
         room = len(inputs) * layout.nbytes + _ALIGNMENT
-        storage = torch.full((room // 2,), _GUARD_WORD, dtype=torch.int16, device=device)
-        storage = storage.view(torch.uint8)
+        storage = memory(room)
+        storage.view(torch.int16).fill_(_GUARD_WORD)
         rows = storage[-storage.data_ptr() % _ALIGNMENT :][: room - _ALIGNMENT]
         self._lay(layout, rows.view(len(inputs), layout.nbytes))
-        self._far: list[FarTensor] = [FarTensor(spec, device, _GUARD_WORD) for spec in far]
+        self._far: list[FarTensor] = [FarTensor(spec, _GUARD_WORD, memory) for spec in far]
         for tensor in self._far:
             if not tensor.is_output:
                 tensor.fill(inputs[0][tensor.name])
         places: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        for name in layout.inputs:
-            places += self._views[name].unbind()
+        for name, kept in layout.kept.items():
+            places += self._views[kept].unbind()
             values += [each[name] for each in inputs]
         if places:
             torch._foreach_copy_(places, values)
         for name in layout.zeroed:
             self._views[name].zero_()
         self._expected = self._kept.clone()
-        self.poison()
+        self.prepare()
 
     def _lay(self, layout: _Layout, rows: torch.Tensor) -> None:
         self._layout = layout
@@ -194,7 +234,15 @@ class BufferSets:
         self._rows = rows
         self._kept = rows[:, : layout.kept_bytes]
         self._views = {name: self._view(name, rows) for name in layout.segments}
-        self._payloads = [self._poisoned(name, rows) for name in layout.written]
+        self._poisons = [
+            (self._poisoned(name, rows), self._poison(name))
+            for name in layout.written
+            if name not in layout.kept
+        ]
+        self._updates = [
+            (self._views[name], self._views[layout.kept[name]]) for name in layout.updated
+        ]
+        """Each updated tensor and its kept values."""
         self._gapped = [name for name in layout.outputs if layout.specs[name].strides]
         ends = [layout.segments[name].end for name in layout.written]
         starts = [layout.segments[name].start for name in layout.written[1:]]
@@ -205,11 +253,16 @@ class BufferSets:
         self._odd = [rows[:, end : end + 1] for end in ends if end % 2]
         """First bytes of guard bands that begin in the middle of a word."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one set, guard bands included."""
+        return self._layout.nbytes
+
     def __len__(self) -> int:
         return len(self._rows)
 
     def only(self, number: int) -> BufferSets:
-        """A view of that set alone, in the same memory."""
+        """A view of set `number` alone, in the same memory."""
         made = object.__new__(BufferSets)
         made._lay(self._layout, self._rows[number : number + 1])
         made._expected = self._expected[number : number + 1]
@@ -231,7 +284,7 @@ class BufferSets:
         return map(self.only, range(len(self)))
 
     def guards(self, number: int = 0) -> Guards:
-        """All guards of that set, to hold other values for a launch."""
+        """All guards of set `number`, which can hold other values during a launch."""
         specs, segments = self._layout.specs, self._layout.segments.values()
         payloads = [(each.start, each.end, specs.get(each.name)) for each in segments]
         return Guards(self._rows[number], payloads, _GUARD_WORD)
@@ -263,7 +316,8 @@ class BufferSets:
 
     @functools.cached_property
     def _expected_views(self) -> dict[str, torch.Tensor]:
-        return {name: self._view(name, self._expected) for name in self._layout.inputs}
+        kept = self._layout.kept.items()
+        return {name: self._view(place, self._expected) for name, place in kept}
 
     def pointers(self, number: int = 0) -> dict[str, int]:
         base = self._rows.data_ptr() + number * self._layout.nbytes
@@ -272,14 +326,16 @@ class BufferSets:
         return {**{name: base + segment.start for name, segment in near}, **far}
 
     def overwrite_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Writes new input values to the same places, equal ones in each set."""
+        """Writes new input values to the same addresses, the same values in each set."""
         self.expect_inputs(inputs)
         for name, value in inputs.items():
-            self._views[name].copy_(value)
+            self._views[self._layout.kept[name]].copy_(value)
 
     def elements(self, name: str, place: int, count: int = 1) -> torch.Tensor:
-        """A view of consecutive elements of a tensor, beginning at a flat index: one row for each
-        set. If the tensor has gaps, each of its rows gives one row for each set."""
+        """A view of `count` consecutive elements of a tensor, from the flat index `place` on: one
+        row for each set. Of a tensor that is updated they are the kept values. If the tensor has
+        gaps, there is one row for each set and each row of the tensor."""
+        name = self._layout.kept.get(name, name)
         spec = self._layout.specs[name]
         if spec.strides:
             return run_of(self._views[name], place, count)
@@ -287,10 +343,10 @@ class BufferSets:
         return self._payload(name, self._rows).view(dtype)[:, place : place + count]
 
     def spots(self, place: float) -> list[torch.Tensor]:
-        """A few kilobytes of each output (or less), as bytes: a row, or several rows, for each set.
-        They begin at the share `place` of the output."""
+        """At most a few kilobytes of each output, as bytes, with one or several rows for each set.
+        `place` is where they begin, as a share of the output. Updated tensors are left out."""
         found = []
-        for name in self._layout.outputs:
+        for name in self._poisoned_outputs:
             if self._layout.specs[name].strides:
                 found.append(spot_of(self._views[name], place, SPOT_BYTES))
                 continue
@@ -301,32 +357,89 @@ class BufferSets:
 
     def poison_bytes(self) -> list[int]:
         """The byte that poisons each output, in the order of `spots`."""
-        return [_poison_of(self._views[name].dtype) for name in self._layout.outputs]
+        return [self._poison(name) for name in self._poisoned_outputs]
+
+    @property
+    def _poisoned_outputs(self) -> list[str]:
+        return [name for name in self._layout.outputs if name not in self._layout.kept]
+
+    def _poison(self, name: str) -> int:
+        """The byte that poisons an output, or scratch memory."""
+        is_tensor = name in self._layout.specs
+        return _poison_of(self._views[name].dtype) if is_tensor else POISON_BYTE
 
     def expect_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Takes these values as the expected content of the inputs of each set."""
+        """Sets the expected content of the inputs of each set."""
         for name, value in inputs.items():
             self._expected_views[name].copy_(value)
 
-    def poison(self, number: int | None = None) -> None:
-        """Overwrites the memory that launches write with the poison, in one set or in all."""
-        for name, payload in zip(self._layout.written, self._payloads, strict=True):
-            byte = (
-                _poison_of(self._views[name].dtype) if name in self._layout.specs else POISON_BYTE
-            )
+    def prepare(self, number: int | None = None) -> None:
+        """Makes the memory that launches write what it is before a launch, in one set or in all:
+        the poison, and the values of updated tensors."""
+        for payload, byte in self._poisons:
             (payload if number is None else payload[number]).fill_(byte)
         for tensor in self._far:
             if tensor.is_output:
                 tensor.poison(_poison_of(tensor.view.dtype))
+        self.restore(number)
+
+    def updated(self) -> Tensors:
+        """Views of the tensors that launches update, as they are now."""
+        return {name: self._views[name] for name in self._layout.updated}
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether launches update tensors in place."""
+        return bool(self._updates)
+
+    def restore(self, number: int | None = None) -> None:
+        """Gives updated tensors their values again, in one set or in all."""
+        for target, kept in self._updates:
+            if number is None:
+                target.copy_(kept)
+            else:
+                target[number].copy_(kept[number])
+
+    def restoring(self, number: int, launch: Callable[[], object]) -> Callable[[], object]:
+        """The launch on that set, each time after updated tensors have their values again."""
+        if not self._updates:
+            return launch
+        writes = [writing(kept[number], target[number]) for target, kept in self._updates]
+        for write in writes:  # a call must have run before a GPU's graph captures it
+            write()
+
+        def made() -> object:
+            for write in writes:
+                write()
+            return launch()
+
+        return made
+
+    def sampler(
+        self, session: Session, calls: Sequence[Callable[[], object]], *, untimed: int = 0
+    ) -> WatchableSampler:
+        """A sampler of launches on these sets, as the session's. Before each run, outside the
+        clock, updated tensors get their values again; then there must be one launch on each set."""
+        sampler = session.sampler(calls, untimed=untimed)
+        return RestoringSampler(sampler, self.restore) if self._updates else sampler
+
+    def untouched(self) -> Tensors:
+        """For each output a mask of the elements that are as `prepare` left them."""
+        updated = {
+            name: bits(comparable(target)) == bits(comparable(kept))
+            for name, (target, kept) in zip(self._layout.updated, self._updates, strict=True)
+        }
+        others = {name: each for name, each in self.outputs().items() if name not in updated}
+        return {name: unwritten(value) for name, value in others.items()} | updated
 
     def inputs(self) -> Tensors:
-        """Views, not copies."""
-        return {name: self._views[name] for name in self._layout.inputs}
+        """Views, not copies; of updated tensors their kept values."""
+        return {name: self._views[place] for name, place in self._layout.kept.items()}
 
     def outputs(self) -> Tensors:
-        """Views, not copies."""
+        """Views, not copies, of `comparable` numbers."""
         far = {tensor.name: tensor.view for tensor in self._far if tensor.is_output}
-        return {name: self._views[name] for name in self._layout.outputs} | far
+        return {name: comparable(self._views[name]) for name in self._layout.outputs} | far
 
     def snapshot(self) -> Tensors:
         """Copies of the outputs as they are now. Later writes do not reach the copies."""
@@ -388,7 +501,10 @@ class BufferSets:
             gaps = self._gaps(name).repeat_interleave(2) if spec.strides else places[:0]
             if bool((places[: len(gaps)] & gaps).any()):
                 return f"wrote between the rows of {name}"
-        return next((f"changed its input {n}" for n in self._hit(self._layout.inputs, wrong)), "")
+        hit = next(self._hit(self._layout.inputs, wrong), "")
+        if hit in self._layout.kept.values() and hit not in self._layout.kept:
+            return f"changed {hit}, elsewhere in memory"
+        return f"changed its input {hit}" if hit else ""
 
     def _far_damage(self, outside: torch.Tensor) -> str:
         """The forbidden writes outside far tensors, whose flags come last."""
@@ -419,18 +535,18 @@ _BAND_BYTES = 4096
 
 
 class NoRoom(Exception):
-    """There is no memory for a far tensor; the message says how much it would take."""
+    """Raised if there is no memory for a far tensor. The message says how much it needs."""
 
 
 class FarTensor:
     """One far tensor in its own memory. `view` is the tensor with a leading dimension of 1."""
 
-    def __init__(self, spec: TensorSpec, device: str, guard_word: int) -> None:
+    def __init__(self, spec: TensorSpec, guard_word: int, memory: Memory) -> None:
         """NoRoom if it cannot be allocated."""
         itemsize = ELEMENT_BYTES[spec.dtype]
         nbytes = spec.span * itemsize
         try:
-            room = torch.empty(nbytes + 3 * _BAND_BYTES, dtype=torch.uint8, device=device)
+            room = memory(nbytes + 3 * _BAND_BYTES)
         except RuntimeError as error:  # torch's error for too little memory is one
             raise NoRoom(f"{nbytes / 2**30:.1f} GiB for {spec.name}") from error
         first = _BAND_BYTES + -room.data_ptr() % _BAND_BYTES
@@ -457,7 +573,8 @@ class FarTensor:
             part.fill_(byte)
 
     def damaged(self) -> torch.Tensor:
-        """Two flags on the device: whether a band was written, and whether an input was changed."""
+        """Two flags on the device: whether a guard band was written, and whether an input was
+        changed."""
         bands = (torch.ne(band.view(torch.int16), self._guard_word) for band in self._bands)
         outside = torch.stack([each.any() for each in bands]).any()
         changed = torch.zeros_like(outside)
@@ -488,7 +605,9 @@ that unsigned ones have no low one."""
 
 
 class Guards:
-    """All guard words of one set of buffers: between its payloads and in gaps of these."""
+    """All guard words of one set of buffers: those between payloads, and those in gaps of
+    payloads.
+    """
 
     def __init__(
         self, row: torch.Tensor, payloads: Sequence[tuple[int, int, TensorSpec | None]], word: int
@@ -511,8 +630,9 @@ class Guards:
 
     @contextmanager
     def holding(self, word: int) -> Iterator[None]:
-        """Fills the guards with `word`, and restores them. What was written to them meanwhile
-        remains seen: it becomes another word than the guards'."""
+        """Fills the guards with `word` inside the block, and restores them afterwards. A guard word
+        that was overwritten inside the block does not become a guard word again, so an inspection
+        still finds the write."""
         self._exchange(word ^ self._word)
         yield
         self._exchange(word ^ self._word)
@@ -528,7 +648,7 @@ class Guards:
 
 
 def other_word(kind: str, seed: int) -> int:
-    """What lies outside all tensors in the second launch on inputs of that kind."""
+    """The word around all tensors in the second launch on inputs of `kind`."""
     return _OTHER_WORDS[(seed + sum(kind.encode())) % len(_OTHER_WORDS)]
 
 
@@ -552,17 +672,29 @@ def repeats(
     return all(found)
 
 
+def writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
+    """A call that copies; both tensors must outlive it. On a GPU a kernel copies, because a graph's
+    copy node takes longer for a few bytes. On a CPU torch would take so long that launches no
+    longer follow closely; only for several rows it takes less time than a call for each."""
+    value = value.view(target.shape)
+    if value.element_size() == 1:  # torch multiplies no floats of 8 bits
+        value, target = value.view(torch.int8), target.view(torch.int8)
+    if not target.is_cuda and target.is_contiguous():
+        return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)
+    return functools.partial(torch.mul, value, 1, out=target)
+
+
 def strided_view(payload: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """`payload` (count, bytes) as `count` tensors of the shape and strides in `spec`: a view
-    (count, *shape)."""
+    """A view (count, *shape) of `payload` (count, bytes): `count` tensors with the shape and
+    strides of `spec`."""
     elements = payload.view(torch_dtype(spec.dtype))
     shape, strides = (len(elements), *spec.shape), (elements.stride(0), *spec.all_strides)
     return elements.as_strided(shape, strides, elements.storage_offset())
 
 
 def gap_words(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A mask of the 16-bit words between a tensor's first and last element that no element has.
-    The last byte of an odd number has no word."""
+    """A mask of the 16-bit words between a tensor's first and last element that belong to no
+    element. A last odd byte has no word."""
     dtype = torch_dtype(spec.dtype)
     nbytes = spec.span * dtype.itemsize
     free = torch.full((1, nbytes + nbytes % 2), 1, dtype=torch.uint8, device=device)
@@ -586,7 +718,7 @@ def run_of(view: torch.Tensor, place: int, count: int) -> torch.Tensor:
 
 
 def fitted(spec: TensorSpec, place: int, count: int) -> tuple[int, int]:
-    """The place and the count of elements nearest to these that `run_of` takes: a part of one row,
+    """The place and the count nearest to the given ones that `run_of` accepts: a part of one row,
     or whole rows of one head."""
     columns = spec.shape[-1]
     rows = spec.shape[-2] if len(spec.shape) > 1 else 1
@@ -598,8 +730,8 @@ def fitted(spec: TensorSpec, place: int, count: int) -> tuple[int, int]:
 
 
 def spot_of(view: torch.Tensor, place: float, nbytes: int) -> torch.Tensor:
-    """The bytes of some rows of each tensor of `view`: a few, from the share `place` of all rows
-    on."""
+    """About `nbytes` bytes of each tensor of `view`: whole rows, beginning at the share `place` of
+    all rows."""
     rows = view.view(torch.uint8)
     *outer, width = rows.shape[1:]
     total = rows[0].numel() // width

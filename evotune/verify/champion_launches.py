@@ -25,15 +25,16 @@ from evotune.verify.pool import InputPool
 
 _LONGEST = 4  # times the limit, by the wall clock
 _LARGE, _BEYOND_FLOAT = 1 << 20, 1 << 24
-"""Numbers of elements. A float32 counts only up to the second number, so one test's input is
-larger."""
+"""Numbers of elements. A float32 counter is exact only up to the second number, so one test has a
+larger input."""
 
 
 def in_order(elements: Sequence[tuple[int, int]]) -> list[int]:
-    """The order of tests, by their numbers, since there may be no time for all: the first with an
-    input beyond 2^24 elements, then those of up to 2^20 in all, then the other large ones.
+    """The order in which to run tests, as indices into `elements`, because there may be no time for
+    all: first one test with an input of more than 2^24 elements, then the tests with at most 2^20
+    elements in all, then the other large ones.
 
-    `elements`: those of a test's largest input, and of all its tensors.
+    `elements`: for each test, the elements of its largest input and of all its tensors.
     """
     numbers = range(len(elements))
     beyond = [n for n in numbers if elements[n][0] > _BEYOND_FLOAT][:1]
@@ -43,8 +44,9 @@ def in_order(elements: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class TimeLimit:
-    """`limit_s` of this thread's own work, so that other work on the machine takes no test away.
-    By the clock it may last four times as long, and no longer than `longest_s`."""
+    """A limit of `limit_s` on this thread's own CPU time, so that other work on the machine does
+    not reduce the number of tests. By the wall clock it may last four times as long, but at most
+    `longest_s`."""
 
     def __init__(self, limit_s: float, longest_s: float = math.inf) -> None:
         self._limit_s = limit_s
@@ -68,13 +70,13 @@ def run_random_tests(
     longest_s: float = math.inf,
     begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
-    """Run the numbered tests and return the cases that passed. Adds one check for all: the nearest
-    to its limit. Cases whose tensors find no memory are left out.
+    """Runs the numbered tests and returns the cases that passed. Adds one check for all tests, the
+    one nearest to its limit. Cases whose tensors do not fit into memory are left out.
 
-    `kinds` gives the input kinds of a test, by its number and case. After `limit_s` of work, or
-    after `longest_s`, no more tests start, and the check says how many were made. The first failure
-    ends them and goes into the verdict in detail. `begins` is called before each test with its
-    place, from 1 on.
+    `kinds(case, number)` returns the input kinds of a test. After `limit_s` of work, or after
+    `longest_s`, no more tests start, and the check says how many were made. The first failure ends
+    the tests and goes into the verdict in detail. `begins` is called before each test with its
+    position, from 1 on.
     """
     if not (subjects and verdict.passed):
         return []
@@ -127,11 +129,11 @@ def launch_served(
     without: Collection[str] = (),
     begins: Callable[[int], None] = lambda number: None,
 ) -> list[Case]:
-    """Launches each case once, and returns those that passed. Adds one check for all: the nearest
-    to its limit.
+    """Launches each case once, and returns the cases that passed. Adds one check for all launches,
+    the one nearest to its limit.
 
-    Inputs are aligned as little as those that a package serves. The evidence of `together` launches
-    is read at once. After `limit_s` of work, or after `longest_s`, no more launches start, and the
+    Inputs have the least alignment that a package serves. The evidence of `together` launches is
+    read at once. After `limit_s` of work, or after `longest_s`, no more launches start, and the
     check says how many were made. The first failure ends them and goes into the verdict. `begins`
     is called with the number of the next launch, from 1 on.
     """
@@ -185,12 +187,13 @@ def launch_aligned(
     *,
     begins: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Launches each case once, with every input at an odd multiple of 16 bytes. A kernel whose
-    vectors need more alignment would crash, or be wrong, on a view that a package serves. In other
-    checks inputs begin at multiples of 256 bytes.
+    """Launches each case once, with every input at an odd multiple of 16 bytes. This finds a kernel
+    whose vectors need more alignment: it would crash, or be wrong, on a view that a package serves.
+    In other checks inputs begin at multiples of 256 bytes.
 
-    Adds one check for all: the nearest to its limit. The first failure ends the launches and goes
-    into the verdict. `begins` is called with the number of the next launch, from 1 on.
+    Adds one check for all launches, the one nearest to its limit. The first failure ends the
+    launches and goes into the verdict. `begins` is called with the number of the next launch, from
+    1 on.
     """
     if not (subjects and verdict.passed):
         return
@@ -214,7 +217,7 @@ def launch_aligned(
 # fast. Other work during a kernel changes the times at which its parts run; other data in shared
 # memory changes the values that they find there. A right result depends on neither.
 CASE = "disturbed"
-"""The name of the case in checks of disturbed launches."""
+"""What checks of disturbed launches have in place of a case's name."""
 _LAUNCHES = 50  # of each case
 _A_LOOK = 10  # launches between two looks at the clock
 _INPUTS = "normal"
@@ -240,8 +243,8 @@ class PerturbedLaunches:
     def check_rebuilt(
         self, name: str, subjects: Sequence[Subject], verdict: Verdict, *, limit_s: float
     ) -> None:
-        """Check builds of the same kernels that disturb themselves: their results must be right and
-        always equal. A build that needs more than the device has is skipped."""
+        """Checks builds of the same kernels that disturb themselves: their results must be right
+        and equal in every launch. Skips a build that needs more resources than the device has."""
         if not verdict.passed:
             return
         made = Verdict()
@@ -306,6 +309,7 @@ class PerturbedLaunches:
         undisturbed launch."""
         inputs = self._pool.get(subject.case, _INPUTS, self._seed)
         buffers = self._gate.buffers(subject, [inputs])
+        # Nothing may come between a disturbance and its launch, so `prepare` restores tensors.
         launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers())
         launch()
         self._session.settle()
@@ -315,7 +319,7 @@ class PerturbedLaunches:
             while len(differing) < _LAUNCHES and time.monotonic() < deadline:
                 counts = []
                 for number in range(len(differing), len(differing) + _A_LOOK):
-                    buffers.poison()
+                    buffers.prepare()
                     disturb(self._seed * _LAUNCHES + number)
                     launch()
                     self._session.settle()

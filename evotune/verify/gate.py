@@ -1,11 +1,11 @@
-"""The gate itself: launches, poisons, compares and repeats, on every input kind and edge shape.
+"""The gate: launches a kernel on every input kind and edge shape, on poisoned buffers, compares the
+results, and repeats.
 
 The harness allocates, launches and compares; a candidate is only the kernel's code.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import math
@@ -19,8 +19,10 @@ import torch
 
 from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.base.session import Sampler, Session
+from evotune.errors import ProblemMistake
 from evotune.problems.problem import Case, Problem, Tensors
-from evotune.trial import TOO_NOISY, Check, OutcomeKind
+from evotune.problems.user import UserProblem
+from evotune.trial import ACCEPTED, TOO_NOISY, Check, OutcomeKind
 from evotune.verify.accuracy import (
     LIMITS,
     Evidence,
@@ -32,7 +34,15 @@ from evotune.verify.accuracy import (
     read,
     worst_element,
 )
-from evotune.verify.buffers import BufferSets, Inspection, bits, other_word, repeats, unwritten
+from evotune.verify.buffers import (
+    BufferSets,
+    Inspection,
+    bits,
+    other_word,
+    repeats,
+    unwritten,
+    writing,
+)
 from evotune.verify.pool import SHORT_CHANGES, InputPool, InputSet, elements_of, read_roundings
 from evotune.verify.watch import Answer, Watch, Watched
 
@@ -85,8 +95,8 @@ class Gate:
         self._latest: BufferSets | None = None
 
     def examine(self, subject: Subject, kinds: Sequence[str], seed: int, verdict: Verdict) -> None:
-        """Examine input sets in fresh memory: launch, check, launch again, compare. Several small
-        sets go together on devices where launches are in order."""
+        """Examines a subject on input sets in fresh memory: launch, check, launch again, compare.
+        On devices that run launches in order, several small sets are examined together."""
         case = subject.case
         nbytes = self._pool.set_bytes(case) + sum(w.bytes for w in subject.plan.workspaces)
         together = max(1, _TOGETHER_BYTES // max(1, nbytes)) if self._session.in_order else 1
@@ -103,9 +113,10 @@ class Gate:
         *,
         is_kept: bool = False,
     ) -> None:
-        """Launch each subject once in fresh memory, on inputs of one kind, and read the evidence of
-        all launches together. The first failure ends it. Inputs are aligned as little as those that
-        a package serves. `is_kept`: the pool keeps the sets, which other checks use too."""
+        """Launches each subject once in fresh memory, on inputs of one kind, and reads the evidence
+        of all launches together. Stops at the first failure. Inputs have the least alignment that a
+        package serves. `is_kept`: the pool keeps the input sets, because other checks use them too.
+        """
         launched: list[tuple[Subject, InputSet, Evidence]] = []
         memory: list[BufferSets] = []  # no two launches share addresses
         for subject in subjects:
@@ -113,7 +124,7 @@ class Gate:
             inputs = made(subject.case, kind, seed)
             buffers = self.buffers(subject, [inputs], is_least_aligned=True)
             memory.append(buffers)
-            self._launch(self._bind(subject, buffers, 0))
+            self._launch(self.bind(subject, buffers, 0))
             evidence = self.look(buffers, buffers.snapshot(), buffers.inspect(), [inputs])
             launched.append((subject, inputs, dataclasses.replace(evidence, flags={})))
         found = read([evidence for *_, evidence in launched])
@@ -125,7 +136,7 @@ class Gate:
         case = subject.case
         inputs = [self._pool.get(case, kind, seed) for kind in kinds]
         buffers = self.buffers(subject, inputs)
-        launches = [self._bind(subject, buffers, number) for number in range(len(kinds))]
+        launches = [self.bind(subject, buffers, number) for number in range(len(kinds))]
         again = [
             functools.partial(self._launch_among, buffers, number, launch, other_word(kind, seed))
             for number, (kind, launch) in enumerate(zip(kinds, launches, strict=True))
@@ -138,6 +149,7 @@ class Gate:
             self._judge_first(case, kinds, found, inputs, verdict)
             for kind, each in zip(kinds, left, strict=True):
                 self._judge_damage(case, kind, each, verdict, when=_LATER)
+            self._follow(subject, buffers, kinds[0], inputs[0], verdict)
             return
         if not self._session.in_order:
             (launch,) = again
@@ -163,6 +175,26 @@ class Gate:
                     detail = f"{count} elements of {name} change with what lies outside all tensors"
                     outcome = OutcomeKind.OUT_OF_BOUNDS
                 verdict.fail(outcome, Check(case.label, kind, "failed", detail=detail))
+        self._follow(subject, buffers, kinds[0], inputs[0], verdict)
+
+    def _follow(
+        self, subject: Subject, buffers: BufferSets, kind: str, inputs: InputSet, verdict: Verdict
+    ) -> None:
+        """Launches on the result of a launch, as a program does, which restores nothing. A kernel
+        may take tensors that it has updated for ones that are done."""
+        is_normal = kind == self._problem.input_kinds[0]
+        if not (buffers.has_updates and verdict.passed and is_normal):
+            return
+        self._launch(self.bind(subject, buffers, 0))
+        updated = {name: value[0].clone() for name, value in buffers.updated().items()}
+        following = self._pool.following(subject.case, {**inputs.inputs, **updated})
+        if following is None:
+            return
+        self._launch(self._session.bind(subject.kernel, subject.plan, buffers.pointers(0)))
+        one = buffers.only(0)
+        evidence = gather(one.inspect(), one.snapshot(), _each(following.expected))
+        ((found,),) = read([evidence])
+        self._judge(subject.case, f"updated {kind}", found, following, verdict)
 
     def _launch_each(
         self,
@@ -170,12 +202,12 @@ class Gate:
         launches: Sequence[Callable[[], object]],
         again: Sequence[Callable[[], object]],
     ) -> tuple[Tensors, Inspection]:
-        """Launches on poisoned outputs, keeps their copies and the forbidden writes, and poisons
+        """Launches on prepared outputs, keeps their copies and the forbidden writes, and prepares
         them again. If launches are in order, the second launch follows for comparison."""
         if len(launches) == 1:  # there may be no memory for another copy of its inputs and scratch
             self._launch(launches[0])
             outputs = buffers.snapshot()
-            buffers.poison()  # at once, so that later writes show
+            buffers.prepare()  # at once, so that later writes show
             inspection = buffers.inspect()
             self._launch_again(again[0])
             return outputs, inspection
@@ -183,7 +215,7 @@ class Gate:
         for number, launch in enumerate(launches):
             self._launch(launch)
             copies.copy(buffers, number)
-            buffers.poison(number)
+            buffers.prepare(number)
             # The equal launch follows at once, so that a kernel that works by turns differs.
             self._launch_again(again[number])
         return copies.outputs(), copies.inspect()
@@ -227,16 +259,16 @@ class Gate:
         *,
         how: str = "replayed",
     ) -> None:
-        """To be called after timing: puts new inputs into the same memory, poisons the outputs and
-        runs the sampler again. `placed` are all timed buffers; `how` describes the timing for the
-        record."""
+        """Checks the timed launches after timing: puts new inputs into the same memory, poisons the
+        outputs and runs the sampler again. `placed` has all timed buffers; `how` describes the
+        timing for the record."""
         if not verdict.passed:
             return
         case = subject.case
         timed_so_far = Evidence(placed.inspect())
         inputs = self._pool.get(case, "normal", seed)
         placed.overwrite_inputs(inputs.inputs)
-        placed.poison()
+        placed.prepare()
         timed.run()
         self._session.settle()
         evidence = gather(placed.inspect(), placed.snapshot(), _each(inputs.expected))
@@ -255,10 +287,10 @@ class Gate:
         *,
         draw: int = 0,
     ) -> None:
-        """Run a row of launches on one timed buffer, which holds the inputs of this seed. Before
-        each launch a part of an input changes; outputs are not cleared. Each launch must be right,
-        so a kernel fails if it rests every few launches, or skips work when its outputs are written
-        already. The inputs are restored. `draw` numbers the random draws.
+        """Checks a row of launches on one timed buffer, which holds the inputs of `seed`. Before
+        each launch a part of an input changes; outputs are not cleared. Each launch must be right.
+        So a kernel fails if it skips every few launches, or skips work when its outputs are already
+        written. Restores the inputs. `draw` numbers the random draws.
         """
         if not verdict.passed:
             return
@@ -291,7 +323,7 @@ class Gate:
     def _altered_row(
         self, subject: Subject, placed: BufferSets, number: int, seed: int, rng: random.Random
     ) -> AlteredRow:
-        buffers, launch = placed.only(number), self._bind(subject, placed, number)
+        buffers, launch = placed.only(number), self.bind(subject, placed, number)
         output_bytes = sum(value.nbytes for value in buffers.outputs().values())
         count = max(_LEAST_ALTERED, min(_MOST_ALTERED, _TOGETHER_BYTES // output_bytes))
         sets = self._altered_sets(subject.case, seed, count, rng)
@@ -316,7 +348,8 @@ class Gate:
         """Run the row and judge each launch. `earlier`: evidence of the timed launches."""
         outputs = row.run()
         self._session.settle()
-        wanted = {name: torch.stack([e.expected[name] for e in row.sets]) for name in outputs}
+        names = row.sets[0].expected
+        wanted = {name: torch.stack([e.expected[name] for e in row.sets]) for name in names}
         found = read([*earlier, Evidence(row.buffers.inspect()), gather(None, outputs, wanted)])
         *before, after, evidence = found
         for damage in (each for findings in before for each in findings):
@@ -326,7 +359,7 @@ class Gate:
             self._judge(case, kind, each, inputs, verdict)
 
     def judge_watched(self, case: Case, watched: Sequence[Watched], verdict: Verdict) -> None:
-        """Judge the evidence of watched runs."""
+        """Judges the evidence of watched runs."""
         if not (watched and verdict.passed):
             return
         for each, found in zip(watched, read([each.evidence for each in watched]), strict=True):
@@ -334,8 +367,10 @@ class Gate:
                 if counts:
                     self._judge(case, "watched", row, inputs, verdict)
 
-    def _bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
-        return self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))
+    def bind(self, subject: Subject, buffers: BufferSets, number: int) -> Callable[[], object]:
+        """A launch on that set, each time on the values of tensors that it updates."""
+        launch = self._session.bind(subject.kernel, subject.plan, buffers.pointers(number))
+        return buffers.restoring(number, launch)
 
     def _launch(self, launch: Callable[[], object]) -> None:
         launch()
@@ -344,13 +379,15 @@ class Gate:
     def buffers(
         self, subject: Subject, inputs: Sequence[InputSet], *, is_least_aligned: bool = False
     ) -> BufferSets:
-        """Allocate fresh memory for each set, at other addresses than the sets before."""
+        """Allocates fresh memory for each set, at other addresses than those of earlier sets."""
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
         # The previous sets are still held here, so the allocator cannot use their addresses.
         values = [each.inputs for each in inputs]
         self._latest = BufferSets(
-            specs, subject.plan, values, device, is_least_aligned=is_least_aligned
+            *(specs, subject.plan, values, device),
+            is_least_aligned=is_least_aligned,
+            memory=self._session.memory,
         )
         return self._latest
 
@@ -361,28 +398,31 @@ class Gate:
         inspection: Inspection,
         inputs: Sequence[InputSet],
     ) -> Evidence:
-        """Takes the evidence of launches. If launches may leave threads running, the outputs were
-        poisoned again after the launches had returned. Then later writes to them are a failure, if
-        they appear before the errors have been computed."""
+        """Returns the evidence of launches whose results are `outputs`. If launches may leave
+        threads running, the buffers' outputs must have been poisoned again after the launches
+        returned. Writes to them that appear before the errors have been computed are then a
+        failure."""
         if len(inputs) == 1:
             expected = _each(inputs[0].expected)  # a copy of a large case costs too much memory
         else:
             expected = {
-                name: torch.stack([each.expected[name] for each in inputs]) for name in outputs
+                name: torch.stack([each.expected[name] for each in inputs])
+                for name in inputs[0].expected
             }
         evidence = gather(inspection, outputs, expected)
         if self._session.in_order:
             return evidence
-        intact = {
-            name: as_rows(unwritten(value)).all(dim=1) for name, value in buffers.outputs().items()
-        }
+        intact = {name: as_rows(mask).all(dim=1) for name, mask in buffers.untouched().items()}
         return dataclasses.replace(evidence, flags=intact)
 
     def _judge(
         self, case: Case, kind: str, found: Findings, inputs: InputSet, verdict: Verdict
     ) -> None:
-        """Require intact guards and inputs, full outputs, no NaN, errors within the limits."""
+        """Require intact guards and inputs, full outputs, no NaN, errors within the limits, or what
+        the problem itself accepts."""
         self._judge_damage(case, kind, found, verdict)
+        if inputs.answer and verdict.passed:
+            self._judge_accepted(case, kind, found, inputs, verdict)
         for name, errors in found.errors.items():
             if not verdict.passed:
                 return
@@ -401,12 +441,7 @@ class Gate:
             finite = math.isfinite(errors.max) and math.isfinite(errors.rms)
             bad = 0 if finite else not_finite(output, inputs.expected[name])
             if bad:
-                never = int(unwritten(output).sum())
-                detail = f"{bad} of {output.numel()} elements of {name} are NaN or infinite"
-                if never:
-                    detail += f", {never} of them never written"
-                failed = Check(case.label, kind, "failed", detail=detail)
-                verdict.fail(OutcomeKind.NAN, failed)
+                self._fail_not_finite(case, kind, name, output, bad, verdict)
             elif not LIMITS.hold(errors):
                 worst = worst_element(output, inputs.expected[name])
                 detail = (
@@ -418,6 +453,43 @@ class Gate:
                 verdict.fail(OutcomeKind.WRONG_RESULT, failed)
             else:
                 verdict.checks.append(check)
+
+    def _judge_accepted(
+        self, case: Case, kind: str, found: Findings, inputs: InputSet, verdict: Verdict
+    ) -> None:
+        """The same of a problem that judges outputs itself."""
+        assert isinstance(self._problem, UserProblem)
+        outputs = {name: found.output(name) for name in inputs.answer}
+        for name, output in outputs.items():
+            bad = int((~output.double().isfinite()).sum()) if output.is_floating_point() else 0
+            if bad:
+                self._fail_not_finite(case, kind, name, output, bad, verdict)
+                return
+        try:
+            why = self._problem.refusal(case, outputs, dict(inputs.answer), dict(inputs.inputs))
+        except ProblemMistake as mistake:
+            if isinstance(mistake, RuntimeError) and self._session.fault(mistake) is not None:
+                raise
+            why = f"same raised an exception: {mistake}"  # these outputs may be the cause
+        check = Check(case.label, kind, "passed", detail=ACCEPTED)
+        if why:
+            for name, output in outputs.items():
+                never = int(unwritten(output).sum())
+                why += f"; {never} elements of {name} were never written" if never else ""
+            failed = msgspec.structs.replace(check, status="failed", detail=why)
+            verdict.fail(OutcomeKind.WRONG_RESULT, failed)
+        else:
+            verdict.checks.append(check)
+
+    @staticmethod
+    def _fail_not_finite(  # noqa: PLR0917
+        case: Case, kind: str, name: str, output: torch.Tensor, bad: int, verdict: Verdict
+    ) -> None:
+        never = int(unwritten(output).sum())
+        detail = f"{bad} of {output.numel()} elements of {name} are NaN or infinite"
+        if never:
+            detail += f", {never} of them never written"
+        verdict.fail(OutcomeKind.NAN, Check(case.label, kind, "failed", detail=detail))
 
     @staticmethod
     def _judge_damage(
@@ -439,9 +511,9 @@ def _each(expected: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 class AlteredRow:
-    """A row with one launch on each of `sets`; it can be run repeatedly. Before the row the inputs
-    hold the last set; the other sets are variants of it. Outputs are not cleared between
-    launches."""
+    """A row with one launch on each of `sets`, which can be run repeatedly. Before the row the
+    inputs hold the last set. The other sets are variants of the last one. Outputs are not cleared
+    between launches."""
 
     def __init__(
         self,
@@ -460,7 +532,7 @@ class AlteredRow:
         writes: list[Callable[[], object]] = []
         for number, (before, wanted) in enumerate(zip([sets[-1], *sets[:-1]], sets, strict=True)):
             changed = [
-                _writing(
+                writing(
                     elements_of(wanted, each),
                     buffers.elements(each.name, each.place, len(each.values))[0],
                 )
@@ -482,24 +554,12 @@ class AlteredRow:
         return self._copies
 
 
-def _writing(value: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
-    """A call that copies; both tensors must outlive it. On a GPU a kernel copies, because a graph's
-    copy node takes longer for a few bytes. On a CPU torch would take so long that launches no
-    longer follow closely; only for several rows it takes less time than a call for each."""
-    value = value.view(target.shape)
-    if value.element_size() == 1:  # torch multiplies no floats of 8 bits
-        value, target = value.view(torch.int8), target.view(torch.int8)
-    if target.device.type == "cpu" and target.is_contiguous():
-        return functools.partial(ctypes.memmove, target.data_ptr(), value.data_ptr(), target.nbytes)
-    return functools.partial(torch.mul, value, 1, out=target)
-
-
 # Checks of a candidate's timed launches that take longer: the more its time matters, the more.
 _AUDITED_RUNS, _AUDIT_S, _READ_AFTER, _REUSE_ASKED = 200, 4.0, 20, 5
 
 
 def watch_long_rows(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
-    """Watch rows of more launches than a sample has."""
+    """Watches rows of more launches than a sample has."""
     if verdict.passed:
         watch.run_long()
         gate.judge_watched(case, watch.take(), verdict)
@@ -507,8 +567,8 @@ def watch_long_rows(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> N
 
 
 def audit(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
-    """Examine a time that is hard to believe: as many watched runs as there is time for, and
-    repeated checks of `reuse`."""
+    """Examines a candidate whose time is hard to believe, with as many watched runs as there is
+    time for, and repeated checks of `reuse`."""
     deadline = time.monotonic() + _AUDIT_S
     runs = 0
     while verdict.passed and runs < _AUDITED_RUNS and time.monotonic() < deadline:
@@ -526,8 +586,9 @@ def audit(gate: Gate, case: Case, watch: Watch, verdict: Verdict) -> None:
 
 
 def reuse(case: Case, watch: Watch, verdict: Verdict) -> None:
-    """Checks whether launches take longer while their inputs change. Needed only for times that
-    matter. If the machine is too noisy to tell, the verdict is undecided."""
+    """Checks whether launches take longer while their inputs change, as those of a kernel that
+    caches results do. Needed only for times that matter. If the machine is too noisy to tell, the
+    verdict is undecided."""
     words, sure = watch.reuse() if verdict.passed else Answer()
     if words and sure:
         check = Check(case.label, "changing", "failed", detail=f"a launch {words}")

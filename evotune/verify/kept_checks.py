@@ -7,16 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 
 from evotune.backends.base.launch import DeviceProfile
 from evotune.problems.executed_sizes import LengthPlan, band_pairs, executed_lengths
-from evotune.problems.problem import CONTIGUOUS, Case, Place, Problem
-from evotune.trial import Check, Domain, Region
+from evotune.problems.problem import CONTIGUOUS, Case, Place, Problem, distinct_broadcasts
+from evotune.trial import ACCEPTED, Check, Domain, Region
 
 ALL_KINDS = "all"
 """The name of the inputs in a check that stands for several kinds of inputs."""
 
 
 def worth_keeping(checks: Sequence[Check], measured: Collection[str]) -> tuple[Check, ...]:
-    """The passed comparison nearest its limit for each measured case, and one for all edge shapes.
-    All other checks stay: summaries, skipped ones, findings of tools."""
+    """The checks to record. Of comparisons that passed, these are the nearest to its limit of each
+    measured case, and one for all edge shapes. All other checks stay: summaries, skipped checks,
+    findings of tools."""
     compared = [check for check in checks if _compared(check)]
     groups: dict[str, list[Check]] = {}
     for check in compared:
@@ -31,8 +32,9 @@ def nearest_limit(checks: Sequence[Check]) -> Check:
 
 
 def _compared(check: Check) -> bool:
-    """True if the check compares an output with a reference, on inputs of one kind."""
-    return check.status == "passed" and check.max_error is not None and check.inputs != ALL_KINDS
+    """True if the check judges outputs, on inputs of one kind."""
+    judges = check.max_error is not None or check.detail == ACCEPTED
+    return check.status == "passed" and judges and check.inputs != ALL_KINDS
 
 
 def _closeness(check: Check) -> float:
@@ -57,9 +59,9 @@ def checked_domain(
     lengths: Sequence[LengthPlan] = (),
     by_length: Collection[str] = (),
 ) -> Domain:
-    """The domain of the cases that passed, each with its binary. Two binaries share no region,
-    because no case between them was checked. `lengths`: the lengths that the cases of the binaries
-    `by_length` executed together."""
+    """The domain of the cases that passed. `checked` has each case with its binary. Two binaries
+    share no region, because no case between them was checked. `lengths`: the lengths that the cases
+    of the binaries in `by_length` executed together."""
     places: dict[tuple[str, str], list[Place]] = {}
     layouts: set[str] = set()
     for binary, case in checked:
@@ -87,4 +89,9 @@ def _region(places: list[Place], lengths: Sequence[LengthPlan]) -> Region:
         len(places),
         pairs=band_pairs(places),
         executed=executed_lengths(own, places) or None,
+        mask_sizes=_mask_sizes(places),
     )
+
+
+def _mask_sizes(places: list[Place]) -> tuple[str, ...]:
+    return distinct_broadcasts(sorted({place.mask_sizes for place in places} - {""}))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from evotune.problems import user_torch
 from evotune.problems.problem import (
     ELEMENT_BYTES,
     Case,
@@ -18,11 +19,13 @@ from evotune.problems.problem import (
     Problem,
     Tensors,
     TensorSpec,
+    comparable,
+    is_rounded,
     torch_dtype,
 )
 from evotune.problems.row_tolerances import tolerances_after, tolerances_by_blocks
 from evotune.problems.user import UserProblem
-from evotune.verify.accuracy import expected, is_rounding, tolerance_in
+from evotune.verify.accuracy import expected, in_tolerances, is_rounding, tolerance_in
 from evotune.verify.buffers import fitted
 
 _CHANGED = "changed"
@@ -36,7 +39,7 @@ cannot hide the first; a kernel that probes a few words misses the last."""
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """Elements in a row of the input `name`, from a flat index on, and their new values."""
+    """New values for consecutive elements of the input `name`, from a flat index on."""
 
     name: str
     place: int
@@ -46,7 +49,8 @@ class Alteration:
 @dataclass(frozen=True, slots=True)
 class InputSet:
     """Inputs of one kind and seed, and the `expected` outputs (see `accuracy`), on the pool's
-    device. A changed set is the normal set of its seed after `alterations`.
+    device. A changed set is the normal set of its seed after `alterations`. If the problem judges
+    outputs itself, nothing is `expected`, and `answer` is what its `compute` gives.
 
     The `checksum` and the `roundings` (`is_rounding` by output) stay on the device: reading them
     waits for it, and a champion has thousands of sets.
@@ -57,6 +61,7 @@ class InputSet:
     alterations: tuple[Alteration, ...] = ()
     checksum: torch.Tensor | None = None
     roundings: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    answer: Mapping[str, torch.Tensor] = field(default_factory=dict)
     _read: list[frozenset[str]] = field(default_factory=list)
 
     @property
@@ -72,11 +77,12 @@ class InputSet:
     def compared(self) -> torch.Tensor:
         """A flag on the device: whether the set's memory is unchanged since it was made."""
         assert self.checksum is not None
-        return self.checksum == _checksum(self.inputs, self.expected, self.alterations)
+        wanted = self.expected or self.answer
+        return self.checksum == _checksum(self.inputs, wanted, self.alterations)
 
     @property
     def nbytes(self) -> int:
-        held = [*self.inputs.values(), *self.expected.values()]
+        held = [*self.inputs.values(), *self.expected.values(), *self.answer.values()]
         return sum(t.nbytes for t in (*held, *(each.values for each in self.alterations)))
 
 
@@ -90,8 +96,8 @@ def read_roundings(sets: Sequence[InputSet]) -> None:
 
 
 class InputPool:
-    """Input sets by (case, kind, seed), made and kept on `device`. Past `limit_bytes` the least
-    recently used ones are dropped."""
+    """Input sets by (case, kind, seed), made and kept on `device`. If they exceed `limit_bytes`,
+    the least recently used ones are dropped."""
 
     def __init__(
         self,
@@ -121,9 +127,16 @@ class InputPool:
         return made
 
     def once(self, case: Case, kind: str, seed: int) -> InputSet:
-        """A set for a single launch, which is not kept and has no checksum."""
+        """A set for a single launch. The pool does not keep it, and it has no checksum."""
         inputs = self._inputs(case, kind, seed)
-        return InputSet(inputs, self._wanted(case, inputs))
+        return InputSet(inputs, self._wanted(case, inputs), answer=self._answer(case, inputs))
+
+    def following(self, case: Case, inputs: Tensors) -> InputSet | None:
+        """A set like that of `once` of inputs that a launch updated; None if they are not valid."""
+        assert isinstance(self._problem, UserProblem)
+        if not user_torch.can_follow(self._problem, case, inputs):
+            return None
+        return InputSet(inputs, self._wanted(case, inputs), answer=self._answer(case, inputs))
 
     def set_bytes(self, case: Case) -> int:
         """The bytes of one set: its inputs and the expected outputs."""
@@ -134,29 +147,31 @@ class InputPool:
         with their new elements."""
         changed = self._changed_sets(case)
         sets = len(self._problem.input_kinds) + 1 + changed
-        inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
+        inputs = sum(spec.is_input for spec in self._problem.tensors(case))
         elements = (changed + 1) * (inputs * _FEW + _LONGEST_ROW)
         return sets * self.set_bytes(case) + elements * _nbytes(TensorSpec("", (), "float32"))
 
     def intact(self) -> bool:
-        """True if all sets are unchanged: a candidate's stray write may hit them."""
+        """True if all sets in the pool are unchanged. A candidate's stray write may change them."""
         found = [each.compared() for each in self._sets.values()]
         return not found or bool(torch.stack(found).all())
 
     def stream(self, case: Case, what: str, seed: int) -> int:
-        """A seed for one purpose. No two sets share values, since it depends on kind and case."""
+        """A seed for the purpose `what` on a case. Each has its own seed, so no two sets share
+        values.
+        """
         text = f"{self._secret}/{case.label}/{what}/{seed}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     def changed(self, case: Case, seed: int) -> list[InputSet]:
-        """Variants of the normal set of that seed: for each input one with a long row of changed
-        elements (one for all steady inputs), then one with a few changed elements in every
-        input, and one with a single changed element in every input."""
+        """Variants of the normal set of `seed`. For each input there is one with a long row of
+        changed elements (one variant for all steady inputs together). The last two have a few
+        changed elements in every input, and a single one in every input."""
         numbers = range(self._changed_sets(case))
         return [self.get(case, f"{_CHANGED} {number}", seed) for number in numbers]
 
     def _changed_sets(self, case: Case) -> int:
-        inputs = sum(not spec.is_output for spec in self._problem.tensors(case))
+        inputs = sum(spec.is_input for spec in self._problem.tensors(case))
         return min(inputs + SHORT_CHANGES, _MOST_CHANGED)
 
     def _make(self, case: Case, kind: str, seed: int) -> InputSet:
@@ -170,10 +185,11 @@ class InputPool:
         roundings = {
             spec.name: is_rounding(wanted[spec.name], torch_dtype(spec.dtype))
             for spec in self._problem.tensors(case)
-            if spec.is_output
+            if spec.name in wanted
         }
-        checksum = _checksum(inputs, wanted, alterations)
-        return InputSet(inputs, wanted, alterations, checksum, roundings)
+        answer = self._answer(case, inputs)
+        checksum = _checksum(inputs, wanted or answer, alterations)
+        return InputSet(inputs, wanted, alterations, checksum, roundings, answer)
 
     def _make_changed(
         self, case: Case, number: int, seed: int
@@ -183,7 +199,7 @@ class InputPool:
         alterations = self._alterations(case, number, seed)
         inputs = _alter(normal, alterations)
         wanted = self._wanted_after(case, inputs, alterations, seed)
-        if number < self._changed_sets(case) - 1 or self._fits(case, wanted):
+        if number < self._changed_sets(case) - 1 or self._fits(case, inputs, wanted):
             return alterations, inputs, wanted
         others = self._inputs(case, "normal", self.stream(case, f"others {number}", seed))
         alterations = tuple(
@@ -218,6 +234,8 @@ class InputPool:
     def _wanted(self, case: Case, inputs: Tensors, normal: InputSet | None = None) -> Tensors:
         """The expected outputs. `normal`: the set from which these inputs were changed."""
         problem = self._problem
+        if self._has_same:
+            return {}
         reference = problem.reference(case, inputs)
         if not isinstance(problem, UserProblem):
             tolerances = problem.tolerances(case, inputs, reference)
@@ -225,7 +243,11 @@ class InputPool:
             tolerances = tolerances_by_blocks(problem, case, inputs, reference)
         else:
             of_normal = problem.reference(case, dict(normal.inputs))
-            known = {name: tolerance_in(value) for name, value in normal.expected.items()}
+            known = {
+                name: torch.view_as_complex(of_parts) if reference[name].is_complex() else of_parts
+                for name, each in normal.expected.items()
+                for of_parts in [tolerance_in(each)]
+            }
             tolerances = tolerances_after(problem, case, inputs, reference, (of_normal, known))
         return {
             spec.name: expected(
@@ -238,14 +260,24 @@ class InputPool:
             if spec.is_output
         }
 
-    def _fits(self, case: Case, wanted: Tensors) -> bool:
+    @property
+    def _has_same(self) -> bool:
+        return isinstance(self._problem, UserProblem) and self._problem.has_same
+
+    def _answer(self, case: Case, inputs: Tensors) -> Tensors:
+        """What `compute` gives, for a problem that judges outputs itself."""
+        return self._problem.reference(case, inputs) if self._has_same else {}
+
+    def _fits(self, case: Case, inputs: Tensors, wanted: Tensors) -> bool:
         """False if an output's type does not hold a result. Far values of several inputs together
         may have such results, since no kind of inputs has all of them."""
+        if isinstance(self._problem, UserProblem) and self._problem.has_same:
+            return user_torch.fits(self._problem, case, self._answer(case, inputs))
         for spec in self._problem.tensors(case):
             dtype = torch_dtype(spec.dtype)
-            if spec.is_output and dtype.is_floating_point:
-                of_limits, inverse = wanted[spec.name][:2]
-                if not bool((of_limits.abs() <= torch.finfo(dtype).max * inverse).all()):
+            if spec.name in wanted and is_rounded(dtype):
+                largest = torch.finfo(dtype).max * wanted[spec.name][1]
+                if not bool((in_tolerances(wanted[spec.name], dtype) <= largest).all()):
                     return False
         return True
 
@@ -288,20 +320,22 @@ class InputPool:
         flat = self.get(case, "normal", seed).inputs[name].view(-1)
         place = rng.randrange(len(flat))
         kinds = self._problem.input_kinds
-        values = [self._known_inputs(case, kind, seed)[name].view(-1) for kind in kinds]
-        ends = torch.stack([end for each in values for end in torch.aminmax(_numbers(each))])
-        far = ends[(ends.double() - flat[place].double()).abs().argmax()].to(flat.dtype)
-        return Alteration(name, place, far.reshape(1).clone())
+        values = [_numbers(self._known_inputs(case, kind, seed)[name]) for kind in kinds]
+        ends = torch.cat([end for each in values for end in torch.aminmax(each, dim=0)])
+        ends = ends.view(-1, values[0].shape[1])
+        off = (ends.double() - _numbers(flat[place : place + 1]).double()).abs()
+        far = ends.gather(0, off.argmax(0, keepdim=True)).to(comparable(flat).dtype)
+        return Alteration(name, place, far.contiguous().view(flat.dtype).reshape(1).clone())
 
     def steady_inputs(self, case: Case) -> frozenset[str]:
         """The inputs that never change while a launch may run."""
         return frozenset(s.name for s in self._problem.tensors(case) if s.is_steady)
 
     def plain_inputs(self, case: Case, *, ranged: bool = True) -> tuple[str, ...]:
-        """The inputs in which single elements may get the value of another set. Lengths and indices
-        that depend on each other are left out, and without `ranged` all integers.
+        """The inputs in which single elements may get the value of another set. Leaves out lengths
+        and indices that depend on each other, and without `ranged` all integer inputs.
         """
-        inputs = (spec for spec in self._problem.tensors(case) if not spec.is_output)
+        inputs = (spec for spec in self._problem.tensors(case) if spec.is_input)
         return tuple(
             spec.name for spec in inputs if (ranged and spec.is_ranged) or not spec.is_index
         )
@@ -317,11 +351,11 @@ class InputPool:
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    """The bytes of an input, or of the *expected* tensor of an output."""
+    """The bytes of an input, and of the *expected* tensor of an output."""
     size = ELEMENT_BYTES[spec.dtype]
-    if spec.is_output:
-        size = (3 if spec.may_be_infinite else 2) * (8 if size >= 4 else 4)
-    return math.prod(spec.shape) * size
+    numbers = 2 if spec.dtype == "complex64" else 1
+    wanted = numbers * (3 if spec.may_be_infinite else 2) * (8 if size >= 4 else 4)
+    return math.prod(spec.shape) * (size * spec.is_input + wanted * spec.is_output)
 
 
 def _checksum(
@@ -337,15 +371,17 @@ def _checksum(
 
 
 def elements_of(source: InputSet, each: Alteration) -> torch.Tensor:
-    """The values of `source` at the places of `each` alteration."""
+    """The elements of `source` that the alteration `each` changes."""
     return source.inputs[each.name].view(-1)[each.place : each.place + len(each.values)]
 
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:
-    """The values with 0 for NaN, which stands where no kernel may read. 8-bit floats become
-    float32, because torch cannot compare them."""
+    """The values as rows, each with one number or with the two parts of a complex one. They have 0
+    for NaN, which stands where no kernel may read. 8-bit floats become float32, because torch
+    cannot compare them."""
     short = values.element_size() == 1 and values.is_floating_point()
-    return (values.float() if short else values).nan_to_num(0.0)
+    found = (values.float() if short else comparable(values)).nan_to_num(0.0)
+    return found.reshape(values.numel(), -1)
 
 
 def _alter(inputs: Mapping[str, torch.Tensor], alterations: Sequence[Alteration]) -> Tensors:

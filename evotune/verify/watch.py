@@ -1,19 +1,23 @@
 """Checks of the very launches that are timed.
 
-A kernel that recognises a check may skip work in all other launches. So watched runs come at
-random among the timed ones. In a watched run inputs change and outputs are poisoned while the calls
-follow each other as closely as in a timed run; then the outputs must be right. A call can recognise
-a watched run only by reading the changed memory. Some watched runs stop after a random call, so
-that no call can know that it is the last one.
+A kernel that recognises a check may skip work in all other launches. So watched runs come at random
+among the timed ones. In a watched run inputs change and outputs are poisoned while the calls follow
+each other as closely as in a timed run; then the outputs must be right. A call can recognise a
+watched run only by reading the changed memory. Some watched runs stop after a random call, so that
+no call can know that it is the last one.
 
 On a GPU the writes may come while a call works. Steady inputs, such as lengths, change before a run
 instead: the blocks of one launch must agree on them.
 
+A call that updates a tensor in place would find its own result the next time. So each place has one
+call in a run, on values that were restored before it. There is no next call to write for: instead,
+some of the places have other inputs before the run begins.
+
 A kernel that reads all its inputs at each call, and reuses its results while the inputs stay the
-same, is right each time. Only its time gives it away: see `Watch.reuse`. That answer rests on time,
-and other work on the machine changes times. So each comparison is of two rows that differ in
-nothing but the values: without kept results either may be the slower one. It is made again at other
-moments before a candidate is refused, and it may end undecided.
+same, is right each time. Only its time gives it away (`Watch.reuse`). But other work on the machine
+changes times too. So each comparison is between two rows of calls that differ only in their values:
+for a kernel that caches nothing, either row may be the slower one. The comparison is repeated at
+other moments before a candidate is refused, and may end undecided.
 """
 
 from __future__ import annotations
@@ -51,8 +55,9 @@ _FIRST_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Evidence of watched runs, and the input set that each of its rows is compared with. A row
-    counts only if no call takes less than its `needed_us`: else its writes may have come too late.
+    """The evidence of watched runs, and the input set with which each row of it is compared. A row
+    counts only if a call takes at least its `needed_us`; with shorter calls the writes may have
+    come too late.
     """
 
     evidence: Evidence
@@ -68,8 +73,8 @@ class Watched:
 class Watch:
     """Watches runs of one candidate on one case.
 
-    `launches` are the calls on each place of `buffers`; `samplers` make each of them `in_a_row`
-    times, one place after the other. At each sample the inputs of all places are one of a few known
+    `launches` has one call for each copy of the `buffers`; `samplers` make each call `in_a_row`
+    times, one copy after the other. In each sample the inputs of all copies are one of a few known
     sets; `settle` restores them.
     """
 
@@ -108,6 +113,9 @@ class Watch:
         self._rng = random.Random(pool.stream(case, "watch", draw))
         self._buffers = buffers
         self._in_a_row = samplers[0].count // len(launches)
+        self._is_restored = buffers.has_updates
+        """Whether each place has one call in a run, on restored values."""
+        assert not (self._is_restored and self._in_a_row > 1)
         self._launches = list(launches)
         self._samplers = list(samplers)
         self._long: WatchableSampler | None = None
@@ -132,8 +140,8 @@ class Watch:
     # --- before each sample ------------------------------------------------------------------
 
     def change(self) -> None:
-        """Write a random set, maybe the present one, to all copies of the buffers, and poison a
-        part of each output.
+        """Writes a random set, which may be the present one, to all copies of the buffers, and
+        poisons a part of each output.
         """
         number = self._rng.randrange(len(self._sets))
         if number != self._now:
@@ -149,12 +157,13 @@ class Watch:
         return self._rng.randrange(turns)
 
     def took(self, call_us: float) -> None:
-        """Note the duration of a timed call. The shortest one counts: it was interrupted least."""
+        """Notes the duration of a timed call. The shortest duration counts, because that call was
+        interrupted least."""
         self._call_us = min(self._call_us or call_us, call_us)
         self._timed_us.append(call_us)
 
     def settle(self) -> None:
-        """Restore the inputs to their values when the buffers were made."""
+        """Restores the inputs to the values that they had when the buffers were made."""
         for number in self._used:
             self._put(number, self._sets[0])
         self._used.clear()
@@ -170,15 +179,15 @@ class Watch:
     # --- a watched run -----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Changes the inputs as before any sample, then makes a watched run."""
+        """Changes the inputs as before every sample, then makes a watched run."""
         self._watched(self._draw(), self._in_a_row)
 
     def run_long(self) -> None:
-        """Makes some watched runs with more calls than a sample has. A kernel that works only in a
-        certain number of calls after a pause might otherwise never be caught skipping work."""
+        """Makes some watched runs with more calls than a sample has. They catch a kernel that works
+        only in a certain number of calls after a pause."""
         call_us = self._shortest_us()
         most = min(_LONG_CALLS, int(_LONG_US / call_us)) // len(self._launches)
-        if most <= self._in_a_row:
+        if most <= self._in_a_row or self._is_restored:
             return
         self._long = self._session.sampler(self._rows(most))
         for _ in range(_LONG_RUNS):
@@ -190,6 +199,9 @@ class Watch:
         self.change()
         ends = _ends(sampler.count, in_a_row)
         states, needed_us = [self._now] * len(ends), [0.0] * len(ends)
+        if self._is_restored:
+            first = self._rng.randrange(len(ends))
+            states[first:] = [self._replace_from(first)] * (len(ends) - first)
         interventions: list[Intervention] = []
         changed: list[int] = []
         reachable = self._reachable if self._now in self._reachable else [self._now]
@@ -214,7 +226,7 @@ class Watch:
             return self._rng.choice(self._samplers)
         place = self._rng.randrange(len(self._buffers))
         calls = self._rng.choice((1, self._rng.randint(1, self._in_a_row)))
-        return self._session.sampler(rows[: place * self._in_a_row + calls])
+        return self._buffers.sampler(self._session, rows[: place * self._in_a_row + calls])
 
     def _rows(self, in_a_row: int) -> list[Callable[[], object]]:
         return [call for call in self._launches for _ in range(in_a_row)]
@@ -254,6 +266,15 @@ class Watch:
             ]
         return Intervention(first, last, min(begin, 1 - 1.5 / calls), writes), number
 
+    def _replace_from(self, place: int) -> int:
+        """Writes a random set to that place and all after it; returns its number."""
+        number = self._rng.randrange(len(self._sets))
+        self._used.add(number)
+        for each, target in (*self._targets[self._now], *self._targets[number]):
+            values = elements_of(self._sets[number], each)
+            target[place:].copy_(values.view(target.shape[1:]))
+        return number
+
     def _differing(self, number: int) -> list[tuple[Alteration, torch.Tensor]]:
         """The alterations, with their places, in which the present set and set `number` differ."""
         pairs = (*self._targets[self._now], *self._targets[number]) if number != self._now else ()
@@ -276,7 +297,7 @@ class Watch:
             name: torch.stack([each.expected[name] for each in inputs])
             if len(inputs) > 1
             else inputs[0].expected[name][None]
-            for name in outputs
+            for name in inputs[0].expected
         }
         needed_us = [needed for _, _, needed in rows]
         self._pending.append(Watched(gather(None, outputs, wanted), inputs, needed_us))
@@ -288,18 +309,18 @@ class Watch:
         return self._pending_bytes > _PENDING_BYTES
 
     def take(self) -> list[Watched]:
-        """All evidence kept since the last call. The shortest time of a call is known better than
-        when the runs were made."""
+        """All evidence stored since the last call of this method, judged by the shortest time of a
+        call that is known by now."""
         taken, self._pending, self._pending_bytes = self._pending, [], 0
         return [replace(each, shortest_us=self._call_us) for each in taken]
 
     # --- the time of calls whose inputs change -----------------------------------------------
 
     def ask(self) -> None:
-        """Between timed rows, time one whose inputs change before each call. The checks of `reuse`
-        follow the timing: a kernel could keep results until they begin. Not on a GPU. After the
-        first rows only some rounds ask, at random: it costs the time of a row. Half of these rows
-        follow one in which no input changes."""
+        """Times, between timed rows, a row of calls whose inputs change before each call. `reuse`
+        alone is not enough, because it follows the timing: a kernel could cache results until then.
+        Does nothing on a GPU. After the first rows only some rounds do this, at random, because it
+        costs the time of a row. Half of these rows follow one in which no input changes."""
         if not self._renewed or self._session.in_order:
             return
         if len(self._asked) < _ASKED_AT_FIRST or self._rng.random() < _ASKED_LATER:
@@ -310,7 +331,7 @@ class Watch:
             restore()
 
     def reuse(self) -> Answer:
-        """Whether calls take longer while their inputs change. After `run_long` the calls are those
+        """Whether calls take longer while their inputs change. After `run_long` it times the calls
         of a long row. A sure answer takes precedence over an unsure one."""
         unsure = Answer()
         checks = (self._slower_while_timed, self._slower_when_renewed, self._slower_when_replaced)
@@ -336,7 +357,8 @@ class Watch:
     ) -> tuple[Callable[[], float], Callable[[], float], Callable[[], None]]:
         """Two functions that time a row: in the first an element of an input changes before each
         call in all places; in the second, memory that no call reads. The third restores the
-        inputs, which must be the first set."""
+        inputs, which must be the first set. If each place has one call in a run, elements change in
+        all places before the row."""
         base = self._sets[0].inputs
         chosen = [
             (name, self._rng.randrange(value.numel()))
@@ -354,6 +376,8 @@ class Watch:
                 for (name, _), target in zip(chosen, written, strict=True)
             ]
             groups = [made[turn::_CHANGING] for turn in range(_CHANGING)]
+            if self._is_restored:
+                return lambda: self._time_renewed(sampler, made)
             return lambda: sampler.time_while_renewing(groups, self._rng.randrange(_MOST_TURNS))
 
         def restore() -> None:
@@ -361,6 +385,14 @@ class Watch:
                 target.copy_(base[name].view(-1)[place])
 
         return timed(targets), timed([torch.empty_like(target) for target in targets]), restore
+
+    def _time_renewed(self, sampler: Sampler, renewals: Sequence[Renewal]) -> float:
+        for each in renewals:
+            places = len(each.target)
+            turn = self._rng.randrange(max(1, len(each.values) - places))
+            values = each.values[turn : turn + places].view(-1, 1)
+            each.target[: len(values)].copy_(values)
+        return sampler.time_us()
 
     def _slower_when_replaced(self) -> Answer:
         """Checks single calls before which all elements of the inputs are written: new values or,
@@ -379,7 +411,7 @@ class Watch:
     def _asked_replaced(self, *, forgetting: bool) -> Answer:
         views = {name: bits(self._buffers.inputs()[name][:1]) for name in self._renewed}
         replaced = Replaced(
-            self._session.sampler(self._launches[:1]),
+            self._buffers.sampler(self._session, self._launches[:1]),
             [(view, self._sets[0].inputs[n], self._other.inputs[n]) for n, view in views.items()],
             most=(self._long or self._samplers[0]).count,
             limit_s=_REPLACED_S if self._long is None else _LONG_REPLACED_S,
@@ -407,9 +439,9 @@ _RUNS_OF_A_ROUND = 3  # of the candidate: the first is untimed, two are timed
 
 
 class WatchedSampler:
-    """A candidate's timed sampler with one watched run in each round, before a random timed run.
-    `watched` receives evidence, which must be read before more is stored. With `asking`, the first
-    rounds and half of the later ones also check whether calls cache results."""
+    """A candidate's timed sampler, with one watched run in each round, before a random timed run.
+    It calls `watched` with evidence that must be read before more is stored. With `asking`, the
+    first rounds and half of the later ones also check whether calls cache results."""
 
     def __init__(
         self,
@@ -426,7 +458,7 @@ class WatchedSampler:
         self._wait = 0
 
     def run(self) -> None:
-        """The untimed run at the beginning of a round."""
+        """Makes the untimed run at the beginning of a round."""
         self._wait = self._watch.draw_turn(_RUNS_OF_A_ROUND)
         if self._asking:
             self._watch.ask()
@@ -473,8 +505,8 @@ _WALL = 10  # a burst of calls takes at most so many times its limit by the wall
 
 
 class Answer(NamedTuple):
-    """Whether calls cache results. They do not if `words`, which continue "a launch", are "". If it
-    is not `sure`, the machine is too noisy to tell."""
+    """The answer to whether calls cache results. `words` continue "a launch"; "" if the calls cache
+    nothing. If the answer is not `sure`, the machine is too noisy to tell."""
 
     words: str = ""
     sure: bool = True
@@ -483,10 +515,11 @@ class Answer(NamedTuple):
 class Replaced:
     """Times single calls of a sampler, each after all elements of some inputs were written.
 
-    An input is a view, its present values, and others. New values are the present and the others
-    one after the other, from another place on each time; they are not known beforehand. Both times
-    are of the same values, since a right call may take longer on some than on others. And both come
-    after as many calls: on a busy machine other programs empty the caches in each pause.
+    An input is a view, its present values, and other values. New values are the concatenation of
+    both, read from another offset each time, so a kernel cannot know them beforehand. `fresh_us`
+    and `familiar_us` time the same values, because a right call may take longer on some values than
+    on others. And both follow equally many calls, because on a busy machine other programs empty
+    the caches in each pause.
     """
 
     def __init__(
@@ -522,12 +555,12 @@ class Replaced:
         return self._time_us()
 
     def familiar_us(self) -> float:
-        """The time of a call on the last values, which many calls before it had."""
+        """The time of a call on the last values, after many calls on the same values."""
         self._call_often()
         return self._time_us()
 
     def restore(self) -> None:
-        """Write the present values again."""
+        """Writes the present values back."""
         self._places = [0] * len(self._inputs)
         self._write()
 
@@ -574,8 +607,8 @@ def slower_on_new_inputs(
     rest: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> Answer:
-    """Whether `fresh` gives longer times than `familiar`. Honest kernels nearly always pass after
-    three rounds.
+    """Whether `fresh()` returns longer times than `familiar()`, both in µs. Honest kernels nearly
+    always pass after three rounds.
 
     A bout of rounds that shows no difference clears a candidate. Bouts at other moments, after
     growing pauses, must agree that it is slower before it is refused.
@@ -635,8 +668,9 @@ def _shown(fresh_us: Sequence[float], familiar_us: Sequence[float]) -> _Found:
 
 
 class Asked(NamedTuple):
-    """A row on changing inputs, and how many timed rows came before it. `equal_us` is the time of a
-    row just before or after it that differs only in that no input changes; None if it came after.
+    """The time of a row of calls on changing inputs, and how many timed rows came before it.
+    `equal_us` is the time of a row just before it that differs only in that no input changes; None
+    if there was no such row before it.
     """
 
     place: int
@@ -648,8 +682,9 @@ def slower_than_timed(asked: Sequence[Asked], timed_us: Sequence[float]) -> Answ
     """Whether rows of launches on changing inputs are slower than the timed rows, `timed_us`.
 
     A window of `asked` rows that are all slow accuses a candidate, unless rows on constant inputs
-    were slow there too: then other work was. Only those that came before a row on changing inputs
-    count, as a candidate may compute for a while after it saw a change.
+    were slow there too, which shows other work on the machine. Of these only rows that came before
+    a row on changing inputs count, because a candidate may compute for a while after it saw a
+    change.
     """
     if not timed_us:
         return Answer()

@@ -1,1 +1,1 @@
-"""Running trials: the compile pool, the killable device worker, and the executors."""
+"""Runs trials: the compile pool, the device worker, which can be killed, and the executors."""

@@ -3,9 +3,9 @@
     objects/ab/abcdef….bin   machine code, named by its SHA-256
     jobs/12/1234….json       which object a compile job made, and the compiler's figures
 
-The checksum in a job's file covers the job's key: another job's file in its place would name an
-intact object too. Files are written aside and then renamed, so several processes may share a cache.
-Failures are not cached: a time-out or a crash may not happen again.
+The checksum in a job's file covers the job's key, because a file of another job in its place would
+also name an intact object. Files are written under another name and then renamed, so several
+processes may share a cache. Failures are not cached: a time-out or a crash may not happen again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LEFT_BEHIND_S = 86400.0
 
 
 def writable_cache_dir(*, executable: bool = False) -> Path:
-    """`default_cache_dir`, created if missing. Raises EnvironmentProblem if it is not writable, or
-    not `executable`: a process must be able to load code from there. Raises UsageError if compilers
-    cannot take its name."""
+    """The `default_cache_dir`, created if missing. Raises EnvironmentProblem if it is not writable
+    or, with `executable`, if a process cannot load code from it. Raises UsageError if compilers
+    cannot use its name."""
     path = default_cache_dir()
     if path.parts[0] == "~":
         raise EnvironmentProblem(
@@ -78,7 +78,8 @@ class BuildCache:
         self._folder = folder.absolute()
 
     def get(self, key: str) -> Binary | None:
-        """The cached binary; None if there is none or its files were changed since."""
+        """The cached binary; None if there is none, or if its files have changed since they were
+        written."""
         try:
             entry = json.loads(self._job_path(key).read_bytes())
             sha256, resources, seconds = entry["sha256"], entry["resources"], entry["seconds"]

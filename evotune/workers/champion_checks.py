@@ -44,19 +44,19 @@ _TOGETHER = 16  # launches; a GPU computes while the next one is prepared
 
 
 Rebuilt: TypeAlias = "tuple[str, list[Subject] | str]"
-"""How a build disturbs itself, and the cases with its code, or why it cannot be used."""
+"""How a build disturbs itself, and the cases with its code, or the reason why it cannot be used."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Work on a champion in other processes, which began before its checks."""
+    """Work on a champion in other processes, which started before the champion's checks."""
 
     judge: Callable[[Verdict, float], bool]
-    """Waits for the tools, at most so many seconds, and enters their checks. A finding fails the
-    candidate or is a warning, as the backend's `disqualification` says. False if the tools did not
-    end: then their checks are skipped."""
+    """Waits at most so many seconds for the tools, and adds their checks to the verdict. A finding
+    fails the candidate or is a warning, as the backend's `disqualification` says. Returns False if
+    the tools did not end; then their checks are skipped."""
     rebuilt: Mapping[CompileJob, Callable[[], Mapping[str, Path | str]]]
-    """Waits for a job's builds that disturb themselves; see `Backend.rebuilt`."""
+    """Waits for the builds of a job that disturb themselves; see `Backend.rebuilt`."""
 
 
 class ChampionChecks:
@@ -87,7 +87,7 @@ class ChampionChecks:
         verdict: Verdict,
         stages: Stages,
     ) -> None:
-        """Launches each checked case on inputs that are aligned as little as a package serves."""
+        """Launches each checked case on inputs with the least alignment that a package serves."""
         chosen = [each for item, each in subjects if item.role not in WHEN_THERE_IS_TIME]
         launch_aligned(
             *(self._gate, chosen, self._problem.input_kinds[0], seed, verdict),
@@ -118,8 +118,8 @@ class ChampionChecks:
         return made
 
     def domain(self, job: TrialRequest, tested: Sequence[Case]) -> Domain:
-        """The domain of a champion that passed. Cases for which there may be no time count if they
-        are among the `tested` ones."""
+        """The domain of a champion that passed. A case that is checked only if there is time counts
+        if it is among the `tested` ones."""
         labels = {case.label for case in tested}
         checked = [
             (item.binary, item.case)
@@ -133,7 +133,7 @@ class ChampionChecks:
     def beside(
         self, cases: Sequence[TrialCase], *, sanitize: bool, disturb: bool
     ) -> Iterator[Beside]:
-        """Starts the work in other processes, which ends with the block at the latest."""
+        """Starts the work in other processes. It ends when the block ends, if not before."""
         disturb = disturb and self._deterministic and bool(self._session.perturbations())
         jobs = {item.compile: None for item in cases if item.role == TIMED and item.compile}
         with contextlib.ExitStack() as stack:
@@ -191,7 +191,8 @@ class ChampionChecks:
             yield judge
 
     def leave_undisturbed(self, verdict: Verdict, late: bool) -> bool:
-        """Whether it is too `late` to disturb launches; if so, the verdict says it."""
+        """Whether to leave out disturbed launches because it is too `late`; if so, adds a skipped
+        check to the verdict."""
         if late and self._session.perturbations() and verdict.passed:
             verdict.checks.append(Check(CASE, ALL_KINDS, "skipped", detail=NO_TIME))
         return late
@@ -204,7 +205,7 @@ class ChampionChecks:
         loaded: Sequence[Rebuilt],
     ) -> None:
         """Launches the timed cases, disturbed in every way that the session has, and checks the
-        results. Then does so with the same kernels, rebuilt so that they disturb themselves."""
+        results. Then launches the same kernels in builds that disturb themselves."""
         if not self._session.perturbations():
             return
         if not self._deterministic:
@@ -225,8 +226,8 @@ class ChampionChecks:
     def load_rebuilt(
         self, timed: Sequence[Subject], cases: Sequence[TrialCase], beside: Beside
     ) -> list[Rebuilt]:
-        """The timed cases with the builds that disturb themselves, or why a build cannot be used.
-        The driver's assembler takes half a second for each of them."""
+        """The timed cases with the builds that disturb themselves, or the reason why a build cannot
+        be used. Loading a build takes the driver's assembler half a second."""
         jobs = [item.compile for item in cases if item.role == TIMED]
         found: list[Rebuilt] = []
         for job, rebuilt in beside.rebuilt.items():
@@ -251,6 +252,7 @@ def _no_tools(verdict: Verdict, limit_s: float) -> bool:
 
 _WORDS = {
     "load": "loading the kernels",
+    "build": "building the kernels",
     "start": "checking the first launches",
     "verify": "checking cases",
     "alignment": WORDS,
@@ -265,8 +267,9 @@ _LEAST_S = 2.0  # of a stage, however late it is
 
 
 class Stages:
-    """`tell` gets each step in words. `seconds`: by stage. `cut_short`: a stage had no time for all
-    of its checks, because the clock has passed `until_s`."""
+    """Measures the stages of a trial. `tell` is called with each step in words. `seconds`: the time
+    of each stage. `cut_short`: a stage had no time for all of its checks, because the clock has
+    passed `until_s`."""
 
     def __init__(self, tell: Callable[[str], None], until_s: float = math.inf) -> None:
         self._tell = tell
@@ -277,11 +280,11 @@ class Stages:
         """The present step in words."""
 
     def left_s(self) -> float:
-        """The time that the present stage may take, a little in any case."""
+        """The time that the present stage may take; at least a little."""
         return max(_LEAST_S, self._until_s - time.monotonic())
 
     def is_late(self) -> bool:
-        """Whether the time is over: then what comes next is left out."""
+        """Whether the time is over, so that the next stages must be left out."""
         late = time.monotonic() >= self._until_s
         self.cut_short |= late
         return late
@@ -296,7 +299,7 @@ class Stages:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
 
     def at(self, what: str, number: int, count: int) -> None:
-        """The stage is at part `number` of so many."""
+        """Reports that the stage is at part `number` of `count`."""
         self._begin(f"{what} {number} of {count}")
 
     def _begin(self, step: str) -> None:

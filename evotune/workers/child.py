@@ -1,6 +1,7 @@
-"""A child process in its own process group: starts it, talks to it, kills the whole group.
+"""Starts a child process in its own process group, exchanges messages with it, and kills the whole
+group.
 
-`wait_readable` waits for several.
+`wait_readable` waits for several children.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _FULL_LOG_BYTES = 256 << 20
 class Child(Generic[ToWorker, FromWorker]):
     """The parent's side of `python -m <module>`.
 
-    Its stderr and everything that native code prints go to `log`. The child dies with its
-    parent: see `evotune.workers.entry`.
+    The child's stderr and everything that native code prints go to `log`. The child dies with its
+    parent (`evotune.workers.entry`).
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Child(Generic[ToWorker, FromWorker]):
         return self._log
 
     def move_log(self, log: Path) -> None:
-        """The child was ordered to continue in another log."""
+        """Notes that the child now writes to another log."""
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
 
@@ -87,8 +88,9 @@ class Child(Generic[ToWorker, FromWorker]):
         return self._fd
 
     def send(self, message: ToWorker) -> None:
-        """Never waits for the child to read: `wait_readable` sends the rest of a large message.
-        Ignores a broken pipe: `receive` will say that the child is gone."""
+        """Sends a message without waiting for the child to read it: `wait_readable` sends the rest
+        of a large message. Ignores a broken pipe, because `receive` reports that the child is gone.
+        """
         assert isinstance(message, msgspec.Struct)
         self._unsent += framed(message)
         self._send_on()
@@ -161,7 +163,8 @@ class Child(Generic[ToWorker, FromWorker]):
                     pipe.close()
 
     def end_in_words(self, status: int) -> str:
-        """How the child ended, as a sentence made of `reap`'s status or its unreadable message."""
+        """How the child ended, as a sentence: its exit status, from `reap`, or its unreadable
+        message."""
         if self.unreadable:
             return f"{self._wire.worker} sent a message that cannot be read: {self.unreadable}"
         return f"{self._wire.worker} {describe_status(status)}"
@@ -179,7 +182,7 @@ class Child(Generic[ToWorker, FromWorker]):
 
 
 def kill_all(children: Iterable[Child[Any, Any]]) -> None:
-    """Like `kill`, for all in parallel, because a process that has a GPU open takes long to die."""
+    """Kills all children in parallel, because a process that has a GPU open takes long to die."""
     children = list(children)
     for child in children:
         child._signal_group()
@@ -192,7 +195,7 @@ _Waiting = TypeVar("_Waiting", bound=Child[Any, Any] | int)
 
 def wait_readable(waiting: Iterable[_Waiting], timeout_s: float) -> list[_Waiting]:
     """Waits at most `timeout_s` until some of the children or file descriptors are readable, and
-    returns these. Meanwhile the children get the messages that they have not read yet."""
+    returns these. Meanwhile sends the children what is left of their messages."""
     deadline = time.monotonic() + timeout_s
     by_fd = {each if isinstance(each, int) else each.fileno(): each for each in waiting}
     while True:

@@ -1,8 +1,8 @@
 """The executor of a Dask cluster: Dask places trials and restarts workers, evotune does the rest.
 
-A worker that dies, joins late or returns changes only how long a run takes: its trials are
-submitted again, to any worker, and one outcome of each trial is kept. As everywhere, a candidate
-can end the device process that runs it, but not the cluster's worker.
+A worker that dies, joins late or returns changes only how long a run takes: the trials of a dead
+worker are submitted again, to any worker, and one outcome of each trial is kept. A candidate can
+end the device process that runs it, but not the cluster's worker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _SCHEDULER_GONE_S = 30.0
 _WORKERS_GONE_S = 60.0  # no worker may take some trial: the others refused or have another model
 
 Task = Callable[[bytes], bytes]
-"""Runs on a worker: takes a message to a cluster worker, gives its answer."""
+"""A function that runs on a cluster's worker: it takes an encoded message and returns the encoded
+answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class ClusterExecutor:
     """See `evotune.workers.executor.Executor`.
 
     - `task` runs the trials of `run` on the workers.
-    - `twins`: as for the local executor.
+    - `twins`: see `LocalExecutor`.
     - `models`: the model of each device that a proposal may name.
     """
 
@@ -89,7 +90,7 @@ class ClusterExecutor:
 
     @property
     def step(self) -> str:
-        """Unknown, because a task reports nothing before its end."""
+        """Always "", because a task reports nothing before its end."""
         return ""
 
     def submit(self, proposal: Proposal) -> None:
@@ -103,7 +104,8 @@ class ClusterExecutor:
         self._contender = fitness
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
-        """Raises EnvironmentProblem if the scheduler is gone, or no worker can work for the run."""
+        """See `Executor`. Raises EnvironmentProblem if the scheduler is gone, or if no worker can
+        work for the run."""
         deadline = time.monotonic() + timeout_s
         while not self._done and (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -264,7 +266,8 @@ class ClusterExecutor:
 def ask_each(
     client: Any, task: Task, message: ToClusterWorker, workers: Sequence[str] | None = None
 ) -> dict[str, FromClusterWorker]:
-    """Sends `message` to `workers`, or to all that are there now; the answers by address.
+    """Sends `message` to `workers`, or to all present workers if none are named. Returns the
+    answers by address.
 
     A worker that dies meanwhile is left out. Raises EnvironmentProblem if a worker cannot run the
     task, or when none answers.

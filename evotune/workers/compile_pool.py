@@ -1,4 +1,4 @@
-"""The compile processes: each takes one job at a time; no job is compiled twice at once.
+"""The compile processes. Each takes one job at a time, and no job is compiled by two at once.
 
 A job whose process was killed is compiled once more, because something else may have killed the
 process. If a process dies while it starts, its job is not to blame.
@@ -39,7 +39,8 @@ _GRACE_S = 5.0  # the child enforces the time-out itself; past this it hangs as 
 
 
 class CompilePool:
-    """Submit jobs, then `handle` the children that `wait_readable` says are readable."""
+    """A pool of compile processes. Submit jobs, then `handle` the children that `wait_readable`
+    returns."""
 
     def __init__(
         self, folder: Path, cache: Path, *, processes: int = 0, timeout_s: float = 60.0
@@ -62,6 +63,11 @@ class CompilePool:
         self._losses: Counter[str] = Counter()  # processes lost over a job, by its key
 
     @property
+    def timeout_s(self) -> float:
+        """How long one compiler may run."""
+        return self._timeout_s
+
+    @property
     def running(self) -> int:
         return len(self._busy)
 
@@ -73,7 +79,7 @@ class CompilePool:
         return list(self._busy)
 
     def submit(self, job: CompileJob) -> None:
-        """Queued once; a job that is queued or running already is not taken again."""
+        """Queues a job, unless it is queued or running already."""
         self._later.pop(job.key, None)
         if job.key not in self._known:
             self._known.add(job.key)
@@ -87,7 +93,8 @@ class CompilePool:
             self._later[job.key] = job
 
     def warm(self, language: str) -> None:
-        """Starts all processes before there is work. They and later ones load the compiler."""
+        """Starts all processes before there is work. These and later processes load the language's
+        compiler."""
         self._language = language
         while len(self._idle) + len(self._busy) < self._limit:
             self._idle.append(self._spawn())
@@ -172,9 +179,9 @@ class CompilePool:
             raise EnvironmentProblem(f"the compile processes do not work: {last}")
 
     def expire(self) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Kills children past their limit, to which time in which they could not run does not
-        count. One that has answered meanwhile is not late: this process may have waited for
-        something else."""
+        """Kills children past their time limit, and returns the failures. Time in which a child
+        could not run does not count. A child that has answered meanwhile is not late: this process
+        may have waited for something else."""
         late = {}
         for child, (_, watched, held) in self._busy.items():
             more_s, is_longest = allowance_s(held, self._timeout_s)
@@ -205,7 +212,8 @@ class CompilePool:
         del self._losses[job.key]
 
     def wait(self, timeout_s: float) -> list[tuple[CompileJob, Binary | CompileFailure]]:
-        """Runs queued jobs and waits for results: for callers that do nothing but compile."""
+        """Runs queued jobs, waits at most `timeout_s` and returns results. For callers that do
+        nothing but compile."""
         self.start_queued()
         results: list[tuple[CompileJob, Binary | CompileFailure]] = []
         for child in wait_readable(self.children(), timeout_s):

@@ -1,4 +1,4 @@
-"""Child process that compiles one job at a time, or takes its binary from the build cache."""
+"""The child process that compiles one job at a time, or takes its binary from the build cache."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from evotune.backends.base.session import Compiler
 from evotune.backends.base.sources import fingerprint, read_sources
 from evotune.errors import EnvironmentProblem, SpaceError
 from evotune.trial import OutcomeKind
+from evotune.util.processes import lower_limit
 from evotune.workers.build_cache import BuildCache
-from evotune.workers.entry import lower_limit, open_channel
+from evotune.workers.entry import open_channel
 from evotune.workers.messages import (
     COMPILE_WORKER,
     Compile,

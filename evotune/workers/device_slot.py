@@ -61,15 +61,16 @@ _LOAD_S = 30.0  # for spare workers to import their libraries; a worker without 
 
 @dataclass(frozen=True, slots=True)
 class ProblemSource:
-    """A problem's name and dtype; the path of its file, if it has one, starts from `root`."""
+    """A problem's name and dtype. If the name has the path of a file, the path is relative to
+    `root`."""
 
     name: str
     dtype: str
     root: Path
 
     def told(self) -> ProblemToLoad:
-        """The message for a worker. For a problem from a file it has the hash of the bytes that the
-        user agreed to; the worker runs no others."""
+        """The message that tells a worker which problem to load. For a problem from a file it has
+        the hash of the bytes that the user agreed to; the worker runs no other bytes."""
         sha256 = ""
         if is_file_reference(self.name):
             path, content = problem_source(self.name, self.root)
@@ -81,20 +82,21 @@ class ProblemSource:
 class DeviceSlot:
     """One device's worker. At most one request is under way.
 
-    - Opening a worker takes seconds and blocks nobody: a request waits here until it is open.
-    - Where the backend has spare workers, the next worker has imported its libraries and waits
-      until it replaces the present one. While a champion's process makes its inputs, the next one
-      opens the device. While champions are checked, so do those that will time them.
+    - Opening a worker takes seconds and blocks nothing: a request waits in the slot until the
+      worker is open.
+    - If the backend has spare workers, the next worker has imported its libraries and waits until
+      it replaces the present one. It opens the device while a champion's process makes its inputs.
+      The workers that will time champions open the device while champions are checked.
     - Otherwise a champion's next worker imports its libraries while the present one waits without a
       request, because the import would disturb its measurements.
-    - A trial's time limit counts from when the worker has its inputs and references ready; the time
-      in which the worker cannot run does not count: see `evotune.backends.base.time_limits`.
+    - A trial's time limit starts when the worker has its inputs and references ready. Time in which
+      the worker cannot run does not count (`evotune.backends.base.time_limits`).
     - A trial whose outcome an earlier candidate may have caused runs again in a fresh worker.
-    - A trial whose worker died, or lost the device, runs once more in a fresh one: somebody else
-      may have killed the worker, or an earlier candidate may have broken it. A trial whose second
-      worker dies too is quarantined.
-    - A mistake in the problem's file ends the run if the worker that reports it served no request
-      before.
+    - A trial whose worker died, or lost the device, runs once more in a fresh worker, because
+      another process may have killed the worker, or an earlier candidate may have broken it. A
+      trial whose second worker dies too is quarantined.
+    - A mistake in the problem's file ends the run if the worker that reports it had served no
+      request before.
     - A worker that is killed while it starts is started again, and no trial is to blame.
     """
 
@@ -160,22 +162,23 @@ class DeviceSlot:
 
     @property
     def child(self) -> Worker | None:
-        """The worker while it owes a message, else None."""
+        """The worker while it must still send a message, else None."""
         return self._child if self.busy or self._opening else None
 
     def open(self) -> None:
-        """Begins to open the worker ahead of a request."""
+        """Starts to open the worker before there is a request."""
         if self._child is None:
             self._open()
 
     def stand_by(self) -> None:
-        """Starts a process that imports its libraries, and waits until the worker is opened."""
+        """Starts a process that imports its libraries, and then waits until it is used as the
+        worker."""
         if self._child is None:
             self._spares.keep(1)
 
     def refresh(self, ahead: PrepareRequest | None = None) -> None:
-        """Begins to open a fresh worker ahead of a champion's request, unless the present one is
-        fresh. `ahead`: the worker's work until the request comes."""
+        """Starts to open a fresh worker before a champion's request comes, unless the present
+        worker is fresh. `ahead`: what the worker does until the request comes."""
         if self._served:
             self.renew()
         self._for_champion = True
@@ -185,8 +188,9 @@ class DeviceSlot:
             self._tell_ahead()
 
     def expect(self, processes: int, warm: Sequence[Case]) -> None:
-        """So many more fresh processes will time champions. Until the first of them gets its
-        request nothing is timed, so they start, and make inputs of one of the cases `warm`."""
+        """Notes that so many more fresh processes will time champions. Nothing is timed until the
+        first of them gets its request. So until then they start, and make inputs of one of the
+        cases `warm`."""
         self._timed_soon += processes
         self._warm = msgspec.structs.replace(self._hello, warm=tuple(warm))
         self.tend()
@@ -248,8 +252,8 @@ class DeviceSlot:
             self._hand_over()
 
     def handle(self) -> Answer | Outcome | None:
-        """The worker's answer, or an Outcome that says how it was lost; None if there is neither
-        yet."""
+        """The worker's answer, or an Outcome that says how the worker was lost; None if there is
+        neither yet."""
         assert self._child is not None
         messages = self._child.receive()
         if messages is None:
@@ -268,7 +272,7 @@ class DeviceSlot:
             elif isinstance(message, Prepared):
                 self._prepared()
             elif isinstance(message, Step):
-                self.step = _in_one_line(message.text)
+                self.step = step_words(message.text)
             else:
                 return self._answered(message)
         return None
@@ -316,8 +320,9 @@ class DeviceSlot:
         return answer
 
     def expire(self) -> Answer | Outcome | None:
-        """Kills a worker past its deadline. One that has answered meanwhile is not late: this
-        process may have waited for something else, or was stopped."""
+        """Kills the worker if it is past its deadline, and returns the outcome. A worker that has
+        answered meanwhile is not late, because this process may have waited for something else, or
+        have been stopped."""
         if self._held_until_s is not None:
             self._hold_on()
             return None
@@ -352,7 +357,7 @@ class DeviceSlot:
         self._send(self._request)
 
     def renew(self) -> None:
-        """Ends the worker: the next request gets a fresh process."""
+        """Ends the worker, so that the next request gets a fresh process."""
         if self._child is not None:
             self._child.kill()
         self._child = None
@@ -480,7 +485,7 @@ class DeviceSlot:
         )
 
 
-def _in_one_line(text: str) -> str:
+def step_words(text: str) -> str:
     """`text` as a terminal can show it: a candidate shares the worker's process, and could write
     anything there."""
     return "".join(filter(str.isprintable, text[:_MOST_STEP]))
@@ -495,7 +500,8 @@ def _tell(worker: Worker, message: ToDeviceWorker) -> str:
 
 @dataclass(slots=True)
 class Spare:
-    """A worker that waits. `token`: of the message by which it opens its device; "" before that."""
+    """A worker that waits. `token` is that of the message by which it opens its device; "" before
+    that message."""
 
     worker: Worker
     is_loaded: bool = False
@@ -522,31 +528,32 @@ class SpareWorkers:
             loading -= 1
 
     def take(self) -> Spare | None:
-        """The one that opens its device or has done so, else the one that waited longest; None if
-        there is none."""
+        """Takes the worker that has opened its device, or is opening it, else the one that has
+        waited longest; None if there is none."""
         self._waiting.sort(key=lambda spare: not spare.token)
         return self._waiting.pop(0) if self._waiting else None
 
     def are_loaded(self) -> bool:
-        """Whether each has imported its libraries. Those that died meanwhile are gone."""
+        """Whether every spare worker has imported its libraries. Drops workers that have died."""
         self._look()
         return all(spare.is_loaded for spare in self._waiting)
 
     def are_open(self) -> bool:
-        """Whether none is opening its device. Those that died meanwhile are gone."""
+        """Whether no spare worker is still opening its device. Drops workers that have died."""
         self._look()
         return all(spare.is_open for spare in self._waiting if spare.token)
 
     def open_loaded(self, hello: Hello) -> None:
-        """Makes each worker that has its libraries open its device."""
+        """Makes every worker that has imported its libraries open its device."""
         self._look()
         for spare in self._waiting:
             if spare.is_loaded and not spare.token:
                 spare.token = _tell(spare.worker, hello)
 
     def open_one(self, hello: Hello) -> None:
-        """Makes one worker open its device, unless one does already or none has its libraries:
-        without them it would open the device at an unknown time, and disturb a measurement."""
+        """Makes one worker open its device, unless one does already or none has imported its
+        libraries. A worker without its libraries would open the device at an unknown time, and
+        disturb a measurement."""
         self._look()
         loaded = [spare for spare in self._waiting if spare.is_loaded]
         if loaded and not any(spare.token for spare in loaded):
@@ -589,7 +596,8 @@ _LEAST_TIMEOUT_S = 20.0
 
 
 class TimeLimits:
-    """Learns from the trials of the search. `sanitizer_s`: what a champion's sanitizer may take."""
+    """Time limits of trials, learned from the trials of the search. `sanitizer_s`: the time that
+    compute-sanitizer may take for a champion."""
 
     def __init__(self, longest_trial_s: float, sanitizer_s: float) -> None:
         self._longest_trial_s = longest_trial_s
@@ -599,12 +607,12 @@ class TimeLimits:
         self._answers = 0
 
     def prepared(self, request: Request, seconds: float) -> None:
-        """A trial's inputs and references took this long."""
+        """Notes how long a trial's inputs and references took."""
         if _is_search_trial(request):
             self._slowest_preparation_s = max(self._slowest_preparation_s, seconds)
 
     def answered(self, request: Request, outcome: Outcome, seconds: float) -> None:
-        """A prepared trial took this long."""
+        """Notes how long a prepared trial took."""
         if _is_search_trial(request):
             self._answers += 1
             # A candidate that fails early says nothing of how long measuring takes.
@@ -612,8 +620,8 @@ class TimeLimits:
                 self._slowest_s = max(self._slowest_s, seconds)
 
     def harness_s(self, request: Request) -> float:
-        """The limit on preparing a trial's inputs and references, where a worker can hang as well.
-        It is wide at first; later it is 20 times the longest that this run's trials took, within
+        """The limit on preparing a trial's inputs and references, because a worker can hang there
+        too. It is wide at first. Later it is 20 times the longest preparation of this run, within
         bounds."""
         if self._answers < _KNOWN_AFTER or not _is_search_trial(request):
             return _HARNESS_TIMEOUT_S
@@ -622,14 +630,17 @@ class TimeLimits:
 
     def trial_s(self, request: TrialRequest) -> float:
         """The limit on a trial once it is prepared. In the search it is wide at first; later it is
-        10 times the longest that this run's passing trials took, within bounds."""
+        10 times the longest that this run's passing trials took, within bounds. Building in the
+        worker has limits of its own."""
+        cases = sum(case.role not in WHEN_THERE_IS_TIME for case in request.cases)
+        build_s = request.build_s * (cases + len(request.rival))
         if request.thorough or request.rival:
-            cases = sum(case.role not in WHEN_THERE_IS_TIME for case in request.cases)
             further_s = request.served_s if request.only_served else self._sanitizer_s
-            return self._longest_trial_s + _THOROUGH_CASE_S * cases + further_s
+            return self._longest_trial_s + _THOROUGH_CASE_S * cases + further_s + build_s
         if self._answers < _KNOWN_AFTER or not self._slowest_s:
-            return self._longest_trial_s
-        return min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
+            return self._longest_trial_s + build_s
+        limit_s = min(self._longest_trial_s, max(_LEAST_TIMEOUT_S, 10 * self._slowest_s))
+        return limit_s + build_s
 
 
 def _is_search_trial(request: Request) -> bool:
@@ -665,7 +676,7 @@ def last_words(log: str) -> str:
 
 
 def crash_kind(status: int, log: str) -> OutcomeKind | None:
-    """The candidate's outcome that a worker's death shows; None if it shows none."""
+    """The candidate's kind of outcome if the worker's exit status and log show one, else None."""
     if status == -signal.SIGABRT and any(word in log[-300:] for word in _OVERWRITTEN):
         return OutcomeKind.ILLEGAL_ACCESS
     return _CRASHES.get(-status)

@@ -1,4 +1,4 @@
-"""Child process that owns the device: verifies and measures one trial at a time."""
+"""The child process that owns the device. It verifies and measures one trial at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from evotune.problems import Case, Problem, UserProblem, create_problem
 from evotune.problems.examination import examine, mistake_of, ordinary_case, tiny_case
 from evotune.user_code import trust
 from evotune.util.channel import BlockingChannel
-from evotune.util.processes import end_without_hooks
-from evotune.workers.entry import adopt_orphans, lasting_imports, open_channel, write_to
+from evotune.util.processes import adopt_orphans, end_without_hooks
+from evotune.workers.entry import lasting_imports, open_channel, write_to
 from evotune.workers.executor import BaselineReport
 from evotune.workers.messages import (
     DEVICE_WORKER,
@@ -152,8 +152,9 @@ def _examine(problem: Problem, cases: Sequence[Case], session: Session) -> tuple
 
 
 def warm_up(runner: TrialRunner, session: Session, warm: Sequence[Case]) -> None:
-    """A mistake in the problem is not reported here: the first trial meets it, and reports it. A
-    fault of the device ends this worker, so that another one takes its place."""
+    """Makes inputs of the smallest of the cases `warm`. Does not report a mistake in the problem,
+    because the first trial reports it. A fault of the device ends this worker, so that another one
+    takes its place."""
     try:
         runner.warm_up(warm)
     except (Exception, SystemExit) as error:  # the user's code raises what it likes

@@ -1,7 +1,7 @@
 """A device worker that starts before its device is known, and finds it.
 
-To look for a device takes the same libraries as to use it, and importing them takes seconds. Its
-log is the run's as soon as the run has a folder.
+Finding a device needs the same libraries as using it, and importing them takes seconds. The worker
+writes to the run's log as soon as the run has a folder.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _IMPORT_S = 30.0
 
 
 class EarlyWorker:
-    """At most one early worker. Closing ends it, unless it has been taken."""
+    """Holds at most one early worker. Closing ends the worker, unless it has been taken."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
         self._environment: Mapping[str, str] = {}
 
     def start(self, backend: Backend) -> None:
-        """Starts it if the environment that the device's worker needs can be guessed, and passes
-        the devices that it found to the backend. If it fails, the backend looks for them itself."""
+        """Starts the worker if the environment that a device's worker needs can be guessed, and
+        passes the devices that it finds to the backend. If that fails, the backend looks for
+        devices itself."""
         environment = backend.likely_environment()
         if environment is None or self._worker is not None:
             return
@@ -60,7 +61,9 @@ class EarlyWorker:
         return ()
 
     def take(self, environment: Mapping[str, str]) -> Worker | None:
-        """The worker, if it has this environment; None if there is none."""
+        """The worker, which the caller then owns, if it was started with this environment; else
+        None.
+        """
         worker = self._worker
         if worker is None or environment != self._environment:
             return None

@@ -1,4 +1,5 @@
-"""The executor seam: proposals go in, outcomes come out in the order in which trials finish."""
+"""The interface of executors: proposals go in, outcomes come out in the order in which trials
+finish."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ SERVED = "served"
 CHECKS, TIMING = "checks", "timing"
 """The parts of a champion's confirmation, if each has a separate process."""
 SERVED_S = 8.0
-"""A champion's work at served sizes ends after so long."""
+"""The time limit on a champion's launches at served sizes, in s."""
 WHEN_THERE_IS_TIME = (RANDOM, SERVED)
 """Roles of cases whose inputs are made when their turn comes, as long as there is time."""
 RIVAL = "rival"
-"""Takes the place of a baseline's name when a candidate is timed against another configuration."""
+"""Stands for a baseline's name when a candidate is timed against another configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +53,24 @@ class Proposal:
 
     - `rejection`: why it need not even be compiled.
     - `confirm`: it is a champion's confirmation, with every check.
-    - `part`, with `confirm`: CHECKS for all but the timing, TIMING for the timed and held-out cases
-      of a candidate that passed the checks; "" for both in one process.
+    - `part`, with `confirm`: CHECKS for everything but the timing, TIMING for the timed and
+      held-out cases of a candidate that passed the checks; "" for both in one process.
     - `audit`, with `confirm`: the user requested the confirmation. Its outcome has every check, and
       its timing is as brief as in the search.
-    - `repeat`: a candidate that was found correct is timed once more, in a fresh process; only the
-      timed launches are checked. The number of that process, from 2 on; 0 for other proposals.
-    - `skipped`: checks that should be made and cannot be.
-    - `until_s`: when a champion's checks are cut short, on this machine's monotonic clock.
+    - `repeat`: the number, from 2 on, of a further fresh process that times a candidate that was
+      found correct; only the timed launches are checked. 0 for other proposals.
+    - `skipped`: checks that should be made but cannot be made.
+    - `until_s`: the time of this machine's monotonic clock at which a champion's checks are cut
+      short.
     - `rival`: the timed cases of another configuration, known to be correct. The candidate is timed
       against them instead of the baselines, thoroughly.
-    - `lengths`: what the cases of role `served` show together.
-    - `only_served`: a champion is to serve more sizes. All cases have that role: they are launched
-      once, and nothing is timed. The outcome has the domain of those that passed.
-    - `served_s`: so long may the work on the cases of that role take.
-    - `device`: the only one of the executor's devices that may take it; it is measured there even
-      if an outcome of the same code is known.
+    - `lengths`: the lengths that the cases of role `served` execute together.
+    - `only_served`: checks more sizes that a champion could serve. All cases have the role
+      `served`: they are launched once, and nothing is timed. The outcome has the domain of the
+      cases that passed.
+    - `served_s`: the time limit on the cases of role `served`.
+    - `device`: the only one of the executor's devices that may measure the proposal, even if an
+      outcome of the same code is known.
     """
 
     number: int
@@ -88,17 +91,18 @@ class Proposal:
 
     @property
     def needs_fresh_process(self) -> bool:
-        """Whether no other candidate may have been in its worker before."""
+        """Whether it needs a worker that has run no other candidate."""
         return self.confirm or self.repeat > 0 or self.only_served
 
     @functools.cached_property
     def compile_jobs(self) -> dict[str, CompileJob]:
-        """All jobs that must be compiled for it, by key."""
+        """All compile jobs of the proposal, by key."""
         return {case.compile.key: case.compile for case in (*self.cases, *self.rival)}
 
 
 class BaselineTiming(msgspec.Struct, frozen=True):
-    """One baseline on one case: its time alone in µs, and whether it passed the gate itself.
+    """One baseline on one case: its time in µs, measured alone, and whether its results passed the
+    gate.
 
     `reason` says why a requested library has no time; "" for a baseline that was timed.
     """
@@ -111,8 +115,8 @@ class BaselineTiming(msgspec.Struct, frozen=True):
 
 
 class BaselineReport(msgspec.Struct, frozen=True, tag=True):
-    """The times of every baseline on every case, and the bandwidth of a large copy (0: not
-    measured). `warnings` of the problem, a line each."""
+    """The times of every baseline on every case, and the bandwidth of a large copy in GB/s (0 if it
+    was not measured). `warnings`: the problem's warnings, a line each."""
 
     timings: tuple[BaselineTiming, ...]
     copy_gbps: float
@@ -129,10 +133,11 @@ class Executor(Protocol):
     def submit(self, proposal: Proposal) -> None: ...
 
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
-        """Finished (number, outcome) pairs, each proposal exactly once."""
+        """The (number, outcome) of proposals that have finished since the last call; each proposal
+        is returned exactly once."""
 
     def set_contender(self, fitness: float) -> None:
-        """Candidates surely below this fitness need no more samples."""
+        """Sets the fitness below which a candidate needs no more samples."""
 
     def drop(self) -> None:
         """Forgets every proposal that has not finished; their outcomes never come."""

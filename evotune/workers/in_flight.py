@@ -1,4 +1,5 @@
-"""A proposal on its way through compiler and device, its possible outcomes, its earlier twins."""
+"""A proposal on its way through compiler and device, and the earlier trials of the same machine
+code."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ _Known = dict[tuple[str, str, tuple[int, ...], int], Figures]
 class BuildRules:
     """The rules for binaries of one space on one device.
 
-    - `space`: has the `after_compile` constraints.
-    - `limits`: the backend's; `device`: the attributes of the device's profile.
+    - `space`: the space, which has the `after_compile` constraints.
+    - `limits`: the backend's limits.
+    - `device`: the attributes of the device's profile.
     """
 
     space: BoundSpace
@@ -39,8 +41,8 @@ class BuildRules:
 
 @dataclass(frozen=True, slots=True)
 class BuildReview:
-    """A candidate judged by its compiled figures: `resources` for its record, and as `violation`
-    why it must not be launched ("" when it may be)."""
+    """What a candidate's compiled figures say. `resources`: the figures, for its record.
+    `violation`: why it must not be launched; "" if it may be launched."""
 
     resources: NamedFigures
     violation: str = ""
@@ -49,10 +51,10 @@ class BuildReview:
 def review_build(
     proposal: Proposal, binaries: Mapping[str, Binary], rules: BuildRules | None
 ) -> BuildReview:
-    """Reviews the proposal's own binaries, not the rival's. `binaries` by compile key.
+    """Reviews the proposal's own binaries, not its rival's. `binaries`: by compile key.
 
-    The device's limits hold for every case, `after_compile` for timed cases alone: the others are
-    not timed. Without rules nothing is refused.
+    The device's limits hold for every case, `after_compile` for timed cases only. Without rules
+    nothing is refused.
     """
     own = {case.compile.key: binaries[case.compile.key] for case in proposal.cases}
     resources = _worst_resources(own.values())
@@ -138,7 +140,8 @@ _NOT_ITS_FAULT = frozenset(
 
 
 def speaks_for_its_code(outcome: Outcome) -> bool:
-    """Whether the outcome holds for the same machine code, so that it need not be tried again."""
+    """Whether the outcome holds for every trial of the same machine code, so that the code need not
+    be tried again."""
     return outcome.kind not in _NOT_ITS_FAULT or QUARANTINED in outcome.flags
 
 
@@ -146,8 +149,8 @@ def speaks_for_its_code(outcome: Outcome) -> bool:
 class InFlight:
     """A proposal, with the results of its compilations and the facts that follow from them.
 
-    `fingerprint` covers the machine code and the launch of every case; candidates with the same one
-    are the same. It is known once all binaries are there.
+    `fingerprint` covers the machine code and the launch of every case, so candidates with equal
+    fingerprints are equivalent. It is known once all binaries exist.
     """
 
     proposal: Proposal
@@ -158,13 +161,13 @@ class InFlight:
 
     @property
     def missing(self) -> list[CompileJob]:
-        """The jobs that have no binary."""
+        """The compile jobs that have no binary yet."""
         jobs = self.proposal.compile_jobs
         return [job for key, job in jobs.items() if key not in self.binaries]
 
     def lost_binaries(self) -> bool:
-        """Forgets the binaries that were removed from the cache, and returns whether there are
-        some. A user may call `evotune cache --clear` during a run."""
+        """Forgets the binaries that were removed from the cache, and returns whether any were. A
+        user may run `evotune cache --clear` during a run."""
         gone = [key for key, binary in self.binaries.items() if not os.path.exists(binary.path)]
         for key in gone:
             del self.binaries[key]
@@ -179,7 +182,7 @@ class InFlight:
 
     def review(self, rules: BuildRules | None = None) -> str:
         """Reads the binaries' figures and makes the fingerprint. Returns why the binaries must not
-        be launched, "" when they may be."""
+        be launched; "" if they may be."""
         review = review_build(self.proposal, self.binaries, rules)
         self.resources = review.resources
         parts = [
@@ -190,9 +193,14 @@ class InFlight:
         return review.violation
 
     def request(
-        self, *, contender: float, fixed_sampling: bool, baselines: Mapping[str, str]
+        self,
+        *,
+        contender: float,
+        fixed_sampling: bool,
+        baselines: Mapping[str, str],
+        build_s: float = 0.0,
     ) -> TrialRequest:
-        """The request to the device worker."""
+        """The request for the device worker."""
         proposal = self.proposal
         return TrialRequest(
             number=proposal.number,
@@ -210,6 +218,7 @@ class InFlight:
             contender=contender,
             fixed_sampling=fixed_sampling,
             baselines=baselines,
+            build_s=build_s,
         )
 
     def _compiled(self, job: CaseJob) -> TrialCase:
@@ -235,8 +244,8 @@ class InFlight:
         )
 
     def beyond_limit(self, reason: str) -> Outcome:
-        """The outcome of a binary that breaks a limit. It has no fingerprint, because the same code
-        may be allowed if other parameters set another limit."""
+        """The outcome of a proposal whose binary exceeds a limit. It has no fingerprint, because
+        the same code may be allowed if other parameters set another limit."""
         return Outcome(
             OutcomeKind.RESOURCE_LIMIT,
             reason=reason,
@@ -258,10 +267,13 @@ def failed_to_compile(failure: CompileFailure) -> Outcome:
 
 
 def _parts(plan: LaunchPlan) -> Json:
-    """The plan as fingerprints hold it. An argument without a tensor map has three parts, and a map
-    of a contiguous tensor has no strides, as in older runs, so that their fingerprints still agree.
+    """The plan as fingerprints hold it. An argument without a tensor map has three parts, a map of
+    a contiguous tensor has no strides, and most plans have no `call`, as in older runs, so that
+    their fingerprints still agree.
     """
     parts = msgspec.to_builtins(plan, enc_hook=plain)
+    if plan.call is None:
+        del parts["call"]
     for argument in parts["arguments"]:
         if argument[-1] is None:
             del argument[-1]

@@ -61,7 +61,7 @@ class LocalExecutor:
     """See `evotune.workers.executor.Executor`.
 
     - `baselines`: the baseline's name by case label.
-    - `fixed_sampling`: losers get as many samples as contenders.
+    - `fixed_sampling`: candidates that cannot win get as many samples as contenders.
     - `name_devices`: an outcome names the device that measured it.
     - `twins`: earlier outcomes by machine code, so that no code is measured twice in a run.
     - `rules`: a binary that breaks them is not launched.
@@ -87,6 +87,8 @@ class LocalExecutor:
         self.baselines: Mapping[str, str] = {}
         self.fixed_sampling = False
         self.name_devices = len(devices) > 1
+        builds = any(registry.named(d.profile.backend).builds_in_worker for d in devices)
+        self._build_s = compile_pool.timeout_s if builds else 0.0
         self._contender = float("-inf")
         self._compile_phase = True
         self._compiling: dict[int, InFlight] = {}
@@ -105,19 +107,19 @@ class LocalExecutor:
 
     @property
     def checks_at_once(self) -> int:
-        """How many champions' checks may run side by side."""
+        """The number of champions that may be checked in parallel."""
         return len(self._slots) - len(self._devices)
 
     @property
     def step(self) -> str:
-        """See `Executor`. Any thread may ask."""
+        """See `Executor`. Any thread may read it."""
         if self._compiling:
             return "compiling"
         return next((slot.step for slot in self._slots if slot.step), "")
 
     def open_devices(self) -> None:
-        """Begins to start all workers, and the compilers that may run at the same time. Each takes
-        seconds to be ready."""
+        """Starts all workers, and the compilers that may run at the same time, without waiting for
+        them. Each needs seconds until it is ready."""
         for device in self._devices:
             device.open()
         if not self._exclusive:
@@ -130,8 +132,8 @@ class LocalExecutor:
             checker.stand_by()
 
     def compile_ahead(self, jobs: Iterable[CompileJob]) -> None:
-        """Compiles what later proposals will need when compilers have nothing else to do. Does
-        nothing if that would disturb measurements."""
+        """Compiles jobs of later proposals whenever compilers have nothing else to do. Does nothing
+        if that would disturb measurements."""
         if not self._exclusive:
             for job in jobs:
                 self._pool.submit_later(job)
@@ -178,7 +180,8 @@ class LocalExecutor:
             self._wait(deadline)
 
     def wake(self) -> None:
-        """Ends the `poll` that another thread is in, or else the next one. Safe from any thread."""
+        """Ends the `poll` in which another thread waits, else the next `poll`. Any thread may call
+        it."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups
             os.write(self._waker_fd, b"\0")
 
@@ -212,9 +215,10 @@ class LocalExecutor:
     def time_baselines(
         self, cases: Sequence[Case], libraries: Sequence[str] = (), index: int = 0
     ) -> BaselineReport:
-        """All baselines on all cases on one device, with those of the optional libraries named;
-        nothing else may be running but what is compiled ahead. A baseline that raises an error gets
-        its reason instead of a time, and a fresh worker times the others."""
+        """Times all baselines, those of the named optional libraries too, on all cases on the
+        device with this `index`. Nothing else may be running, except jobs of `compile_ahead`. A
+        baseline that raises an error gets a reason instead of a time, and a fresh worker times the
+        others."""
         device = self._devices[index]
         request = BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries))
         device.start(request)
@@ -315,6 +319,7 @@ class LocalExecutor:
                 contender=float("-inf") if self.fixed_sampling else self._contender,
                 fixed_sampling=self.fixed_sampling,
                 baselines=self.baselines,
+                build_s=self._build_s,
             )
         )
 
@@ -418,9 +423,9 @@ def compile_processes(device_workers: int, cores: int = 0) -> int:
 
 
 def checkers_on(cores: int = 0) -> int:
-    """How many champions' checks run side by side on a GPU, on `cores` CPU cores (0: the cores of
-    this process); 0 for one after the other, each in one process with its timing. Checks keep a
-    core busy, and their tools some more."""
+    """The number of champions that are checked in parallel on a GPU with `cores` CPU cores (0: the
+    cores of this process). 0 means one after the other, each in one process with its timing. Checks
+    keep a core busy, and their tools some more."""
     at_once = min(_MOST_AT_ONCE, (cores or len(os.sched_getaffinity(0))) // 3)
     return at_once if at_once > 1 else 0
 
@@ -450,8 +455,8 @@ def open_local_executor(
     - `cores`: binds each worker to its own CPU cores; their number decides how many compilers run.
     - `twins`, `rules`: see `LocalExecutor`.
     - `secret`: the gate draws its inputs and places from it.
-    - `without`: checks that are left out, to see what each one is good for.
-    - `early` may become the first device's worker.
+    - `without`: checks that are left out, to measure what each of them finds.
+    - `early`: a worker that may become the first device's worker.
     """
     folder.mkdir(parents=True, exist_ok=True)
     exclusive = registry.named(profiles[0].backend).exclusive
@@ -491,8 +496,8 @@ def open_local_executor(
 # The search's model now and then takes a tenth of a second. Devices and compilers need not wait for
 # it: proposals that were submitted before go on.
 class BackgroundExecutor:
-    """See `evotune.workers.executor.Executor`. Until `close` other threads only call `inner.wake`
-    and read `inner.step`.
+    """Runs the executor `inner` in a thread of its own. See `evotune.workers.executor.Executor`.
+    Until `close` other threads only call `inner.wake` and read `inner.step`.
 
     The thread lives until `close`, because the kernel kills a child process when the thread that
     started it ends. An error of `inner` ends the thread; the next call raises it.

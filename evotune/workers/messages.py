@@ -1,8 +1,8 @@
-"""Every message between evotune's processes, with its fields, by the processes that exchange it.
+"""Every message between evotune's processes, grouped by the processes that exchange it.
 
 Device, compile and problem workers of one machine each have a channel (a `Wire`). A task of a Dask
-cluster takes one message and returns one. Short-lived processes read one from a file. Any other
-message than the expected ones is unreadable: see `channel`.
+cluster takes one message and returns one. Short-lived processes read one from a file. A message of
+an unexpected type is unreadable (`util/channel.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProblemToLoad(msgspec.Struct, frozen=True):
     """A problem's name and dtype. For a problem from a file also:
 
     - `root`: the folder that the file's path starts from.
-    - `sha256`: the hash of the bytes that the user agreed to; the worker runs no others.
+    - `sha256`: the hash of the bytes that the user agreed to; the worker runs no other bytes.
     """
 
     name: str
@@ -52,15 +52,16 @@ class _OfDevice(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class GateSettings(msgspec.Struct, frozen=True):
-    """The gate draws its inputs and places from `secret`, and leaves out the checks `without`."""
+    """Settings of the gate. It draws its inputs and places from `secret`, and leaves out the checks
+    `without`."""
 
     secret: str = ""
     without: frozenset[str] = frozenset()
 
 
 class Preload(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The first message: the worker imports the libraries of this backend, and with `looks` says
-    which devices they can use."""
+    """The first message to a worker. It makes the worker import the libraries of this backend and,
+    with `looks`, say which devices they can use."""
 
     backend: str
     looks: bool = False
@@ -79,11 +80,11 @@ class WriteTo(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The worker opens its device and loads the problem.
+    """Makes the worker open its device and load the problem.
 
     - `cores`: the CPU cores that it is bound to; empty for all.
-    - `warm`: it makes inputs of the smallest of these cases before it answers. A GPU loads the code
-      of an operation at its first use, for which later requests then need not wait.
+    - `warm`: the worker makes inputs of the smallest of these cases before it answers. A GPU loads
+      the code of an operation at its first use, so later requests need not wait for that.
     """
 
     profile: DeviceProfile
@@ -95,8 +96,8 @@ class Hello(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class BaselinesRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """Requests the times of all baselines on these cases, also of the named optional `libraries`,
-    except baselines that `failed` in earlier workers.
+    """Requests the times of all baselines on these cases, and of those of the named optional
+    `libraries`, except baselines that `failed` in earlier workers.
     """
 
     cases: tuple[Case, ...]
@@ -121,24 +122,26 @@ class TrialCase(msgspec.Struct, frozen=True):
 
 
 class PrepareRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """A champion's trial is about to come: its inputs and references are made while compilers work.
-    It has no answer."""
+    """Announces a champion's trial, so that the worker makes its inputs and references while
+    compilers work. The message has no answer."""
 
     number: int
     cases: tuple[tuple[Case, str], ...]
-    """Each with its role."""
+    """The cases, each with its role."""
 
 
 _DRAWS_APART = 1_000_000  # more than the trials of a search
 
 
 class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """One trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival`, `lengths`,
-    `only_served` and `served_s` are those of a Proposal.
+    """Requests one trial. `confirm`, `part`, `audit`, `repeat`, `skipped`, `until_s`, `rival`,
+    `lengths`, `only_served` and `served_s` are those of `Proposal`.
 
-    - `contender`: a candidate whose fitness is surely below it needs no more samples.
-    - `fixed_sampling`: it gets them all the same.
+    - `contender`: a candidate whose fitness is surely below this value needs no more samples.
+    - `fixed_sampling`: such a candidate gets as many samples as others.
     - `baselines`: the baseline's name by case label.
+    - `build_s`: how long the worker may take to build the kernel for one case; 0 if a compiler has
+      built it.
     """
 
     number: int
@@ -156,6 +159,7 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
     contender: float = float("-inf")
     fixed_sampling: bool = False
     baselines: Mapping[str, str] = {}
+    build_s: float = 0.0
 
     @property
     def thorough(self) -> bool:
@@ -164,16 +168,16 @@ class TrialRequest(_OfDevice, frozen=True, tag=True, kw_only=True):
 
     @property
     def draw(self) -> int:
-        """Numbers the random draws: each process of a candidate has its own."""
+        """The number of the random draws; each process of a candidate has its own."""
         return self.number + _DRAWS_APART * (self.repeat or int(self.confirm))
 
 
 class Opened(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The device is open, the problem loaded: requests may come."""
+    """The device is open and the problem loaded, so the worker takes requests."""
 
 
 class Mistaken(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """The problem's file is to blame."""
+    """The problem's file has a mistake."""
 
     mistake: str
 
@@ -192,7 +196,7 @@ class Step(_OfDevice, frozen=True, tag=True, kw_only=True):
 class TrialDone(_OfDevice, frozen=True, tag=True, kw_only=True):
     """A trial's outcome.
 
-    - `retire`: this process must measure nothing more.
+    - `retire`: this worker must measure nothing more.
     - `doubtful`: earlier candidates may have caused the outcome.
     """
 
@@ -206,7 +210,7 @@ class BaselinesTimed(_OfDevice, frozen=True, tag=True, kw_only=True):
 
 
 class BaselineFailed(_OfDevice, frozen=True, tag=True, kw_only=True):
-    """A baseline raised an error: `timing` has its reason. This process must time nothing more."""
+    """A baseline raised an error; `timing` has the reason. This worker must time nothing more."""
 
     timing: BaselineTiming
 
@@ -232,13 +236,14 @@ DEVICE_WORKER: Wire[ToDeviceWorker, FromDeviceWorker] = Wire(
 
 
 class LoadCompiler(msgspec.Struct, frozen=True, tag=True):
-    """Load the compiler of a language, ahead of the first job."""
+    """Makes the worker load the compiler of a language before the first job."""
 
     language: str
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
-    """Compile a job, in a folder under `scratch`, unless its binary is in the `cache`."""
+    """Makes the worker compile a job, in a folder under `scratch`, unless its binary is in the
+    `cache`."""
 
     job: CompileJob
     cache: str
@@ -247,11 +252,11 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The worker's first message."""
+    """The worker's first message: it has started."""
 
 
 class MachineProblem(msgspec.Struct, frozen=True, tag=True):
-    """No job can be compiled here: a problem of the machine."""
+    """No job can be compiled, because the machine lacks something."""
 
     problem: str
 
@@ -271,9 +276,9 @@ COMPILE_WORKER: Wire[ToCompileWorker, FromCompileWorker] = Wire(
 
 
 class TryProblem(msgspec.Struct, frozen=True, tag=True):
-    """Call every method that the user wrote, on one case. `timed`: candidates are measured on the
-    CPU. The names of the baselines are wanted for the case `named`. Results are compared with those
-    of a second call on the case `ordinary`."""
+    """Makes the process call every method that the user wrote, on one case. `timed`: candidates are
+    measured on the CPU. `named`: the case for which the names of the baselines are requested.
+    `ordinary`: the case on which methods are called twice, and their results compared."""
 
     problem: ProblemToLoad
     case: Case
@@ -283,8 +288,8 @@ class TryProblem(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True):
-    """The first `mistake` in the problem's file; "" if there is none. The names of its `baselines`,
-    if they are known. `warnings`, a line each."""
+    """What trying a problem found. `mistake`: the first mistake in the problem's file; "" if there
+    is none. `baselines`: their names, if they are known. `warnings`: a line each."""
 
     mistake: str
     baselines: tuple[str, ...] = ()
@@ -303,11 +308,12 @@ PROBLEM_WORKER: Wire[TryProblem, Tried] = Wire(
 
 
 class ClusterRun(msgspec.Struct, frozen=True):
-    """A run as its workers must know it: a worker may join late, and shares no folder with others.
+    """What a cluster's worker must know of a run. A worker may join late, and shares no folder with
+    others.
 
     - `files`: the run's own copies by path, compressed.
-    - `device_name`, `device_arch`: of the device that the run began on.
-    - `cases`: that a user gave in place of those of the space.
+    - `device_name`, `device_arch`: those of the device on which the run began.
+    - `cases`: cases that a user gave in place of the space's.
     """
 
     part: str
@@ -324,7 +330,8 @@ class ClusterRun(msgspec.Struct, frozen=True):
 
 
 class DescribeDevice(msgspec.Struct, frozen=True, tag=True):
-    """Which device of this backend would you measure on? `evotune` is the version that asks."""
+    """Asks on which device of this backend the worker would measure. `evotune`: the coordinator's
+    version."""
 
     backend: str
     evotune: str
@@ -335,7 +342,7 @@ class TimeBaselines(msgspec.Struct, frozen=True, tag=True):
 
 
 class Calibrate(msgspec.Struct, frozen=True, tag=True):
-    """Measure the space's default against the chosen baselines."""
+    """Makes the worker measure the space's default against the chosen baselines."""
 
     run: ClusterRun
 
@@ -350,7 +357,7 @@ class ClusterTrial(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why the worker at an address cannot work for the run."""
+    """The worker at `address` cannot work for the run, for this `reason`."""
 
     reason: str
     worker: str
@@ -365,7 +372,7 @@ class Calibrated(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClusterTrialDone(msgspec.Struct, frozen=True, tag=True):
-    """The outcome, and the address of the worker that has it."""
+    """The outcome of a trial, and the address of the worker that measured it."""
 
     outcome: Outcome
     worker: str

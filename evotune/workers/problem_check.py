@@ -1,6 +1,6 @@
 """Tries a user's problem once on the CPU, in a separate process, because it may crash.
 
-That process is `python -m evotune.workers.problem_check`. It imports PyTorch.
+The process is `python -m evotune.workers.problem_check`. It imports PyTorch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _RAISED = 1  # Python's status for an exception that was not caught
 def check_problem(
     problem: UserProblem, source: ProblemSource, cases: Sequence[Case], *, timed: bool
 ) -> Tried:
-    """Calls every method that the user wrote, on one tiny case on the CPU, and some on an ordinary
+    """Calls every method that the user wrote on one tiny case on the CPU, and some on an ordinary
     case. Raises ProblemMistake for the first mistake. `timed`: candidates are measured on the CPU;
-    then returns the names of the baselines of the smallest case, but none if it is large. The
+    then the result has the names of the smallest case's baselines, unless that case is large. The
     problem's output goes to stderr."""
     case, ordinary = tiny_case(problem, cases), ordinary_case(problem, cases)
     # A baseline may be there for some sizes alone, and a run times it on its own cases.

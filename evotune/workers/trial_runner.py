@@ -1,7 +1,7 @@
-"""One trial inside the device worker: load, verify, measure, replay.
+"""Runs one trial inside the device worker: loads, verifies, measures and replays a candidate.
 
-Runs in a killable process: an infinite loop or a segmentation fault here ends the trial,
-never the run.
+The worker can be killed, so an infinite loop or a segmentation fault ends the trial, but not the
+run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it
 
 
 class TrialRunner:
-    """Holds the session, the problem and the input pool of one worker."""
+    """Runs trials with the session, the problem and the input pool of one worker."""
 
     def __init__(
         self,
@@ -86,15 +86,16 @@ class TrialRunner:
         libraries: Sequence[str] = (),
         failed: Sequence[BaselineTiming] = (),
     ) -> list[BaselineTiming]:
-        """Times every baseline on every case, also the baselines of the named optional libraries,
-        except baselines that `failed` in earlier processes. Raises FailedBaseline for one that
-        fails in this process.
+        """Times every baseline on every case, those of the named optional libraries too, except
+        baselines that `failed` in earlier processes. Raises FailedBaseline if one fails in this
+        process.
         """
         timing = BaselineTimer(self._session, self._problem, self._pool, failed)
         return [each for case in cases for each in timing.of_case(case, libraries)]
 
     def copy_gbps(self) -> float:
-        """Bandwidth of a large copy on this device, measured now; 0 if it is not measured."""
+        """Measures the bandwidth of a large copy on this device, in GB/s; 0 if the device measures
+        none."""
         return self._session.copy_gbps()
 
     def beside(self, job: TrialRequest) -> contextlib.AbstractContextManager[Beside | None]:
@@ -108,7 +109,7 @@ class TrialRunner:
         )
 
     def prepare(self, job: TrialRequest) -> None:
-        """Makes the trial's inputs, references and limits: work that is not the candidate's."""
+        """Makes the trial's inputs, references and limits, before the candidate's time starts."""
         timed_alone = job.repeat or job.part == TIMING
         kinds = ("normal",) if timed_alone else self._problem.input_kinds
         self._make([(item.case, item.role) for item in job.cases], kinds, self._seed(job))
@@ -138,7 +139,8 @@ class TrialRunner:
         beside: Beside | None,
         tell: Callable[[str], None] = lambda step: None,
     ) -> Outcome:
-        """The whole gate, then the timing; a failure is an Outcome. `tell` gets each step."""
+        """Runs the whole gate and then the timing. A failure is an Outcome too. `tell` is called
+        with each step."""
         self.doubtful = False
         stages = Stages(tell, job.until_s)
         verdict = Verdict(list(job.skipped))
@@ -151,8 +153,9 @@ class TrialRunner:
         random_tests: list[Case] = []
         try:
             with stages.timed("load"):
-                subjects = self._load(job.cases)
-                rivals = {item.case.label: subject for item, subject in self._load(job.rival)}
+                subjects, opponents = self._load(job.cases), self._load(job.rival)
+                rivals = {item.case.label: subject for item, subject in opponents}
+            self._build([*subjects, *opponents], job, seed, stages)
             if beside is not None:
                 random_tests = self._check_champion(subjects, job, verdict, stages, beside)
             elif job.only_served:
@@ -261,6 +264,18 @@ class TrialRunner:
             subjects.append((item, Subject(item.case, item.plan, kernels[key])))
         return subjects
 
+    def _build(
+        self, loaded: Sequence[Loaded], job: TrialRequest, seed: int, stages: Stages
+    ) -> None:
+        """Builds the kernels for the cases that are checked in any event, if no compiler has built
+        them."""
+        chosen = [each for item, each in loaded if item.role not in WHEN_THERE_IS_TIME]
+        with stages.timed("build") if job.build_s else contextlib.nullcontext():
+            for number, subject in enumerate(chosen if job.build_s else (), 1):
+                stages.at("building the kernel for case", number, len(chosen))
+                inputs = self._pool.get(subject.case, "normal", seed).inputs
+                self._session.build(subject.kernel, subject.plan, inputs, job.build_s)
+
     def _verify(
         self, subjects: Sequence[Loaded], seed: int, verdict: Verdict, stages: Stages
     ) -> None:
@@ -302,8 +317,8 @@ class TrialRunner:
 
     def _elements(self, case: Case) -> tuple[int, int]:
         """The number of elements of the largest input, and of all tensors together."""
-        counts = [(math.prod(s.shape), s.is_output) for s in self._problem.tensors(case)]
-        inputs = (count for count, is_output in counts if not is_output)
+        counts = [(math.prod(s.shape), s.is_input) for s in self._problem.tensors(case)]
+        inputs = (count for count, is_input in counts if is_input)
         return max(inputs, default=0), sum(count for count, _ in counts)
 
     def _random_kinds(self, case: Case, number: int) -> Sequence[str]:
@@ -436,14 +451,15 @@ _CACHED = 2.0  # an L2 cache that does not work by LRU still holds some of the r
 
 
 def is_suspicious(measurement: Measurement) -> bool:
-    """Whether the speedup is hard to believe."""
+    """Whether the measured speedup is hard to believe."""
     return measurement.speedup > _SUSPICIOUS_SPEEDUP
 
 
 def peak_gflops(profile: DeviceProfile, tensors: Sequence[TensorSpec]) -> float:
-    """The device's peak for these tensors; 0 if it is unknown. A product has the rate of its wider
-    side, so two inputs must have 8 bits, or the only one."""
-    inputs = [spec for spec in tensors if not spec.is_output]
+    """The device's peak for these tensors, in GFLOP/s; 0 if it is unknown. A product runs at the
+    rate of its wider operand, so the 8-bit peak counts only if two inputs have 8 bits, or the only
+    input has."""
+    inputs = [spec for spec in tensors if spec.is_input]
     narrow = sum(ELEMENT_BYTES[spec.dtype] == 1 for spec in inputs)
     return profile.peak_gflops * (_OF_8_BITS if narrow >= min(2, len(inputs)) else 1.0)
 
@@ -458,9 +474,9 @@ def is_near_peak(
 def impossible(
     measurement: Measurement, flops: int, profile: DeviceProfile, problem: Problem, case: Case
 ) -> str:
-    """Why no right kernel can be so fast; "" if one can. A kernel cannot exceed the device's peak
-    GFLOP/s nor, on cold inputs, the memory's peak GB/s: caches may serve some of the bytes, but not
-    most."""
+    """Why no correct kernel can be as fast as this measurement; "" if one can. A kernel cannot
+    exceed the device's peak GFLOP/s nor, on cold inputs, the memory's peak GB/s: caches may serve
+    some of the bytes, but not most."""
     gbps = problem.bytes_moved(case) / measurement.time_us / 1e3
     peak_gbps = float(profile.attributes.get("memory_gbps", 0.0))
     if measurement.cache == "cold" and peak_gbps and gbps > _CACHED * peak_gbps:
@@ -477,7 +493,8 @@ def _gflops(measurement: Measurement, flops: int) -> float:
 
 def needed_speedup(contender: float, timed: int, measured: Sequence[Measurement]) -> float:
     """The speedup that the last timed case must reach so that the mean over all `timed` cases
-    reaches `contender` (a mean of ln speedup). For the cases before it 0: nothing is known yet."""
+    reaches `contender` (a mean of ln speedup). 0 for earlier cases, because the others are not
+    known yet."""
     measured = [m for m in measured if m.counts]
     if len(measured) != timed - 1:
         return 0.0

@@ -1,26 +1,35 @@
-"""Times one case: candidate and baseline side by side, warm, cold and as eager calls."""
+"""Times one case: candidate and baseline in alternation, warm, cold and as eager calls."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import torch
 
-from evotune.backends.base.session import Sampler, Session
+from evotune.backends.base.session import RestoringSampler, Sampler, Session
 from evotune.problems.examination import mistake_of
 from evotune.problems.libraries import UnusableBaseline
-from evotune.problems.problem import Case, Problem, Tensors, TensorSpec, torch_dtype
+from evotune.problems.problem import (
+    Case,
+    Problem,
+    Tensors,
+    TensorSpec,
+    comparable,
+    torch_dtype,
+)
+from evotune.problems.user import UserProblem
 from evotune.timing.paired import (
     TimingSettings,
     eager_sampler,
     eager_times_us,
     measure_paired,
     places,
+    restored_places,
     rotating_sampler,
     time_in_turn_us,
     warm_sampler,
@@ -37,34 +46,69 @@ _BASELINES_KEPT = 32  # fewer where their inputs take too much memory
 _MOST_COLD_SETS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class BaselineCalls:
+    """Calls of one baseline, each on inputs of its own. A baseline may update the tensors that a
+    kernel updates in place: `restore`, if there are any, gives them their values again."""
+
+    calls: Sequence[Callable[[], Tensors]]
+    restore: Callable[[], None] | None
+
+    @classmethod
+    def of(
+        cls, problem: Problem, case: Case, inputs: Mapping[str, torch.Tensor], name: str, count: int
+    ) -> BaselineCalls:
+        copies = [dict(inputs)]
+        for _ in range(count - 1):
+            copies.append({tensor: value.clone() for tensor, value in inputs.items()})
+        updated = [spec.name for spec in problem.tensors(case) if spec.is_updated]
+        rows = {tensor: torch.stack([inputs[tensor]] * count) for tensor in updated}
+        kept = {tensor: value.clone() for tensor, value in rows.items()}
+        for number, own in enumerate(copies):
+            own |= {tensor: value[number] for tensor, value in rows.items()}
+
+        def restore() -> None:
+            for tensor, value in rows.items():
+                value.copy_(kept[tensor])
+
+        calls = [problem.baselines(case, own, name)[name] for own in copies]
+        return cls(calls, restore if updated else None)
+
+
 class BaselineSamplers:
-    """Warm samplers of baselines by case, name, seed and settings; the latest used are kept."""
+    """Warm samplers of baselines, by case, name, seed, settings and number of places. Keeps the
+    most recently used ones."""
 
     def __init__(self, session: Session, problem: Problem, pool: InputPool) -> None:
         self._session = session
         self._problem = problem
         self._pool = pool
-        self._kept: OrderedDict[tuple[str, str, int, TimingSettings], Sampler] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, int, TimingSettings, int], Sampler] = OrderedDict()
 
-    def get(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
-        key = (case.label, name, seed, settings)
+    def get(
+        self, case: Case, name: str, seed: int, settings: TimingSettings, restored: int = 0
+    ) -> Sampler:
+        """`restored`: the number of places at which a candidate that updates tensors is timed; else
+        0."""
+        key = (case.label, name, seed, settings, restored)
         if key not in self._kept:
-            self._kept[key] = self._make(case, name, seed, settings)
+            self._kept[key] = self._make(case, name, seed, settings, restored)
         self._kept.move_to_end(key)
-        room = self._session.pool_bytes // (4 * self._pool.set_bytes(case))
+        room = self._session.pool_bytes // (4 * self._pool.set_bytes(case) * max(1, restored))
         while len(self._kept) > max(2, min(_BASELINES_KEPT, room)):
             self._kept.popitem(last=False)
         return self._kept[key]
 
-    def _make(self, case: Case, name: str, seed: int, settings: TimingSettings) -> Sampler:
-        inputs = dict(self._pool.get(case, "normal", seed).inputs)
-        copies = [inputs]
-        count = places(self._session, self._pool.set_bytes(case), settings.places)
-        for _ in range(count - 1):
-            copies.append({tensor: value.clone() for tensor, value in inputs.items()})
-        calls = [self._problem.baselines(case, own, name)[name] for own in copies]
+    def _make(
+        self, case: Case, name: str, seed: int, settings: TimingSettings, restored: int
+    ) -> Sampler:
+        inputs = self._pool.get(case, "normal", seed).inputs
+        count = restored or places(self._session, self._pool.set_bytes(case), settings.places)
+        found = BaselineCalls.of(self._problem, case, inputs, name, count)
         graphs = settings.baseline_graphs if self._session.warm_bytes else 1
-        made = warm_sampler(self._session, calls, settings, graphs=graphs)
+        made = warm_sampler(
+            self._session, found.calls, settings, graphs=graphs, restore=found.restore
+        )
         return self._session.undisturbed(made)
 
 
@@ -105,15 +149,24 @@ class CaseTimer:
         self._seed = seed
 
     def place(self, gate: Gate, subject: Subject, settings: TimingSettings) -> Placed:
-        """Puts the candidate on fresh buffers, at more addresses if sampling is thorough."""
+        """Puts the candidate on fresh buffers, at several addresses if sampling is thorough. A
+        candidate that updates tensors in place gets a place for each call of a sample."""
         inputs = self._pool.get(subject.case, "normal", self._seed)
         nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
         count = places(self._session, nbytes, settings.places)
+        restored = any(spec.is_updated for spec in self._problem.tensors(subject.case))
+        if restored:
+            buffers = gate.buffers(subject, [inputs])
+            (launch,) = self._bind(subject, buffers)
+            launch()
+            single = buffers.sampler(self._session, [launch])
+            count = restored_places(self._session, single, buffers.nbytes, settings)
         buffers = gate.buffers(subject, [inputs] * count)
         launches = self._bind(subject, buffers)
         graphs = settings.graphs if self._session.warm_bytes else 1
         timed = self._as_in_a_program(subject.case, launches)
-        sampler = warm_sampler(self._session, timed, settings, graphs=graphs)
+        restore = buffers.restore if restored else None
+        sampler = warm_sampler(self._session, timed, settings, graphs=graphs, restore=restore)
         watch = Watch(
             self._session,
             self._pool,
@@ -138,9 +191,9 @@ class CaseTimer:
         watched: Callable[[Sequence[Watched]], None] = lambda found: None,
     ) -> Measurement:
         """Times the candidate warm, against a rival or the baseline named by `reference`. The
-        inputs change before each sample, the rival's too. Once a round a run of the candidate is
-        watched, and `watched` is called with the results of these runs. With `asking` rounds
-        also ask whether calls keep results."""
+        inputs of candidate and rival change before each sample. Once a round a run of the candidate
+        is watched, and `watched` is called with the results of these runs. With `asking` some
+        rounds also check whether calls cache results."""
         case = candidate.subject.case
         assert candidate.watch is not None
         changing = [candidate.watch]
@@ -150,7 +203,8 @@ class CaseTimer:
             changing.append(reference.watch)
         else:
             name = reference
-            sampler = self._baselines.get(case, name, self._seed, candidate.settings)
+            restored = len(candidate.launches) if candidate.buffers.has_updates else 0
+            sampler = self._baselines.get(case, name, self._seed, candidate.settings, restored)
         turn = itertools.cycle(changing)
         timed: Sampler = candidate.sampler
         if self._watching:
@@ -175,18 +229,22 @@ class CaseTimer:
     def with_eager_times(
         self, measurement: Measurement, candidate: Placed
     ) -> tuple[Measurement, Placed | None]:
-        """The measurement with the times of calls outside a graph added, and the candidate as timed
-        so; the measurement alone if such calls are the same."""
+        """The measurement with the times of eager calls added, and the candidate as it was timed
+        for these. If the device captures no graphs, the measurement is unchanged and the candidate
+        None."""
         subject, settings = candidate.subject, TimingSettings()
-        mine = eager_sampler(self._session, candidate.launches[0], settings)
+        buffers, launches = candidate.buffers, candidate.launches
+        if not buffers.has_updates:
+            buffers, launches = buffers.only(0), launches[:1]
+        restore = buffers.restore if buffers.has_updates else None
+        mine = eager_sampler(self._session, launches, settings, restore)
         if mine is None:
             return measurement, None
-        name = measurement.baseline
-        call = self._problem.baselines(subject.case, self._inputs(subject.case), name)[name]
-        theirs = eager_sampler(self._session, call, settings)
+        found = self._baseline_calls(subject.case, measurement.baseline, len(launches))
+        theirs = eager_sampler(self._session, found.calls, settings, found.restore)
         assert theirs is not None
         eager_us, baseline_us = eager_times_us(mine, theirs)
-        timed = Placed(subject, candidate.buffers.only(0), candidate.launches[:1], mine, settings)
+        timed = Placed(subject, buffers, launches, mine, settings)
         return (
             msgspec.structs.replace(measurement, eager_us=eager_us, eager_baseline_us=baseline_us),
             timed,
@@ -196,7 +254,8 @@ class CaseTimer:
         self, subject: Subject, warm: Measurement
     ) -> tuple[Measurement, Placed] | None:
         """Times both sides on inputs that no cache can hold. Returns the measurement and the
-        candidate as timed so; None for cases that are too small, or if the cache sizes are unknown.
+        candidate as it was timed for it; None for cases that are too small, or if the cache sizes
+        are unknown.
 
         The candidate's outputs rotate with its inputs; a baseline allocates its own output, which
         may be the same block each time.
@@ -210,17 +269,17 @@ class CaseTimer:
             return None
         specs = self._problem.tensors(subject.case)
         device = self._session.torch_device
-        sets = BufferSets(specs, subject.plan, [inputs] * count, device)
+        sets = BufferSets(
+            specs, subject.plan, [inputs] * count, device, memory=self._session.memory
+        )
         launches = self._bind(subject, sets)
-        calls = []
-        for _ in range(count):
-            own = {tensor: value.clone() for tensor, value in inputs.items()}
-            calls.append(self._problem.baselines(subject.case, own, warm.baseline)[warm.baseline])
+        theirs = self._baseline_calls(subject.case, warm.baseline, count)
         settings = TimingSettings.champion()
-        sampler = rotating_sampler(self._session, launches, settings)
+        restore = sets.restore if sets.has_updates else None
+        sampler = rotating_sampler(self._session, launches, settings, restore)
         measurement = measure_paired(
             sampler,
-            rotating_sampler(self._session, calls, settings),
+            rotating_sampler(self._session, theirs.calls, settings, theirs.restore),
             case=subject.case.label,
             baseline_name=warm.baseline,
             settings=settings,
@@ -241,8 +300,11 @@ class CaseTimer:
     ) -> Sequence[Callable[[], object]]:
         if not self._session.allocates:
             return launches
-        outputs = [spec for spec in self._problem.tensors(case) if spec.is_output]
+        outputs = [spec for spec in self._problem.tensors(case) if not spec.is_input]
         return [_allocating(launch, outputs) for launch in launches]
+
+    def _baseline_calls(self, case: Case, name: str, count: int) -> BaselineCalls:
+        return BaselineCalls.of(self._problem, case, self._inputs(case), name, count)
 
     def _inputs(self, case: Case) -> dict[str, torch.Tensor]:
         return dict(self._pool.get(case, "normal", self._seed).inputs)
@@ -267,8 +329,9 @@ _MOST_REASON = 300
 
 
 class FailedBaseline(Exception):
-    """A baseline raised its own error. This process must not time anything else: the error may have
-    come in the middle of a capture, or have broken the device's context."""
+    """Raised when a baseline raises its own error. This process must then time nothing else,
+    because the error may have come in the middle of a capture, or have broken the device's context.
+    """
 
     def __init__(self, timing: BaselineTiming) -> None:
         super().__init__(timing.reason)
@@ -276,7 +339,7 @@ class FailedBaseline(Exception):
 
 
 class BaselineTimer:
-    """Holds baselines to the error limits of candidates, and times them."""
+    """Checks baselines against the error limits of candidates, and times them."""
 
     def __init__(
         self,
@@ -292,9 +355,9 @@ class BaselineTimer:
         self._pool = pool
 
     def of_case(self, case: Case, libraries: Sequence[str]) -> list[BaselineTiming]:
-        """Every baseline, and those of the optional libraries named. A library that cannot be
-        called has a reason instead of a time, and so has a baseline that failed before; a baseline
-        that fails now raises FailedBaseline."""
+        """The timings of every baseline of the case, those of the named optional libraries too. A
+        library that cannot be called has a reason instead of a time, and so has a baseline that
+        failed before. Raises FailedBaseline if a baseline fails now."""
         inputs = self._pool.get(case, "normal", 0)
         reasons = {each.name: each.reason for each in self._failed if each.case == case.label}
         passed: dict[str, bool] = {}
@@ -304,11 +367,15 @@ class BaselineTimer:
             calls |= self._problem.baselines(case, dict(inputs.inputs), name)
             if name not in calls:
                 reasons[name] = f"{name}: it does not compute {self._problem.name}"
+        updates = any(spec.is_updated for spec in self._problem.tensors(case))
         for name, call in calls.items():
             if name in reasons:
                 continue
             try:
-                passed[name] = _passes(call, inputs)
+                if updates:
+                    passed[name], samplers[name] = self._updating(case, name, inputs)
+                    continue
+                passed[name] = self._passes(case, call, inputs)
                 samplers[name] = warm_sampler(self._session, [call], TimingSettings())
             except UnusableBaseline as error:
                 reasons[name] = str(error)
@@ -326,6 +393,29 @@ class BaselineTimer:
         ]
         return [*found, *refused]
 
+    def _updating(self, case: Case, name: str, inputs: InputSet) -> tuple[bool, Sampler]:
+        """As for any baseline, of one that may update tensors in place."""
+        settings, session = TimingSettings(), self._session
+        first = BaselineCalls.of(self._problem, case, inputs.inputs, name, 1)
+        assert first.restore is not None
+        passed = self._passes(case, first.calls[0], inputs)
+        single = RestoringSampler(session.sampler(first.calls), first.restore)
+        count = restored_places(session, single, self._pool.set_bytes(case), settings)
+        found = BaselineCalls.of(self._problem, case, inputs.inputs, name, count)
+        return passed, warm_sampler(session, found.calls, settings, restore=found.restore)
+
+    def _passes(self, case: Case, call: Callable[[], Tensors], inputs: InputSet) -> bool:
+        """Whether a baseline's outputs are within the error limits that candidates must keep."""
+        found = {name: comparable(value) for name, value in call().items()}
+        if inputs.answer:
+            assert isinstance(self._problem, UserProblem)
+            given = dict(inputs.inputs)
+            return not self._problem.refusal(case, found, dict(inputs.answer), given)
+        return all(
+            LIMITS.hold(errors_against(value, inputs.expected[name]))
+            for name, value in found.items()
+        )
+
     def _blame(self, case: Case, name: str, error: Exception) -> None:
         """Skips a baseline that ran out of memory, such as one that stores all attention scores at
         long lengths. Raises the error if a user's problem caused it, or if the device is lost;
@@ -339,10 +429,3 @@ class BaselineTimer:
         told = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MOST_REASON]
         reason = f"{name}: {told}"
         raise FailedBaseline(BaselineTiming(case.label, name, 0.0, False, reason)) from error
-
-
-def _passes(call: Callable[[], Tensors], inputs: InputSet) -> bool:
-    """Whether a baseline's outputs are within the error limits that candidates must keep."""
-    return all(
-        LIMITS.hold(errors_against(value, inputs.expected[out])) for out, value in call().items()
-    )

@@ -10,7 +10,8 @@
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM and VALUE_DIM (multiples of 16; VALUE_DIM <= HEAD_DIM <= 256), CAUSAL, DTYPE, and features:
-//             parts/features.h; STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have
+//             parts/features.h, parts/mask.h (with MASK_STEP: rows of the mask are whole vectors of so many elements,
+//             aligned; 1, 4, 8 or 16); STRIDED, 0 if not given. Constant distances between rows are 6% faster, so views have
 //             their own binary. VIEW_HEADS, VIEW_KV_HEADS, Q_ROW, K_ROW, V_ROW and OUT_ROW, 0 if not given: this
 //             binary is for views whose heads are neighbours, with these numbers of heads and distances between rows.
 //
@@ -24,6 +25,9 @@
 // moves the first block, too, and masks the blocks at both of its ends (mma/worker.cuh: attend_all). Features that
 // change scores do so before the softmax (parts/score_change.cuh); sinks join a row's sum at its end (mma/tile.cuh:
 // total).
+// A mask's elements go from global memory to registers, before the products with whose scores they meet. Blocks of keys
+// that padding hides are not loaded, and blocks of which it hides nothing are as without a mask. A warp leaves out the
+// products of a block that bytes hide from all its rows, if these are there before the scores (MASK_AHEAD).
 //
 // Tunables (T = 32 * WARPS_Q * WARPS_KV threads)
 //   BLOCK_M       rows a tile (16..256), a multiple of 16 * WARPS_Q.
@@ -40,6 +44,10 @@
 //                 then weights exceed 1, which float16 (up to 65504) and the float32 sums can hold.
 //   SKIP_MASKED   0/1: in masked blocks, leave out products of 16 keys that no row of the warp sees.
 //   KV_EVICTION   normal, or first: K and V leave the L2 cache first. For decode, which reads them once.
+//   MASK_KEYS     neighbouring keys that a lane has (2, 4, 8, 16), unless the mask is padding: more need fewer loads of
+//                 the mask, and other swizzles of K and V. A warp's keys are a multiple of 4 * MASK_KEYS, or it is 2.
+//   MASK_AHEAD    0/1: the mask is loaded before this block's products, or a block ahead, which takes registers for
+//                 longer. Not for padding.
 //   SPLIT_KV      blocks of threads that share a tile's keys (1..64): fills the device when tiles are few.
 //   MERGE         how their parts are merged. counter: through `partials`, by the last block to arrive. kernel: through
 //                 `partials`, by a second kernel. cluster: through distributed shared memory (sm_90, SPLIT_KV 2..8).
@@ -57,6 +65,7 @@
 // would start late.
 //
 // Constraints  BLOCK_M % (16 * WARPS_Q) == 0, BLOCK_N % (16 * WARPS_KV) == 0, columns % min(WARPS_KV, columns) == 0,
+//              BLOCK_N / WARPS_KV % (4 * MASK_KEYS) == 0 or MASK_KEYS == 2,
 //              SHARE_QK_SMEM <= Q_IN_REGS, PERSISTENT == 0 or SPLIT_KV == 1, MIN_CTAS * T <= the device's threads a
 //              multiprocessor,
 //              where columns = VALUE_DIM / 8, with MERGE cluster (VALUE_DIM / 8) / SPLIT_KV, a whole number.
@@ -88,6 +97,7 @@
 #include "mma/worker.cuh"
 #include "parts/blocks.cuh"
 #include "parts/features.h"
+#include "parts/mask.h"
 #include "parts/merge.cuh"
 
 namespace {
@@ -208,10 +218,10 @@ __device__ __forceinline__ void attend_tile(const Problem& problem, int head, in
 extern "C" __global__ void CLUSTER __launch_bounds__(kThreads, MIN_CTAS)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
-                      FEATURE_ARGUMENTS STRIDE_PARAMETERS) {
+                      FEATURE_ARGUMENTS MASK_ARGUMENTS STRIDE_PARAMETERS) {
   if constexpr (VIEW_HEADS > 0) heads = VIEW_HEADS, kv_heads = VIEW_KV_HEADS;
   const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k,
-                        Features FEATURES_GIVEN STRIDE_ARGUMENTS);
+                        Features FEATURES_GIVEN MASK_FROM(MASK_GIVEN) STRIDE_ARGUMENTS);
   constexpr bool heads_first = TILE_ORDER == TILE_ORDER_BY_HEAD || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   constexpr bool descending = TILE_ORDER == TILE_ORDER_BY_ROW_DESCENDING || TILE_ORDER == TILE_ORDER_BY_HEAD_DESCENDING;
   const int row_blocks = problem.row_blocks(), tile_heads = batch * (PACK_GQA ? kv_heads : heads);
@@ -240,11 +250,11 @@ static_assert(SplitParts::kCells % kMergeThreads == 0, "a block has one tile");
 extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
     attention_merge(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k
-                    FEATURE_ARGUMENTS STRIDE_PARAMETERS) {
+                    FEATURE_ARGUMENTS MASK_ARGUMENTS STRIDE_PARAMETERS) {
   constexpr int blocks = SplitParts::kCells / kMergeThreads;  // per tile
   if constexpr (VIEW_HEADS > 0) heads = VIEW_HEADS, kv_heads = VIEW_KV_HEADS;
   const Problem problem(q, k, v, out, partials, counter, softmax_scale, heads, kv_heads, seq_len_q, seq_len_k,
-                        Features FEATURES_GIVEN STRIDE_ARGUMENTS);
+                        Features FEATURES_GIVEN MASK_FROM(MASK_GIVEN) STRIDE_ARGUMENTS);
   const int number = blockIdx.x / blocks, row_blocks = problem.row_blocks();
   const Tile tile(problem, number / row_blocks, number % row_blocks);
   const float* parts = partials + static_cast<long long>(number) * SPLIT_KV * SplitParts::kFloats;

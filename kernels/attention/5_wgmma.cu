@@ -7,9 +7,11 @@
 //             of 8 that keep rows contiguous, between rows below 2^30. heads is a multiple of kv_heads: a group of
 //             heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
+//             attn_mask: parts/mask.h; any addresses and strides, between rows below 2^31.
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32. softmax_scale > 0.
 // Problem     HEAD_DIM (32, 64, 96, 128, 192, 256), VALUE_DIM (of the same, at most HEAD_DIM), CAUSAL, DTYPE, and
-//             features: parts/features.h.
+//             features: parts/features.h. A mask: parts/mask.h, and MASK_STEP: rows of the mask begin at, and have,
+//             whole vectors of so many elements (1, 2).
 //
 // How it works. A tile is 64 * CONSUMER_WARPGROUPS rows of one head. One thread of the producer warps loads Q, and K
 // and V in blocks of BLOCK_N keys, by TMA, STAGES deep, the last block first. It runs ahead of the consumers by as many
@@ -19,6 +21,8 @@
 //   O = alpha O + P V    wgmma: P from registers, V from shared memory as it was loaded
 // A window ends the walk over the blocks early, and masks the last ones, too. Features that change scores do so before
 // the softmax (parts/score_change.cuh); sinks join a row's sum at its end (wgmma/tile.cuh: total).
+// Of a padding or boolean mask, the producer warps make bits ahead of the consumers, and leave out the blocks of keys
+// that it hides from all rows of a tile (wgmma/mask_ring.cuh). A bias is added before the softmax.
 // Then O / l goes through Q's shared memory and out by TMA, which leaves out rows that do not exist. Keys that do not
 // exist arrive as zeros, and are masked.
 //
@@ -41,6 +45,9 @@
 //   KEEP_MAXIMUM         0/1: weights are relative to the maximum of the blocks before; a block whose scores are far
 //                        above it is computed again. See wgmma/consumer.cuh. No difference with a soft cap.
 //   BIAS_IN_PRODUCT      0/1: a bias that is linear in the key comes out of the product Q K^T: see wgmma/key_bias.cuh.
+//   MASK_VIA             a bias goes through shared memory, copied by all producer warps (shared), or is loaded by the
+//                        consumers while the scores' product runs (direct).
+//   MASK_STAGES          blocks of a bias in shared memory (1..3), with MASK_VIA shared.
 //   STORE                bulk: through shared memory and TMA; direct: from registers, 4 bytes a lane.
 //   SPLIT_KV             1, 2, 4, 8: blocks of a cluster that share the keys of a tile, in whole blocks of keys. They
 //                        merge their sums over distributed shared memory: see wgmma/merge.cuh. For grids of few tiles.
@@ -69,6 +76,7 @@
 //              multiple of 8 * CLUSTER. SHARE_TAIL: PERSISTENT > 0, CLUSTER 1. Windows: WEIGHT_SETS 1.
 //              KEEP_MAXIMUM: EXP2_FMA_SHARE 0.
 //              HALF_BLOCKS: WEIGHT_SETS 1, BLOCK_N a multiple of 32. HIDE_ENDS: STORE bulk, QUERY_STAGES 2.
+//              Masks: WEIGHT_SETS 1, EXP2_FMA_SHARE 0, no HALF_BLOCKS, no BIAS_IN_PRODUCT.
 // Launch       pack  = PACK_GQA ? the largest power of two, up to 64, that divides heads / kv_heads : 1
 //              sets  = ceil(seq_len_q / (CLUSTER * BLOCK_M / pack)) * batch * heads / pack
 //              grid  (CLUSTER * SPLIT_KV * (PERSISTENT > 0 ? min(sets, PERSISTENT * multiprocessors / CLUSTER) : sets))
@@ -85,6 +93,8 @@
 // Shared bytes 2 * (HEAD_DIM * QUERY_STAGES * BLOCK_M + (HEAD_DIM + VALUE_DIM) * STAGES * BLOCK_N)
 //              + 16 * (QUERY_STAGES + 2 * STAGES)
 //              BIAS_IN_PRODUCT: + 32 * BLOCK_N. HIDE_ENDS: + 32 * QUERY_STAGES
+//              padding or boolean: + (STAGES + 1) * (16 + 16 * ceil(BLOCK_N / 128) * (padding ? 1 : BLOCK_M))
+//              MASK_VIA shared: + MASK_STAGES * (BLOCK_M * (BLOCK_N + 8) * (2 or 4 bytes) + 16)
 //              SPLIT_KV > 1: + 8 + 32 * BLOCK_M * (SPLIT_KV - 1) * (VALUE_DIM / 8 / SPLIT_KV + 1)
 // Archs        sm_90a: for others 3_mma.cu.
 // Adds to 4_tma.cu: scores issued ahead and warpgroups that take turns, so that products run while exponentials are
@@ -94,6 +104,7 @@
 #include "parts/arithmetic.cuh"
 #include "parts/blocks.cuh"
 #include "parts/features.h"
+#include "parts/mask.h"
 #include "parts/strides.cuh"
 #include "wgmma/choices.cuh"
 #include "wgmma/consumer.cuh"
@@ -127,10 +138,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                       float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
                       long long out_stride_batch, long long out_stride_head, long long out_stride_row,
-                      float* parts FEATURE_ARGUMENTS) {
+                      float* parts FEATURE_ARGUMENTS MASK_ARGUMENTS) {
   const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
   const Problem problem = problem_of(q_map, k_map, v_map, out_map, out, out_strides, softmax_scale, batch, heads,
-                                     kv_heads, seq_len_q, seq_len_k, parts, Features FEATURES_GIVEN);
+                                     kv_heads, seq_len_q, seq_len_k, parts,
+                                     Features FEATURES_GIVEN MASK_FROM(MASK_GIVEN));
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // shows the compiler that a warp has one value
 
   if (threadIdx.x == 0) start_rings();
@@ -143,7 +155,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, MIN_CTAS)
 
   if (warpgroup == CONSUMER_WARPGROUPS) {
     if constexpr (kMoveRegisters) give_registers<PRODUCER_REGISTERS>();
+#if MASK_BITS || MASK_TILES
+    if (threadIdx.x < 128 * CONSUMER_WARPGROUPS + 32 * kMaskWarps) Producer(problem).run();
+#else
     if (threadIdx.x == 128 * CONSUMER_WARPGROUPS) Producer(problem).run();
+#endif
     if constexpr (SPLIT_KV > 1) {
       __syncwarp();
       wait_for_open_inboxes();  // every thread that arrived at the cluster's barrier waits there too
@@ -164,9 +180,9 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, 1)
                     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map, Element* out,
                     float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k,
                     long long out_stride_batch, long long out_stride_head, long long out_stride_row,
-                    float* parts FEATURE_ARGUMENTS) {
+                    float* parts FEATURE_ARGUMENTS MASK_ARGUMENTS) {
   const Strides out_strides(out_stride_batch, out_stride_head, out_stride_row);
   merge_tail(problem_of(q_map, k_map, v_map, out_map, out, out_strides, softmax_scale, batch, heads, kv_heads,
-                        seq_len_q, seq_len_k, parts, Features FEATURES_GIVEN));
+                        seq_len_q, seq_len_k, parts, Features FEATURES_GIVEN MASK_FROM(MASK_GIVEN)));
 }
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 import evotune
 from tests.api.small import kernel, keywords
+from tests.export.making import fabricated
 from tests.runs.runs import recorded_space
+from tests.worked_kernels.expected import SPACES
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,18 @@ def test_tensors_that_it_must_not_touch_are_refused(run: Any) -> None:
         scale(x.requires_grad_(), y)
     with torch.no_grad():
         scale(x, y)
+
+
+def test_a_tensor_that_the_kernel_updates_is_the_callers(tmp_path: Path) -> None:
+    shutil.copytree(SPACES / "histogram", tmp_path / "space")
+    made = fabricated(tmp_path / "space" / "cpu.yaml", tmp_path, values={"BEHAVIOUR": "right"})
+    kernel = evotune.open_run(made.path).best.kernel()
+    keys = torch.randint(40, (5000,), dtype=torch.int16)
+    counts = torch.full((40,), 7, dtype=torch.int32)
+    for times in (1, 2):
+        assert kernel(keys, counts) is counts
+        wanted = 7 + times * keys.long().bincount(minlength=40)
+        assert torch.equal(counts.long(), wanted)
 
 
 def test_a_recording_has_no_kernel(tmp_path: Path) -> None:

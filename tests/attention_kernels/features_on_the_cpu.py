@@ -1,4 +1,4 @@
-"""Cases of attention with features, run by a CPU model and held to the gate's limits."""
+"""Cases of attention with features for kernels on the CPU or in a CPU model of a GPU."""
 
 from __future__ import annotations
 
@@ -25,27 +25,38 @@ Values: TypeAlias = Mapping[str, Value]
 Launch: TypeAlias = Callable[[CaseJob, Mapping[str, int]], None]
 """Runs a job's launches on tensors at these addresses. It ends the process at a mistake."""
 _MOST_FLOPS = 1e6
+_MASK_DEFINES = ("has_mask", "mask_is_padding", "mask_is_bias", "mask_is_float32")
+_MASK_ARGUMENTS = ("attn_mask", *(f"attn_mask_stride_{each}" for each in ("batch", "head", "row")))
 _LEFT_OVER = (0xFF, 0x64)  # 16-bit numbers of these bytes: NaN, and 1124 in half precision
 
 
-def planned(space: str, folder: Path, shape: Values, variant: Values, dtype: str) -> Planner:
-    """The planner of a shipped space with this case alone, for an H200."""
-    planner = load_setup(
-        _written(space, folder, shape, variant, dtype), "h200", compile_only=True
-    ).planner
-    assert isinstance(planner, Planner)
-    return planner
-
-
-def _written(space: str, folder: Path, shape: Values, variant: Values, dtype: str) -> Path:
+def planned(
+    space: str,
+    folder: Path,
+    shape: Values,
+    variant: Values,
+    dtype: str,
+    *,
+    device: str = "h200",
+    **default: Value,
+) -> Planner:
+    """The planner of a shipped space with this case alone. If the variant has a mask, a kernel
+    without masks gets its names. `default` is what differs from the default configuration."""
     shipped = find_space(space)
     told = yaml.safe_load(shipped.read_text())
     told["problem"] |= {"shapes": [dict(shape)], "variants": [dict(variant)], "dtype": dtype}
     told["problem"]["held_out"] = []
     told["root"] = str(shipped.parents[1])
+    told["default"] = {**told.get("default", {}), **default}
+    for kernel in told["kernels"].values():
+        if "mask" in variant and _MASK_DEFINES[0] not in kernel["define"]:
+            kernel["define"] += _MASK_DEFINES
+            kernel["arguments"] += _MASK_ARGUMENTS
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(told))
-    return path
+    planner = load_setup(path, device, compile_only=device != "cpu").planner
+    assert isinstance(planner, Planner)
+    return planner
 
 
 def small_jobs(planner: Planner, values: Values, count: int) -> list[CaseJob]:
@@ -124,11 +135,21 @@ def depends_on_shared_memory(
     return any(not torch.equal(first[name], second[name]) for name in first)
 
 
+def outputs_of(job: CaseJob, inputs: Tensors, launch: Launch) -> Tensors:
+    """The outputs on these inputs; the model must not end at a mistake."""
+    problem = create_problem("attention", str(job.case.symbols["dtype"]))
+    found = _in_child(launch, job, inputs, problem)
+    assert found is not None
+    return found
+
+
 def _in_child(launch: Launch, job: CaseJob, inputs: Tensors, problem: Problem) -> Tensors | None:
     """The outputs of a job in a child process; None where that ended at a mistake."""
     memory = {}
     for spec in problem.tensors(job.case):
-        room = torch.full((spec.span,), torch.nan, dtype=torch_dtype(spec.dtype)).share_memory_()
+        dtype = torch_dtype(spec.dtype)
+        between = torch.nan if dtype.is_floating_point else 1
+        room = torch.full((spec.span,), between, dtype=dtype).share_memory_()
         memory[spec.name] = (
             room.as_strided(spec.shape, spec.strides) if spec.strides else room.view(spec.shape)
         )

@@ -37,6 +37,9 @@ class InterpretedSession:
     torch_device = "cpu"
     in_order = True
 
+    def memory(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     def bind(
         self, kernel: tuple[Any, CompileJob], plan: LaunchPlan, pointers: Mapping[str, int]
     ) -> Callable[[], object]:

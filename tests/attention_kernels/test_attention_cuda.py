@@ -34,7 +34,8 @@ LATER = [*ON_L4, ("attention-scalar", "a100"), ("attention-mma-large", "h200")]
 LATER += [("attention-wmma", "a100"), ("attention-wmma", "h200"), ("attention-scalar", "h200")]
 LATER += [("attention-mma", "a100"), ("attention-mma", "h200")]
 LATER += [("attention-wgmma-features", "h200"), ("attention-wgmma", "h200")]
-LATER += [("attention-mma-decode", "h200")]
+LATER += [("attention-mma-decode", "h200"), ("attention-wgmma-masks", "h200")]
+LATER += [("attention-mma-masks", device) for device in DEVICES]
 
 
 def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from evotune.backends.base.launch import CompileFailure
-from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import attention_torch, create_problem
 from evotune.problems.problem import Tensors, torch_dtype
@@ -22,12 +19,13 @@ from evotune.runs.setup import load_setup
 from evotune.runs.spaces import find_space
 from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against, expected
-from evotune.verify.gate import Gate, Subject, Verdict
+from evotune.verify.gate import Gate, Verdict
 from evotune.verify.pool import InputPool
 from evotune.workers.executor import CaseJob
-from tests.patience import PATIENCE_S
+from tests.cpu_kernels import judged, loaded
 from tests.sweeps import swept
 
+from .features_on_the_cpu import planned
 from .warps import emulation
 
 SHAPE: dict[str, Value] = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 40, "head_dim": 32}
@@ -47,46 +45,12 @@ SIZES: dict[str, dict[str, Value]] = {
     "window and sinks": {"seq_len": 60},  # some rows see nothing of a block that others see
 }
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def planned(
-    space: str, variant: str, folder: Path, device: str = "cpu", **default: Value
-) -> Planner:
-    shipped = find_space(space)
-    told = yaml.safe_load(shipped.read_text())
+def featured(space: str, variant: str, folder: Path, **default: Value) -> Planner:
     shape = {**SHAPE, **SIZES.get(variant, {})}
-    told["problem"] |= {"shapes": [shape], "variants": [VARIANTS[variant]], "held_out": []}
-    told["root"] = str(shipped.parents[1])
-    told["default"] = {**told.get("default", {}), **default}
-    path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump(told))
-    planner = load_setup(path, device, compile_only=device != "cpu").planner
-    assert isinstance(planner, Planner)
-    return planner
-
-
-def judge(planner: Planner, folder: Path) -> Verdict:
-    problem = create_problem(planner.problem.name, planner.problem.dtype)
-    session, pool, verdict = CpuSession(), InputPool(problem), Verdict()
-    gate = Gate(session, problem, pool, deterministic=True)
-    for job in planner.proposal(0, planner.bound.default()).cases:
-        gate.examine(_subject(session, job, folder), problem.input_kinds, 0, verdict)
-    return verdict
-
-
-def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
-    path = folder / f"{job.compile.key[:16]}.so"
-    if not path.exists():
-        built = CpuCompiler().compile(job.compile, path, PATIENCE_S)
-        assert not isinstance(built, CompileFailure), built.log
-    return Subject(job.case, job.plan, session.load(path, job.plan))
+    return planned(space, folder, shape, VARIANTS[variant], "float32", device="cpu", **default)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +58,7 @@ def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
     swept(VARIANTS, lambda variant: variant in ("score mod", "all")),
 )
 def test_the_readable_kernel_passes_the_gate(variant: str, tmp_path: Path) -> None:
-    verdict = judge(planned("attention-features-cpu", variant, tmp_path, BLOCK_N=16), tmp_path)
+    verdict = judged(featured("attention-features-cpu", variant, tmp_path, BLOCK_N=16), tmp_path)
     assert verdict.passed, verdict.reason
 
 
@@ -108,15 +72,12 @@ SOON = (("all", "keys"),)
 
 @pytest.mark.parametrize(
     ("variant", "lanes"),
-    [
-        pytest.param(*each, marks=() if each in SOON else pytest.mark.soak)
-        for each in itertools.product(VARIANTS, LANES)
-    ],
+    swept(itertools.product(VARIANTS, LANES), lambda each: each in SOON),
 )
 def test_the_kernel_of_simd_lanes_passes_the_gate(variant: str, lanes: str, tmp_path: Path) -> None:
     values = {**SMALL, **LANES[lanes]}
-    planner = planned("attention-features-simd-cpu", variant, tmp_path, **values)
-    verdict = judge(planner, tmp_path)
+    planner = featured("attention-features-simd-cpu", variant, tmp_path, **values)
+    verdict = judged(planner, tmp_path)
     assert verdict.passed, verdict.reason
 
 
@@ -128,12 +89,12 @@ def test_a_sink_of_minus_infinity_is_none(
     none = torch.full((4,), -torch.inf)
     monkeypatch.setattr(attention_torch, "_sinks", lambda *_: none)
     values = {**SMALL, **LANES[lanes]}
-    planner = planned("attention-features-simd-cpu", "window and sinks", tmp_path, **values)
+    planner = featured("attention-features-simd-cpu", "window and sinks", tmp_path, **values)
     job = planner.proposal(0, planner.bound.default()).cases[0]
     problem = create_problem(planner.problem.name, planner.problem.dtype)
     session, verdict = CpuSession(), Verdict()
     gate = Gate(session, problem, InputPool(problem), deterministic=True)
-    gate.examine(_subject(session, job, tmp_path), ("normal",), 0, verdict)
+    gate.examine(loaded(session, job, tmp_path), ("normal",), 0, verdict)
     assert verdict.passed, verdict.reason
 
 
@@ -159,7 +120,7 @@ def test_the_readable_kernels_of_ragged_sequences_pass_the_gate(name: str, tmp_p
     path.write_text(yaml.safe_dump(told))
     planner = load_setup(path, "cpu").planner
     assert isinstance(planner, Planner)
-    verdict = judge(planner, tmp_path)
+    verdict = judged(planner, tmp_path)
     assert verdict.passed, verdict.reason
 
 
@@ -169,8 +130,10 @@ def test_the_readable_kernels_of_ragged_sequences_pass_the_gate(name: str, tmp_p
 def test_the_readable_cuda_kernel_computes_the_features_in_the_model_of_a_warp(
     variant: str, tmp_path: Path
 ) -> None:
+    shape = {**SHAPE, **SIZES.get(variant, {})}
     planner = planned(
-        *("attention-features", variant, tmp_path, "l4"), BLOCK_N=32, WARPS=2, VEC_WIDTH=4
+        *("attention-features", tmp_path, shape, VARIANTS[variant], "float16"),
+        **{"device": "l4", "BLOCK_N": 32, "WARPS": 2, "VEC_WIDTH": 4},
     )
     problem = create_problem("attention", "float16")
     cases = planner.proposal(0, planner.bound.default()).cases

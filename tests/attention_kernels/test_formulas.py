@@ -42,6 +42,7 @@ class Stated:
     - `registers`: an expression that is -1 where the kernel does not state the registers.
     - `shape`: sizes but for those of heads and values, which are one of `sizes`; or the space's own
       case.
+    - `variant`: of that shape, where it is not the space's first one.
     """
 
     space: str
@@ -53,6 +54,7 @@ class Stated:
     defaults: str = ""
     device: str = "h200"
     shape: Mapping[str, int] = field(default_factory=dict)
+    variant: Mapping[str, str] = field(default_factory=dict)
     sizes: tuple[tuple[int, int], ...] = ()
 
 
@@ -74,11 +76,15 @@ MMA_BYTES = (
 )
 MMA_TEMPLATES = tuple(f"attention/{name}.cuh" for name in ("mma/shared_rows", "parts/merge"))
 WMMA_BYTES = "kBarriersAt + (PRODUCER_WARPS > 0 ? 16 * (STAGES + 1) : 0)"
+NO_MASK = "HAS_MASK = 0, MASK_IS_PADDING = 0, MASK_IS_BIAS = 0, MASK_VIA = 0, MASK_STAGES = 1"
+NO_MASK += ", MASK_VIA_SHARED = 1, kMaskBytes = 1"
 WGMMA_BYTES = (
     "kBarriersAt + 8 * kBarriers + (SPLIT_KV > 1 ? 8 : 0) + (HIDE_ENDS ? 32 * QUERY_STAGES : 0)"
 )
 VARLEN_BYTES = "most(kStagesAt + STAGES * kStageBytes, kQueryBytes)"
 PAGED_BYTES = "kPartsAt + 4 * WARPS_KV * (BLOCK_M < 24 ? BLOCK_M : 24) * (kPartStride + 4)"
+MASKS: tuple[dict[str, str], ...] = ({"mask": "padding"}, {"mask": "bool"}, {"mask": "bias"})
+MASKS += ({"mask": "bias", "mask_dtype": "float32"},)
 SCALAR_BYTES = "2 * BLOCK_N * (kKeyStride + VALUE_DIM) + 4 * WARPS * (HEAD_DIM + BLOCK_N)"
 RUNGS = [
     Stated(
@@ -102,7 +108,7 @@ RUNGS = [
         "attention/3_mma.cu",
         MMA_BYTES,
         MMA_TEMPLATES,
-        defaults="constexpr int VALUE_DIM = HEAD_DIM;",
+        defaults="constexpr int VALUE_DIM = HEAD_DIM, LANE_KEYS = 2;",
         shape=DENSE,
         sizes=SIZES,
     ),
@@ -111,15 +117,25 @@ RUNGS = [
         "attention/3_mma.cu",
         MMA_BYTES,
         MMA_TEMPLATES,
+        defaults="constexpr int LANE_KEYS = 2;",
         shape=DENSE,
         sizes=((64, 64), (80, 80), (192, 128), (256, 256)),
+    ),
+    Stated(
+        "attention-mma-masks",
+        "attention/3_mma.cu",
+        MMA_BYTES,
+        MMA_TEMPLATES,
+        defaults="constexpr int LANE_KEYS = MASK_KEYS;",
+        shape=DENSE,
+        sizes=((64, 64), (80, 80), (192, 128)),
     ),
     Stated(
         "attention-varlen",
         "attention/attention_varlen.cu",
         VARLEN_BYTES,
         ("attention/mma/shared_rows.cuh",),
-        defaults="constexpr int VALUE_DIM = HEAD_DIM, WARPS_KV = 1;",
+        defaults="constexpr int VALUE_DIM = HEAD_DIM, WARPS_KV = 1, LANE_KEYS = 2;",
         shape=PACKED,
         sizes=SIZES,
     ),
@@ -130,7 +146,7 @@ RUNGS = [
         registers="kMoveRegisters ? kConsumerRegisters : kEntryRegisters",
         registers_in_space="consumer_registers",
         defaults="constexpr int VALUE_DIM = HEAD_DIM, BIAS_IN_PRODUCT = 0, PRODUCER_WARPS = 4, "
-        "CLUSTER = 1, SPLIT_KV = 1;",
+        f"CLUSTER = 1, SPLIT_KV = 1, {NO_MASK};",
         shape=PACKED,
         sizes=SIZES,
     ),
@@ -140,7 +156,7 @@ RUNGS = [
         PAGED_BYTES,
         ("attention/mma/shared_rows.cuh", "attention/parts/merge.cuh"),
         defaults="constexpr int SWIZZLE_XOR = 1, SWIZZLE_PAD = 2, SWIZZLE = SWIZZLE_XOR, "
-        "VALUE_DIM = HEAD_DIM, SHARE_QK_SMEM = 1;",
+        "VALUE_DIM = HEAD_DIM, SHARE_QK_SMEM = 1, LANE_KEYS = 2;",
         shape=PAGES,
         sizes=((32, 32), (64, 64), (128, 128)),
     ),
@@ -157,7 +173,8 @@ RUNGS = [
         WGMMA_BYTES,
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",
-        defaults="constexpr int VALUE_DIM = HEAD_DIM, HAS_WINDOW = 0, BIAS_IN_PRODUCT = 0;",
+        defaults="constexpr int VALUE_DIM = HEAD_DIM, HAS_WINDOW = 0, BIAS_IN_PRODUCT = 0, "
+        f"{NO_MASK};",
         shape=DENSE,
         sizes=SIZES,
     ),
@@ -167,8 +184,25 @@ RUNGS = [
         WGMMA_BYTES,
         registers=WGMMA_REGISTERS,
         registers_in_space="consumer_registers",
+        defaults=f"constexpr int {NO_MASK};",
         shape=DENSE,
         sizes=((64, 64), (96, 32), (128, 128), (192, 128), (256, 256)),
+    ),
+    *(
+        Stated(
+            "attention-wgmma-masks",
+            "attention/5_wgmma.cu",
+            WGMMA_BYTES,
+            registers=WGMMA_REGISTERS,
+            registers_in_space="consumer_registers",
+            defaults="constexpr int BIAS_IN_PRODUCT = 0, HALF_BLOCKS = 0, WEIGHT_SETS = 1, "
+            "EXP2_FMA_SHARE = 0, "
+            "kMaskBytes = MASK_IS_FLOAT32 ? 4 : MASK_IS_BIAS ? 2 : 1;",
+            shape=DENSE,
+            variant=variant,
+            sizes=((64, 64), (128, 128), (192, 128)),
+        )
+        for variant in MASKS
     ),
     Stated("linear", "linear/linear.cu", "kSharedBytes"),
     Stated("linear-skinny", "linear/linear.cu", "kSharedBytes"),
@@ -227,6 +261,8 @@ def checks(stated: Stated, folder: Path, count: int) -> Iterator[str]:
             shape = {**stated.shape, "head_dim": head_dim}
             shape |= {"value_dim": value_dim} if value_dim != head_dim else {}
             space["problem"] |= {"shapes": [shape], "held_out": []}
+        if stated.variant:
+            space["problem"]["variants"] = [dict(stated.variant)]
         path = folder / "space.yaml"
         path.write_text(yaml.safe_dump(space))
         setup = load_setup(path, stated.device, compile_only=True)

@@ -8,17 +8,26 @@ import pytest
 import yaml
 
 from evotune.runs.setup import load_kernel_setup, load_setup
-from tests.gpu import searching, test_varlen, test_wgmma, test_wgmma_features
+from tests.gpu import (
+    searching,
+    test_masks,
+    test_varlen,
+    test_wgmma,
+    test_wgmma_features,
+    test_wgmma_masks,
+)
 
 
 def test_listed_configurations_form_a_space_that_loads(tmp_path: Path) -> None:
     spaces = {
         "plain": (test_wgmma.SPACE, [test_wgmma.SMALLEST]),
         "features": (test_wgmma_features.SPACE, test_wgmma_features.one_part_after_the_other()),
+        "masks": (test_wgmma_masks.SPACE, test_wgmma_masks.one_part_after_the_other()),
         "packed": (
             searching.shipped("attention_varlen_wgmma"),
             test_varlen.one_part_after_the_other(),
         ),
+        "merging": (test_masks.space_of_merging("bias in float32"), test_masks.merging()),
     }
     for name, (space, configurations) in spaces.items():
         path = tmp_path / f"{name}.yaml"
@@ -34,6 +43,8 @@ def test_listed_configurations_form_a_space_that_loads(tmp_path: Path) -> None:
         ("attention_wgmma_features", {"causal": True, "window_left": 99}),
         ("attention_wgmma_features", {"softcap": 30.0, "lse": True}),
         ("attention_wgmma_features", {"alibi": True}),
+        ("attention_wgmma_masks", {"mask": "padding", "causal": True}),
+        ("attention_wgmma_masks", {"mask": "bias", "mask_dtype": "float32"}),
     ],
 )
 @pytest.mark.parametrize("head_dim", [32, 96, 128, 192, 256])

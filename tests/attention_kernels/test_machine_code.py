@@ -35,11 +35,12 @@ def between_waits(
     folder: Path,
     *,
     causal: bool = False,
+    mask: str = "",
     mistakes: Mapping[str, str] | None = None,
 ) -> list[dict[str, int]]:
     """For each stretch from the wait for a block's scores to the next wait, the instructions in it
-    by name. `mistakes` maps texts of wgmma/product.cuh to wrong ones."""
-    space = find_space("attention-wgmma")
+    by name. `mask`: its kind. `mistakes` maps texts of wgmma/product.cuh to wrong ones."""
+    space = find_space("attention-wgmma-masks" if mask else "attention-wgmma")
     planner = load_setup(space, "h200", compile_only=True).planner
     assert planner is not None
     wanted = {**planner.bound.default(), "BLOCK_N": BLOCK_N, **values}
@@ -47,7 +48,10 @@ def between_waits(
     assert configuration is not None
     assert {name: configuration[name] for name in values} == values
     jobs = planner.compile_jobs(Configuration(configuration))
-    job = next(job for job in jobs if dict(job.defines)["CAUSAL"] == causal)
+    wanted_macros = {"CAUSAL": causal}
+    if mask:
+        wanted_macros |= {"MASK_IS_PADDING": mask == "padding", "MASK_IS_BIAS": mask == "bias"}
+    job = next(job for job in jobs if wanted_macros.items() <= dict(job.defines).items())
     if mistakes:
         shutil.copytree(space.parents[1] / "kernels" / "attention", folder / "kernels/attention")
         header = folder / "kernels/attention/wgmma/product.cuh"
@@ -81,6 +85,23 @@ def test_exponentials_run_under_the_values_of_the_block_before(
     its sums."""
     stretches = between_waits({}, tmp_path, causal=causal)
     assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("mask", "values", "loops"),
+    [
+        ("padding", {}, 1),
+        ("bool", {}, 1),
+        ("bias", {"MASK_VIA": "shared"}, 2),
+        ("bias", {"MASK_VIA": "direct"}, 2),
+    ],
+)
+def test_with_a_mask_too(
+    mask: str, values: Mapping[str, Value], loops: int, tmp_path: Path
+) -> None:
+    stretches = between_waits(values, tmp_path, mask=mask)
+    assert stretches == [{EXP2: BLOCK_N // 2 + 2}] * loops
 
 
 @pytest.mark.soak

@@ -121,7 +121,7 @@ def test_each_stream_of_a_caller_has_constant_memory_of_its_own(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=stream))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     call = cuda_kernel.CudaCaller(gpu_profiles.named("h200")).load(Path("k.cubin"))
-    filling, pointers = plan("c_filter", ROOM), {"x": 100, "weights": 200}
+    filling, pointers = plan("c_filter", ROOM), {"x": torch.ones(1), "weights": torch.ones(1)}
     for stream, modules in ((3, 1), (4, 2), (3, 2), (4, 2)):
         call(filling, pointers)
         assert calls[-3][-1] == stream

@@ -42,6 +42,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def sampler() -> GraphSampler:
     made = GraphSampler.__new__(GraphSampler)
+    made.before_repeating = lambda: None
     made._count, made._graph = 4, Graph()  # type: ignore[assignment]
     made._start, made._end = Event(), Event()  # type: ignore[assignment]
     made._stream = None  # type: ignore[assignment]

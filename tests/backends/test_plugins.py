@@ -164,7 +164,7 @@ def test_who_needs_a_broken_package_is_told(broken: Machine) -> None:
     broken.space("doubling", "flood")
     refused = broken.evotune("check", "space.yaml", "--trust")
     assert refused.returncode == 2
-    assert "expected 'cpp', 'cuda' or 'triton', found 'toy'" in refused.stderr
+    assert "expected 'cpp', 'cuda', 'triton' or 'python', found 'toy'" in refused.stderr
     assert f"the backend 'toy' {WHY}" in refused.stderr
 
 

@@ -38,8 +38,8 @@ EXCEPTIONS = {
 """File -> the literals that it may contain."""
 CUDA_ONLY = "extras/kernel_tuner/"
 """This folder imports scripts whose kernels are all CUDA."""
-ALSO_OTHERS = {".py"}
-"""Suffixes that files other than kernels have as well."""
+ALSO_OTHERS = {".py", "python"}
+"""Words that also mean something else: a suffix of other files, the version of an interpreter."""
 
 
 def names() -> set[str]:

@@ -14,7 +14,8 @@ import pytest
 
 from evotune.backends.base.launch import Argument, Launch, LaunchPlan, TensorMap
 from evotune.backends.base.session import LaunchFailure
-from evotune.backends.cuda import cuda_kernel
+from evotune.backends.cuda import _cuda_driver, cuda_kernel
+from evotune.problems.problem import ELEMENT_BYTES
 
 MAP = TensorMap("float16", (2, 8, 500, 64), (1, 1, 128, 64), 128, 256)
 
@@ -47,7 +48,7 @@ def test_a_map_may_have_strides_of_its_own() -> None:
         ({"l2_promotion_bytes": 512}, "L2 promotion of 512 bytes; expected one of"),
         ({"extents": (2, 8, 500, 60)}, "a stride of 120 bytes"),
         ({"extents": (2, 0, 500, 64)}, "an extent of 0"),
-        ({"dtype": "float64"}, "a tensor map of float64"),
+        ({"dtype": "float80"}, "a tensor map of float80"),
         ({"extents": (1,) * 6, "box": (1,) * 6}, "a tensor map of 6 dimensions"),
     ],
 )
@@ -131,8 +132,9 @@ def test_the_enumerations_are_those_of_the_headers() -> None:
         return re.findall(r"^ *CU_TENSOR_MAP_(\w+)", body.group(1), re.MULTILINE)
 
     types = members("CUtensorMapDataType")
+    others = {"bool": "uint8", "int8": "uint8", "int16": "uint16", "complex64": "int64"}
     for dtype, value in cuda_kernel.DATA_TYPES.items():
-        name = "uint8" if dtype.startswith("float8") else dtype
+        name = "uint8" if dtype.startswith("float8") else others.get(dtype, dtype)
         assert types[value] == f"DATA_TYPE_{name.upper()}"
     assert members("CUtensorMapSwizzle")[:4] == [
         *("SWIZZLE_NONE", "SWIZZLE_32B", "SWIZZLE_64B", "SWIZZLE_128B")
@@ -140,9 +142,17 @@ def test_the_enumerations_are_those_of_the_headers() -> None:
     assert members("CUtensorMapL2promotion")[3] == "L2_PROMOTION_L2_256B"
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float8_e4m3", "float8_e5m2", "int32", "int64"])
+def test_every_type_has_a_map_and_exported_packages_have_the_same() -> None:
+    assert cuda_kernel.DATA_TYPES.keys() == ELEMENT_BYTES.keys()
+    assert cuda_kernel.DATA_TYPES == _cuda_driver._DATA_TYPES
+    assert dict(ELEMENT_BYTES) == _cuda_driver._ELEMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int8", "bool", "float8_e4m3", "float8_e5m2", "int32", "int64", "float64"]
+)
 def test_maps_of_integers_and_of_8_bits_count_their_bytes(dtype: str) -> None:
-    size = {"int32": 4, "int64": 8}.get(dtype, 1)
+    size = {"int32": 4, "int64": 8, "float64": 8}.get(dtype, 1)
     made = TensorMap(dtype, (3, 32), (2, 16))
     assert made.violation() == ""
     assert made.strides_bytes() == (32 * size,)

@@ -100,6 +100,18 @@ def test_a_mistake_is_one_line_that_says_what_is_wrong(
     assert expected in reason(tmp_path, (HEAD + SCALE).replace(old, new))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bool", "uint8", "int8", "int16", "int64"])
+def test_tensors_of_other_types_compile(tmp_path: Path, dtype: str) -> None:
+    source = (HEAD + SCALE).replace("values * factor", "(values * factor).to(x.dtype.element_ty)")
+    found = compiled(tmp_path, source, signature=(f"*{dtype}", f"*{dtype}", "float32", "int32"))
+    assert isinstance(found, dict), found.reason
+
+
+def test_a_type_that_triton_lacks_is_named(tmp_path: Path) -> None:
+    given = ("*complex64", "*float32", "float32", "int32")
+    assert reason(tmp_path, signature=given).endswith("x is complex64, a type that Triton lacks")
+
+
 def test_scratch_memory_that_only_tritons_launcher_allocates_is_refused(tmp_path: Path) -> None:
     source = HEAD + SCALE.replace(
         "    values = tl.load(x + places, mask=places < count)",

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from evotune.backends.cuda.triton_compiler import _module
+from evotune.backends.cuda.triton_compiler import module_of
 
 FUNCTION = "def scale(x):\n    return 2 * x\n"
 
@@ -17,5 +17,5 @@ FUNCTION = "def scale(x):\n    return 2 * x\n"
     ids=["form feed", "separator", "line separator", "mark of UTF-8", "carriage return"],
 )
 def test_the_text_of_a_function_is_found_whatever_stands_before_it(before: str) -> None:
-    module = _module("k.py", f"{before}{FUNCTION}other = 3\n".encode())
+    module = module_of("k.py", f"{before}{FUNCTION}other = 3\n".encode())
     assert inspect.getsource(module.scale) == FUNCTION

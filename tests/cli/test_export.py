@@ -72,6 +72,7 @@ def test_it_writes_a_package_and_says_how_to_use_it(
         "served": 4,
         "slower_because": "",
         "too_noisy": [],
+        "configuration": None,
     }
     assert "use: import mine; mine.activate()\n" in done.stderr
     assert "note:" not in done.stderr

@@ -69,6 +69,7 @@ def test_check_asks_for_the_alignment_where_queries_are_fewer_than_keys(
 ) -> None:
     def said(sizes: str, variant: str) -> str:
         text = SPACE.replace("seq_len: 32", sizes).replace("kernels:", f"  {variant}\nkernels:", 1)
+        text = text.replace("define: [", "define: [bottom_right, ")
         space.write_text(text)
         result = invoke("check", space, "--no-compile")
         assert result.exit_code == 0

@@ -115,7 +115,7 @@ WRONG = [  # method, the new body, the message; the error names the line of the 
     ),
     ("compute", "return None", "compute gave None, expected a dict, name -> tensor"),
     ("compute", "return 3.0 * x", "compute gave a Tensor, expected a dict, name -> tensor"),
-    ("compute", "return {'x': x}", "compute gave x; outputs names out"),
+    ("compute", "return {'x': x}", "compute gave x; the outputs are out"),
     ("compute", "return {'out': 1.0}", "compute gave 1.0 for out, expected a tensor"),
     ("compute", "return {'out': x[0]}", "compute gave out of shape (5,), expected (3, 5)"),
     ("compute", "return {'out': x.T}", "compute gave out of shape (5, 3), expected (3, 5)"),
@@ -149,7 +149,7 @@ WRONG = [  # method, the new body, the message; the error names the line of the 
     (
         "baselines_of",
         "return {'torch:none': lambda: {}}",
-        "torch:none of baselines_of gave nothing; outputs names out",
+        "torch:none of baselines_of gave nothing; the outputs are out",
     ),
     (
         "baselines_of",
@@ -254,7 +254,7 @@ NEEDS_PYTORCH = [
     ("compute", "nothing.nowhere", "23: NameError: name 'nothing' is not defined"),
     ("compute", "return {'out': x @ x}", "23: RuntimeError: "),
     ("compute", "import sys; sys.exit('no')", "23 called sys.exit('no')"),
-    ("compute", "return {'x': x}", "22: compute gave x; outputs names out"),
+    ("compute", "return {'x': x}", "22: compute gave x; the outputs are out"),
     ("baselines_of", "return {'torch:a': lambda: 1 / 0}", "29: ZeroDivisionError: "),
     ("baselines_of", "return {'torch:a': lambda y: y}", "28: TypeError: "),
 ]
@@ -464,4 +464,4 @@ def test_verify_tells_a_mistake_that_came_later(invoke: Invoke, folder: Path) ->
     assert invoke("run", "space.yaml").exit_code == 0
     (folder / "good").unlink()
     result = invoke("verify", "latest")
-    _expect(result, "22: compute gave nothing; outputs names out")
+    _expect(result, "22: compute gave nothing; the outputs are out")

@@ -10,7 +10,8 @@ from report.runs import configuration, make_run, ok
 from evotune.cli import run_commands
 from evotune.cli.progress import Standing, confirmation
 from evotune.cli.terminal import Terminal
-from evotune.runs.starting import RunResult, _is_undecided
+from evotune.runs.starting import RunResult
+from evotune.runs.starting import is_undecided as undecided
 from evotune.store import RunStore
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
@@ -35,7 +36,7 @@ def test_a_run_is_undecided_if_noise_alone_kept_it_from_a_champion(
 ) -> None:
     run = make_run(tmp_path, searched, confirmations=confirmed)
     with RunStore.open_for_reading(run.store) as store:
-        assert _is_undecided(store) is is_undecided
+        assert undecided(store) is is_undecided
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +15,7 @@ from report.runs import make_run, recorded
 from workers.faulty import SPACE, run_of
 
 from evotune.cli.main import application
-from evotune.cli.verify_command import _of_first_row, _parse
+from evotune.cli.verify_command import configuration_of
 from evotune.runs.folder import list_runs
 from evotune.store import RunStore
 from evotune.trial import Configuration
@@ -131,8 +131,9 @@ def test_a_configuration_that_makes_no_sense_is_a_usage_error(
 def test_parameters_that_config_leaves_out_are_those_of_the_first_row() -> None:
     row = SimpleNamespace(configuration=Configuration({"M": 64, "STAGES": 3}))
     opened: Any = SimpleNamespace(leaderboard=lambda rows: [row][:rows])
-    assert {**_of_first_row(opened), **_parse('{"STAGES": 2}')} == {"M": 64, "STAGES": 2}
-    assert _of_first_row(cast(Any, SimpleNamespace(leaderboard=lambda rows: []))) == {}
+    assert configuration_of(opened, '{"STAGES": 2}') == {"M": 64, "STAGES": 2}
+    without: Any = SimpleNamespace(leaderboard=lambda rows: [])
+    assert configuration_of(without, '{"STAGES": 2}') == {"STAGES": 2}
 
 
 def test_config_and_top_exclude_each_other(verify: Verify) -> None:

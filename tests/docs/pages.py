@@ -14,6 +14,7 @@ GUIDES = (
     "first-run.md",
     "your-kernel.md",
     "from-python.md",
+    "python-callables.md",
     "model.md",
     "export.md",
     "reading-a-report.md",

@@ -11,18 +11,26 @@ import pytest
 
 from evotune.trial import OutcomeKind
 
+from .test_tables import tables
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
-ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and "`" in line]
 _CODE = re.compile(r"(?<!\\)`((?:[^`\\]|\\.)+)(?<!\\)`")
+_REASON = "words of its reason"
 _NO_MESSAGES = {kind.value for kind in OutcomeKind} | {"evotune resume latest"}
 
 
 def messages() -> list[str]:
-    """The quoted messages: the code of each row's first cell, but for names of outcomes."""
-    cells = [re.split(r"(?<!\\) \| ", row.removeprefix("| "))[0] for row in ROWS]
-    found = [text.replace("\\`", "`") for cell in cells for text in _CODE.findall(cell)]
-    return [text for text in found if text not in _NO_MESSAGES]
+    """The quoted messages: the code of each row's first cell, or of its words of a reason."""
+    found = []
+    for head, _, *rows in tables(PAGE):
+        column = _cells(head).index(_REASON) if _REASON in _cells(head) else 0
+        found += [text for row in rows for text in _CODE.findall(_cells(row)[column])]
+    return [text.replace("\\`", "`") for text in found if text not in _NO_MESSAGES]
+
+
+def _cells(row: str) -> list[str]:
+    return re.split(r"(?<!\\) \| ", row.removeprefix("| ").removesuffix(" |"))
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:

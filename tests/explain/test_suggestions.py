@@ -17,7 +17,12 @@ from evotune.explain.findings import Effect, Limiter, Suggestion, Unit
 from evotune.explain.limiter_rules import Case
 from evotune.explain.predicting import LaunchFigures, Predictor, table_of
 from evotune.explain.subjects import read_run
-from evotune.explain.suggestions import _measured_already, _moved, is_worth_a_line, techniques_of
+from evotune.explain.suggestions import (
+    is_worth_a_line,
+    measured_already,
+    moved_figure,
+    techniques_of,
+)
 from evotune.search.gaussian_process import Difference
 from evotune.space.bound import BoundSpace, bind
 from evotune.space.document import parse_space
@@ -173,7 +178,7 @@ def test_a_configuration_without_figures_moves_none() -> None:
         launch_figures=known,
         champion=SimpleNamespace(configuration=Configuration({"PAD": True})),
     )
-    assert _moved(sources, Configuration({"PAD": False})) == ""  # type: ignore[arg-type]
+    assert moved_figure(sources, Configuration({"PAD": False})) == ""  # type: ignore[arg-type]
 
 
 def techniques(name: str, attributes: dict[str, Value]) -> list[str]:
@@ -284,7 +289,7 @@ def test_a_change_that_was_measured_to_win_is_suggested_first() -> None:
     ]
     champion = SimpleNamespace(configuration=Configuration({"BLOCK": 64, "STAGES": 4}))
     sources = SimpleNamespace(effects=effects, champion=champion)
-    (item,) = _measured_already(sources)  # type: ignore[arg-type]
+    (item,) = measured_already(sources)  # type: ignore[arg-type]
     assert item.text == "BLOCK=32 STAGES=2"
     assert item.configuration == {"BLOCK": 32, "STAGES": 2}
     assert (item.estimate, item.low, item.high) == pytest.approx((1.111, 1.100, 1.134), abs=0.001)

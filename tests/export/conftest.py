@@ -45,6 +45,15 @@ def features_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def masks_cpu(attention_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module's folder of a package of attention-masks-cpu and attention-cpu."""
+    folder = tmp_path_factory.mktemp("masks")
+    run = fabricated(tiny_space("attention-masks-cpu", folder), folder)
+    export_runs([attention_run, run], folder / "package", "masks_package")
+    return folder / "package" / "masks_package"
+
+
+@pytest.fixture(scope="session")
 def attention_cpu(attention_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module's folder of a package of attention-cpu."""
     folder = tmp_path_factory.mktemp("package")

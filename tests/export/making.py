@@ -44,6 +44,8 @@ TINY_SHAPES = {
     "longest: 70, page_size: 16, head_dim: 32}]",
     "attention-features-cpu": "shapes: [{batch: 1, heads: 4, kv_heads: 2, seq_len: 64, "
     "head_dim: 32, value_dim: 16}]",
+    "attention-masks-cpu": "shapes: [{batch: 2, heads: 4, kv_heads: 2, seq_len: 64, head_dim: 32}, "
+    "{batch: 2, heads: 4, seq_len: 64, head_dim: 32}]",
 }
 TINY_HELD_OUT = {
     "attention-cpu": "held_out: [{batch: 2, heads: 2, seq_len: 60, head_dim: 32}]",

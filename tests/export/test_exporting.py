@@ -25,7 +25,6 @@ from evotune.backends import registry
 from evotune.errors import EnvironmentProblem, EvotuneError, UsageError
 from evotune.export import _wheel_builder
 from evotune.export.exporting import export_runs
-from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.problems.problem import Case, Problem
 from evotune.runs.folder import RunFolder
 from evotune.runs.reopening import ReopenedRun
@@ -35,6 +34,7 @@ from evotune.workers.executor import TIMED
 from tests.export.runtime.packages import imported
 from tests.runs.runs import recorded_space, run_here
 
+from .dispatching import Dispatched
 from .making import (
     ROOT,
     TINY_SHAPES,
@@ -138,7 +138,7 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
     except EnvironmentProblem as problem:
         pytest.skip(str(problem))
     dispatch = exported(tmp_path / "pkg", run)["dispatch"]
-    package = Dispatch(dispatch)
+    package = Dispatched(dispatch)
     reopened = ReopenedRun.load(run, anywhere=True)
     planner, timed = reopened.planner, reopened.setup.cases[TIMED]
     configuration = planner.bound.default()
@@ -148,8 +148,8 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
         symbols = package_symbols(planner.problem, job.case)
         strided = any(spec.strides for spec in planner.problem.tensors(job.case))
         layout = "strided" if strided else "contiguous"
-        choice = package.choose(symbols, layout, anywhere=True)
-        assert isinstance(choice, Choice), job.case.label
+        choice = package.kernel_of(symbols, layout, anywhere=True)
+        assert choice is not None, job.case.label
         fixed = choice.binary["fixed"]
         defines = dict(job.compile.defines)
         texts = {name for name in fixed if name in planner.problem.formulas(job.case)}
@@ -193,8 +193,8 @@ def test_a_package_plans_each_case_as_evotune_does(name: str, device: str, tmp_p
             and all(low <= place.ranged[n] <= high for n, (low, high) in region["ranges"].items())
             for region in dispatch["domain"]
         )
-        found = package.choose(symbols, "contiguous", anywhere=True)
-        assert inside or not isinstance(found, Choice), case.label
+        found = package.kernel_of(symbols, anywhere=True)
+        assert inside or found is None, case.label
 
 
 def test_a_case_that_breaks_a_constraint_is_left_to_the_fallback(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_case_that_breaks_a_constraint_is_left_to_the_fallback(tmp_path: Path)
     with_advice = text.replace("constraints:\n", "constraints:\n  - BLOCK_M == 16 or heads <= 2\n")
     space.write_text(with_advice)
     run = fabricated(space, tmp_path)
-    package = Dispatch(exported(tmp_path / "pkg", run)["dispatch"])
+    package = Dispatched(exported(tmp_path / "pkg", run)["dispatch"])
     planner = ReopenedRun.load(run, anywhere=True).planner
     checked = planner.proposal(0, planner.bound.default(), confirm=True).cases
     served = []
@@ -212,9 +212,9 @@ def test_a_case_that_breaks_a_constraint_is_left_to_the_fallback(tmp_path: Path)
         strided = any(spec.strides for spec in planner.problem.tensors(job.case))
         layout = "strided" if strided else "contiguous"
         symbols = package_symbols(planner.problem, job.case)
-        choice = package.choose(symbols, layout, anywhere=True)
-        assert isinstance(choice, Choice) == (job.case.symbols["heads"] <= 2), job.case.label
-        served.append(isinstance(choice, Choice))
+        choice = package.kernel_of(symbols, layout, anywhere=True)
+        assert (choice is not None) == (job.case.symbols["heads"] <= 2), job.case.label
+        served.append(choice is not None)
     assert any(served)
     assert not all(served)
 
@@ -260,20 +260,20 @@ def test_a_package_for_a_gpu_has_cubins_and_a_launcher(tmp_path: Path) -> None:
         strided = region["compiled"]["strided"]
         widest[strided] = max(widest[strided], region["ranges"]["elements"][1])
     assert widest[0] < 1 << 31 < widest[1]
-    package = Dispatch(dispatch)
+    package = Dispatched(dispatch)
     layouts = (("contiguous", 0, 12), ("strided", 1, 24))
     for served, (layout, strided, given) in product(package.exact_cases(), layouts):
         case = with_strides(served, across=bool(strided))
-        choice = package.choose(case, layout)
-        assert isinstance(choice, Choice)
+        choice = package.kernel_of(case, layout)
+        assert choice is not None
         assert choice.binary["fixed"]["strided"] == strided
         assert choice.binary["fixed"].get("q_row", 0) == 8 * 64 * strided
         assert len(choice.plan["arguments"]) == given
         further = [{"heads": 4}, {"heads": 8, "seq_len_q": 300, "seq_len_k": 400}]
         for changes in (*further, {"q_stride_head": 72, "q_stride_row": 8 * 72}):
             others = with_strides({**case, **changes}, across=bool(strided)) | changes
-            choice = package.choose(others, layout, anywhere=True)
-            assert isinstance(choice, Choice), changes
+            choice = package.kernel_of(others, layout, anywhere=True)
+            assert choice is not None, changes
             specialised = strided and others["heads"] == 8 and "q_stride_row" not in changes
             assert choice.binary["fixed"].get("q_row", 0) == (8 * 64 if specialised else 0)
     assert all(name.endswith(".cubin") for name in binaries)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,6 +72,68 @@ def test_an_item_needs_a_package_of_its_problem(
     assert list(script.pairs(["gpt-oss-sinks"], modules)) == [("gpt-oss-sinks", tmp_path)]
     with pytest.raises(SystemExit, match="bert-padded needs a package of attention_varlen"):
         list(script.pairs(["bert-padded"], modules))
+
+
+def test_a_finished_run_of_the_packages_is_kept(
+    benchmark_module: Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = benchmark_module("feature_packages")
+    options = argparse.Namespace(folder=tmp_path, tiny=True)
+    search, other = (
+        script.search_of(case, number, tiny=True)
+        for number, case in enumerate(script.cases(True)[:2])
+    )
+    begun: list[Path] = []
+
+    def run(space: Path) -> dict[str, Any]:
+        begun.append(space)
+        return {"status": 0, "run": "" if len(begun) == 1 else "kept"}
+
+    monkeypatch.setattr(script, "_fabricated", run)
+    commands = script.Commands()
+    found = [script.searched(options, search, "float32", "cpu", commands) for _ in range(3)]
+    assert [each["run"] for each in found] == ["", "kept", "kept"]
+    assert len(begun) == 2  # one that failed is made again
+    over = script.Commands(minutes=0)
+    assert script.searched(options, other, "float32", "cpu", over)["run"] == ""
+
+
+def test_commands_end_when_their_time_is_over(benchmark_module: Benchmarks) -> None:
+    script = benchmark_module("feature_packages")
+    commands = script.Commands(minutes=0.3 / 60)
+    assert commands.status([sys.executable, "-c", "import time; time.sleep(60)"]) is None
+    assert commands.status([sys.executable, "-c", ""]) is None
+    assert script.Commands().status(["sh", "-c", "exit 3"]) == 3
+
+
+def test_a_model_ends_when_its_time_is_over_and_is_measured_again(
+    benchmark_module: Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = benchmark_module("feature_models")
+    options = argparse.Namespace(rounds=1, compiler="eager", tiny=True)
+    child = tmp_path / "child.py"
+    cell = json.dumps({"way": "graph", "us": {}})
+    said = tmp_path / "said"
+    child.write_text(
+        f"import time\nprint({cell!r}, flush=True)\nopen({str(said)!r}, 'w').close()\n"
+        "while True: time.sleep(60)\n"
+    )
+
+    class Late(subprocess.Popen[bytes]):
+        """Its time is over as soon as the first cell is there."""
+
+        def communicate(self, input: bytes | None = None, timeout: float | None = None) -> Any:
+            if timeout is None:
+                return super().communicate()
+            while not said.exists():
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(script.subprocess, "Popen", Late)
+    monkeypatch.setattr(script, "__file__", str(child))
+    cells = script.measured(options, tmp_path, "bert-padded", ["graph", "eager"], 0.5)
+    late = {"way": "eager", "error": "the time ran out"}
+    assert cells == [json.loads(cell), late]
 
 
 class Counting:

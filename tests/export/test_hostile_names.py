@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evotune.export.descriptions import _summary, json_text
+from evotune.export.descriptions import json_text, summary_line
 from evotune.export.package_readme import readme
 from evotune.export.runtime._checking import Result, Row
 from evotune.export.runtime._missed import Misses
@@ -65,7 +65,7 @@ def test_a_packages_summary_is_a_line_of_its_source_and_of_toml() -> None:
         planner=SimpleNamespace(problem=SimpleNamespace(name="attention")),
         profile=SimpleNamespace(name=HOSTILE + '"""\\'),
     )
-    summary = _summary(SimpleNamespace(run=SimpleNamespace(setup=setup)))  # type: ignore[arg-type]
+    summary = summary_line(SimpleNamespace(run=SimpleNamespace(setup=setup)))  # type: ignore[arg-type]
     assert summary.isprintable()
     assert not {'"', "\\"} & set(summary)
 

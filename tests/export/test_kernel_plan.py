@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from evotune.backends import registry
-from evotune.errors import EvotuneError, SpaceError, UsageError
+from evotune.errors import EvotuneError, SpaceError
 from evotune.export.case_shapes import case_shapes
 from evotune.export.kernel_plan import KernelPlan, comparable, kernel_plan
-from evotune.problems import create_problem
 from evotune.problems.problem import Case
 from evotune.runs.launches import Rejected
 from evotune.runs.setup import KernelSetup, load_setup
@@ -40,17 +39,14 @@ kernels:
     launches: [{grid: [1], block: [32]}]
 parameters: {ROWS: [1, 2]}
 """
-NOT_EXPORTED = ("attention-masks-cpu",)
-SPACES = {
-    **{name: path for name, path in shipped_spaces().items() if name not in NOT_EXPORTED},
-    "launches": CUDA,
-}
+SPACES = {**shipped_spaces(), "launches": CUDA}
 ALIKE = {
     *("attention-mma-features", "attention-wgmma", "attention-mma-large", "attention-mma-decode"),
     *("attention-features-simd-cpu", "attention-cpu-bf16", "attention-varlen", "attention-l4"),
     *("attention-scalar-cpu", "attention-wmma", "attention-features", "linear", "linear-gelu"),
     *("add-rms-norm", "rms-norm", "rms-norm-cpu", "softmax-cpu", "softmax"),
     *("attention-wgmma-features", "attention-tma", "attention-cpu", "matmul-cpu", "linear-mma"),
+    *("attention-mma-masks",),
 }
 """Their launches are written as those of other spaces: soak tests."""
 
@@ -99,14 +95,6 @@ def planners(
         return setup.planner.case_job(configuration, case), ""
     except (Rejected, SpaceError) as error:
         return None, str(error)
-
-
-@pytest.mark.parametrize("name", NOT_EXPORTED)
-def test_a_mask_cannot_be_exported(name: str) -> None:
-    setup = load_setup(shipped_spaces()[name], "cpu", compile_only=True)
-    assert isinstance(setup, KernelSetup)
-    with pytest.raises(UsageError, match="a package takes no attn_mask"):
-        case_shapes(create_problem("attention", "float32"), setup.cases[TIMED])
 
 
 @pytest.mark.parametrize("name", swept(SPACES, lambda name: name not in ALIKE))

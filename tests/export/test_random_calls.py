@@ -33,11 +33,13 @@ def silent() -> Iterator[None]:
         yield
 
 
-def tallied(benchmark_module: Benchmarks, package: Path, calls: range) -> Any:
+def tallied(
+    benchmark_module: Benchmarks, package: Path, calls: range, *, masks: bool = False
+) -> Any:
     script = benchmark_module("export_random_calls")
     tally = script.Tally()
     with imported(package) as module:
-        for line in script.made(module, 0, calls):
+        for line in script.made(module, 0, calls, masks=masks):
             tally.add(line)
     return tally
 
@@ -49,6 +51,14 @@ def test_300_calls_are_right(benchmark_module: Benchmarks, attention_cpu: Path) 
     served = tally.verdicts["hook"]["within the limit of float64"]
     assert served > 50
     assert {"grad", "layout", "mask", "dtype", "dropout"} <= tally.misses.keys()
+
+
+def test_200_calls_with_masks_are_right(benchmark_module: Benchmarks, masks_cpu: Path) -> None:
+    tally = tallied(benchmark_module, masks_cpu, range(200), masks=True)
+    assert tally.findings == tally.crashes == []
+    assert tally.masked["calls"] > 190
+    assert tally.masked["served"] > 0.6 * tally.masked["calls"]
+    assert {"layout", "mask", "alignment"} <= tally.misses.keys()
 
 
 def with_argument(kind: str, value: Any) -> list[dict[str, Any]]:
@@ -225,7 +235,7 @@ def test_a_child_ends_when_its_time_is_over(
     benchmark_module: Benchmarks, attention_cpu: Path
 ) -> None:
     script = benchmark_module("export_random_calls")
-    options = argparse.Namespace(package=attention_cpu, seed=0, processes=1)
+    options = argparse.Namespace(package=attention_cpu, seed=0, processes=1, masks=False)
     child = script.Child(options, range(20_000), "package", time.monotonic() + 0.2)
     assert list(child.lines()) == []
     assert child.stopped
@@ -282,9 +292,15 @@ def test_a_crash_of_sdpa_is_its_own_on_any_path(
 
 
 @pytest.mark.soak
-def test_20_000_calls_are_right(attention_cpu: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("masks", [False, True])
+def test_20_000_calls_are_right(
+    attention_cpu: Path, masks_cpu: Path, tmp_path: Path, masks: bool
+) -> None:
     output = tmp_path / "found.json"
-    words = [str(attention_cpu), "--seed", "1", "-o", str(output)]
+    words = [str(masks_cpu if masks else attention_cpu), "--seed", "1", "-o", str(output)]
+    words += ["--masks"] if masks else []
     done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, check=False)
     assert done.returncode == 0, output.read_text()
-    assert json.loads(output.read_text())["calls"] == 20_000
+    found = json.loads(output.read_text())
+    assert found["calls"] == 20_000
+    assert not masks or found["masked"]["served"] > 0.6 * found["masked"]["calls"]

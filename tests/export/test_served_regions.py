@@ -177,3 +177,38 @@ def test_windows_are_sizes_and_may_be_0() -> None:
     (region,) = near_regions(0, measured, (domain,))
     assert region.ranges["window_left"] == (0, 110)
     assert region.ranges["softcap"] == (5.0, 40.0)
+
+
+def masked(seq_len: int, low: float, *, held_out: bool = False, **told: Any) -> MeasuredCase:
+    sizes = {"batch": 2, "heads": 8, "seq_len": seq_len, "head_dim": 64}
+    found = PROBLEM.case(sizes, {"mask": "bool", **told})
+    return MeasuredCase(found.label, PROBLEM.place(found), SIZES, low, held_out)
+
+
+def of_masks(*mask_sizes: str) -> Region:
+    """A domain in which masks were executed that are broadcast in these ways."""
+    fixed = {**FIXED, "mask": "bool"}
+    return msgspec.structs.replace(DOMAIN, fixed=fixed, mask_sizes=mask_sizes)
+
+
+def test_masks_are_served_as_they_were_executed() -> None:
+    domain = of_masks("1 1 rows", "batch 1 rows", "batch heads rows")
+    won = masked(512, 1.2, mask_heads=1)
+    for (region,) in (exact_regions(0, [won], [domain]), near_regions(0, [won], [domain])):
+        assert region.mask_sizes == ("batch 1 rows", "1 1 rows", "batch heads rows")
+        assert region.to_json("strided")["mask_sizes"] == list(region.mask_sizes)
+    (region,) = exact_regions(0, [won], [of_masks()])  # of an older store
+    assert region.mask_sizes == ("batch 1 rows",)
+    (region,) = exact_regions(0, [case(512, 1.2)], [DOMAIN, domain])
+    assert not region.mask_sizes
+    assert "mask_sizes" not in region.to_json("strided")
+
+
+def test_a_mask_that_lost_is_not_served_with_the_sizes_of_one_that_won() -> None:
+    domain = of_masks("1 1 rows", "batch 1 rows", "batch heads rows")
+    won, lost = masked(512, 1.2, mask_heads=1), masked(512, 0.9, mask_batch=1, mask_heads=1)
+    (region,) = exact_regions(0, [won, lost], [domain])
+    assert region.mask_sizes == ("batch 1 rows", "batch heads rows")
+    assert not list(near_regions(0, [won, lost], [domain]))
+    (far,) = near_regions(0, [won, masked(2048, 0.9)], [domain])
+    assert far.mask_sizes == ("batch 1 rows", "1 1 rows", "batch heads rows")

@@ -11,7 +11,6 @@ import yaml
 
 from evotune.errors import SpaceError
 from evotune.export.exporting import export_runs
-from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.problems.executed_sizes import near_ends
 from evotune.runs.folder import RunFolder
 from evotune.runs.launches import Rejected
@@ -21,6 +20,7 @@ from evotune.runs.spaces import shipped_spaces
 from evotune.verify.kept_checks import checked_domain
 from evotune.workers.executor import EDGE, RANDOM, SERVED
 
+from .dispatching import Dispatched
 from .making import fabricated
 
 
@@ -74,12 +74,12 @@ def test_a_package_serves_measured_cases_and_others(
     known: str, define: list[str], tmp_path: Path
 ) -> None:
     described = dispatch(fabricated(softmax(tmp_path, known, define=define), tmp_path))
-    package = Dispatch(described)
+    package = Dispatched(described)
     assert len(described["kernels"][0]["binaries"]) == 4  # of three measured widths, and the others
     for columns, compiled in ((1024, 1024), (1500, 1500), (16384, 16384), (777, 0), (640, 0)):
         case = {"rows": 300, "columns": columns, "dtype": "float32"}
-        choice = package.choose(case, "contiguous", anywhere=True)
-        assert isinstance(choice, Choice), columns
+        choice = package.kernel_of(case, anywhere=True)
+        assert choice is not None, columns
         assert choice.binary["fixed"].get("known", 0) == compiled
 
 
@@ -145,7 +145,7 @@ def test_a_group_with_one_binary_is_not_served_by_another(tmp_path: Path) -> Non
     path = tmp_path / "space.yaml"
     run = fabricated(path, tmp_path)
     planner = ReopenedRun.load(run, anywhere=True).planner
-    package = Dispatch(dispatch(run))
+    package = Dispatched(dispatch(run))
     checked = planner.proposal(0, planner.bound.default(), confirm=True).cases
     compiled = {(job.case.symbols["causal"], dict(job.compile.defines)["KNOWN"]) for job in checked}
     assert {known for causal, known in compiled if causal} == {0}
@@ -155,8 +155,8 @@ def test_a_group_with_one_binary_is_not_served_by_another(tmp_path: Path) -> Non
         symbols = {**job.case.symbols, "given": given}
         for length in (symbols["seq_len_k"], 64):
             case = {**symbols, "seq_len_k": length}
-            choice = package.choose(case, "contiguous", anywhere=True)
-            if isinstance(choice, Choice):
+            choice = package.kernel_of(case, anywhere=True)
+            if choice is not None:
                 served.add((symbols["causal"], choice.binary["fixed"].get("known", 0)))
     assert served <= compiled
     assert (False, 64) in served

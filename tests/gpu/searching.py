@@ -22,6 +22,9 @@ def shipped(name: str) -> dict[str, Json]:
     return {**space, "root": str(ROOT)}
 
 
+UNDECIDED = 6
+
+
 def random_trials(space: Mapping[str, Json], folder: Path, count: int) -> list[Json]:
     return trials_of(space, folder, "--strategy", "random", "--trials", count)
 
@@ -65,6 +68,9 @@ def trials_of(space: Mapping[str, Json], folder: Path, *options: object) -> list
     runs = ["--runs-dir", str(folder / "runs")]
     words = [*map(str, options), "--champions", "1", "--device", "cuda:0"]
     done = subprocess.run([*EVOTUNE, "run", str(path), *words, *runs], check=False, timeout=500)
+    if done.returncode == UNDECIDED:  # a short search leaves little time to confirm many cases
+        resume = [*EVOTUNE, "resume", "latest", "--champions", "1", *runs]
+        done = subprocess.run(resume, check=False, timeout=500)
     assert done.returncode in (0, 1)  # 1: no valid candidate; the trials say why
     report = subprocess.run(
         [*EVOTUNE, "report", "latest", "--format", "jsonl", *runs], check=True, capture_output=True

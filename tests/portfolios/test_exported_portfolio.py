@@ -15,7 +15,6 @@ from evotune.api.case_portfolio import CasePortfolio
 from evotune.backends.cpu import CpuBackend
 from evotune.errors import EvotuneError, StoreError, UsageError
 from evotune.export.exporting import export_portfolio
-from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.portfolios import building
 from evotune.portfolios.matrix_store import PortfolioRequest
 from evotune.portfolios.portfolio_file import Portfolio, read_portfolio
@@ -25,6 +24,7 @@ from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
 from evotune.util.words import markdown_text
+from tests.export.dispatching import Dispatched
 from tests.export.making import tiny_space
 
 from .pretended import PretendedDevice, PretendedSearch, built
@@ -105,12 +105,12 @@ def test_single_cases_of_the_list_are_served_alone(
     assert any(region.exact for region in portfolio.rule)
     assert portfolio.figures["listed"].of_best == pytest.approx(1.0)
     export_portfolio(tmp_path / "runs", tmp_path / "package")
-    dispatch = Dispatch(dispatch_of(tmp_path / "package"))
+    dispatch = Dispatched(dispatch_of(tmp_path / "package"))
 
     def is_served(length: int, batch: int) -> bool:
         shape = {"batch": batch, "heads": 2, "seq_len": length, "head_dim": 32}
         symbols = dict(PROBLEM.case(shape, {"causal": False}).symbols)
-        return isinstance(dispatch.choose(symbols, "contiguous"), Choice)
+        return dispatch.kernel_of(symbols) is not None
 
     assert all(is_served(length, batch) for length in LENGTHS for batch in (1, 2))
     alone = [region for region in portfolio.rule if region.exact]
@@ -127,7 +127,7 @@ def dispatch_of(package: Path) -> dict[str, object]:
 
 def test_the_package_serves_what_the_rule_says(made: tuple[Path, Portfolio, Path]) -> None:
     _, portfolio, package = made
-    dispatch = Dispatch(dispatch_of(package))
+    dispatch = Dispatched(dispatch_of(package))
     kernels = {kernel.configuration["CHUNK"]: n for n, kernel in enumerate(portfolio.kernels)}
     assert set(kernels) == {1, 2}
     for length, batch, causal, wanted in (
@@ -142,16 +142,16 @@ def test_the_package_serves_what_the_rule_says(made: tuple[Path, Portfolio, Path
     ):
         shape = {"batch": batch, "heads": 2, "seq_len": length, "head_dim": 32}
         symbols = dict(PROBLEM.case(shape, {"causal": causal}).symbols)
-        choice = dispatch.choose(symbols, "contiguous")
+        choice = dispatch.kernel_of(symbols)
         if wanted is None:
-            assert not isinstance(choice, Choice), (length, batch, causal)
+            assert choice is None, (length, batch, causal)
         else:
-            assert isinstance(choice, Choice), (length, batch, causal, choice)
+            assert choice is not None, (length, batch, causal)
             assert choice.kernel == kernels[wanted]
             assert dict(choice.binary["fixed"])["causal"] == causal
     timed = dispatch.exact_cases()
     assert len(timed) == len(LENGTHS) * 4 - 4
-    assert all(isinstance(dispatch.choose(each, "contiguous"), Choice) for each in timed)
+    assert all(dispatch.kernel_of(each) is not None for each in timed)
 
 
 def test_readme_and_certificate_have_the_rule(made: tuple[Path, Portfolio, Path]) -> None:

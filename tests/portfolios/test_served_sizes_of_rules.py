@@ -10,7 +10,6 @@ import pytest
 
 from evotune.backends.cpu import CpuBackend
 from evotune.export.exporting import export_portfolio
-from evotune.export.runtime._dispatch import Choice, Dispatch
 from evotune.portfolios import building
 from evotune.portfolios.matrix_store import SIZES, PortfolioRequest, read_matrix
 from evotune.portfolios.portfolio_file import Portfolio
@@ -20,6 +19,7 @@ from evotune.runs import planning
 from evotune.runs.starting import RunRequest
 from evotune.space.reading.case_file import given_cases
 from evotune.trial import Configuration, Value
+from tests.export.dispatching import Dispatched
 from tests.export.making import tiny_space
 
 from .pretended import (
@@ -74,14 +74,14 @@ def made(space: Path, folder: Path, device: PretendedDevice) -> Portfolio:
 def chunks(package: Path) -> Callable[[int], object]:
     """Which kernel the package takes for a length, by its CHUNK; None for PyTorch."""
     folder = package / "attention_cpu"
-    dispatch = Dispatch(json.loads((folder / "dispatch.json").read_text()))
+    dispatch = Dispatched(json.loads((folder / "dispatch.json").read_text()))
     champions = json.loads((folder / "certificate.json").read_text())["champions"]
 
     def served(length: int) -> object:
         shape = {"batch": 1, "heads": 2, "seq_len": length, "head_dim": 32}
         symbols = dict(PROBLEM.case(shape, {"causal": False}).symbols)
-        choice = dispatch.choose(symbols, "contiguous")
-        if not isinstance(choice, Choice):
+        choice = dispatch.kernel_of(symbols)
+        if choice is None:
             return None
         return champions[choice.kernel]["configuration"]["CHUNK"]
 

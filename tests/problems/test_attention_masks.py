@@ -16,7 +16,13 @@ from evotune.problems import Case
 from evotune.problems.attention import Attention
 from evotune.problems.attention_torch import sdpa_call
 from evotune.problems.libraries import UnusableBaseline
-from evotune.problems.problem import Tensors, TensorSpec, WrongSymbol
+from evotune.problems.problem import (
+    Tensors,
+    TensorSpec,
+    WrongSymbol,
+    distinct_broadcasts,
+    was_broadcast,
+)
 from evotune.trial import Value
 from evotune.verify.accuracy import LIMITS, errors_against, expected
 from evotune.verify.pool import InputPool
@@ -413,3 +419,37 @@ def test_a_domain_names_the_mask() -> None:
     place = FLOAT32.place(case({"mask": "bias", "mask_heads": 1}))
     assert (place.fixed["mask"], place.fixed["mask_dtype"]) == ("bias", "float32")
     assert "mask" not in FLOAT32.place(case({})).fixed
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes", "words"),
+    [
+        ({"mask": "padding"}, {}, "batch 1 1"),
+        ({"mask": "padding", "mask_batch": 1}, {}, "1 1 1"),
+        ({"mask": "bool", "mask_heads": 1}, {}, "batch 1 rows"),
+        ({"mask": "bias", "mask_batch": 1}, {"batch": 1}, "- heads rows"),
+        ({"mask": "bool"}, {"seq_len_q": 1}, "batch heads -"),
+        ({}, {}, ""),
+    ],
+)
+def test_a_place_says_how_the_mask_is_broadcast(
+    variant: dict[str, Value], sizes: dict[str, Value], words: str
+) -> None:
+    assert FLOAT32.place(case(variant, **sizes)).mask_sizes == words
+
+
+def test_a_mask_of_one_batch_is_read_as_every_mask_of_several() -> None:
+    assert was_broadcast(["batch 1 rows"], "- 1 rows")
+    assert was_broadcast(["1 1 rows"], "- 1 -")
+    assert not was_broadcast(["- 1 rows"], "1 1 rows")  # no stride of 0 was read at batch 1
+    assert not was_broadcast(["batch 1 rows", "1 1 1"], "batch 1 1")
+    assert not was_broadcast([], "- - -")
+    ways = ["- - -", "- 1 1", "batch 1 1", "1 1 1", "- heads -"]
+    assert distinct_broadcasts(ways) == ("batch 1 1", "1 1 1", "- heads -")
+
+
+@pytest.mark.parametrize(("mask", "ways"), [("padding", 2), ("bool", 8), ("bias", 8)])
+def test_edge_shapes_have_every_way_of_broadcasting(mask: str, ways: int) -> None:
+    """A package serves the ways that a confirmation executed."""
+    edges = FLOAT32.edge_cases(case({"mask": mask}))
+    assert len(distinct_broadcasts(FLOAT32.place(edge).mask_sizes for edge in edges)) == ways

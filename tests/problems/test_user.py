@@ -15,7 +15,7 @@ from evotune.errors import ProblemMistake, UsageError
 from evotune.problems import Case, UserProblem, create_problem
 from evotune.problems.examination import examine
 from evotune.problems.loading import problem_source
-from evotune.problems.user_torch import rounding_errors
+from evotune.problems.rounding_errors import rounding_errors
 from evotune.user_code import trust
 from evotune.verify.accuracy import LIMITS, errors_against
 from evotune.verify.pool import InputPool
@@ -126,6 +126,40 @@ def test_a_constant_with_a_range_is_drawn_and_reaches_compute(folder: Path) -> N
         assert {case.symbols["factor"] for case in cases} == {3.0}
     assert problem.place(other).ranged == {"rows": 50, "factor": 2.0, "shift": 0.5, "elements": 400}
     assert problem.place(other).fixed == {"dtype": "float32", "columns": 8}
+
+
+COUNTED = (
+    RANGED.replace("(0.01, 100.0)", "range(1, 1001)").replace('"factor": 3.0', '"factor": 3')
+).replace("compute(self, x, factor)", "compute(self, x, factor, rows, shift)")
+
+
+def test_an_integer_is_drawn_and_compute_gets_the_sizes_and_constants_that_it_lists(
+    folder: Path,
+) -> None:
+    text = COUNTED.replace('{"out": factor * x}', '{"out": factor * x + rows + shift}')
+    (folder / "problem.py").write_text(text)
+    problem = create_problem("problem.py:Scale", "float32", folder)
+    assert isinstance(problem, UserProblem)
+    base = problem.case({"rows": 50, "columns": 8}, {})
+    assert (base.label, repr(base.symbols["factor"])) == ("(50,8)", "3")
+    inputs = problem.make_inputs(base, "large", 0)
+    (baseline,) = problem.baselines(base, inputs).values()
+    for found in (problem.reference(base, inputs), baseline()):
+        torch.testing.assert_close(found["out"].float(), 3 * inputs["x"] + 50.5)
+    edges = [case.symbols["factor"] for case in problem.edge_cases(base)]
+    assert edges == [3, 3, 1, 1000]
+    drawn = [case.symbols["factor"] for case in islice(problem.random_cases([base], 1), 100)]
+    assert all(isinstance(each, int) for each in drawn)
+    assert 1 <= min(drawn) < 10
+    assert 100 < max(drawn) <= 1000
+    examine(problem, problem.case({"rows": 3, "columns": 8}, {}))
+    for wrong, why in (
+        (2.5, r"expected factor to be one of range\(1, 1001\), got 2.5"),
+        (0, r"expected factor to be one of range\(1, 1001\), got 0"),
+        ("big", "expected factor to be an integer, got 'big'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            problem.case({"rows": 1, "columns": 8, "factor": wrong}, {})
 
 
 @pytest.mark.parametrize(
@@ -261,10 +295,14 @@ def test_a_shape_that_makes_no_sense_is_named(folder: Path, shape: dict, why: st
         (GOOD.replace("sizes =", "ranges = {'fact': (1, 2)}; sizes ="), "5: ranges names 'fact'"),
         (GOOD.replace("sizes =", "ranges = {'factor': 2}; sizes ="), "5: ranges is {'factor': 2}"),
         (
+            GOOD.replace("sizes =", "ranges = {'factor': range(5, 9)}; sizes ="),
+            "7: constants gives factor as 3.0, which is not in range",
+        ),
+        (
             GOOD.replace('("columns",)', '("depth",)'),
             "6: fixed is \\('depth',\\), expected a tuple",
         ),
-        (GOOD.replace("sizes =", "dtypes = ('float64',); sizes ="), "5: dtypes is \\('float64',"),
+        (GOOD.replace("sizes =", "dtypes = ('int8',); sizes ="), "5: dtypes is \\('int8',"),
         (GOOD.replace("sizes =", "input_kinds = ('ramp',); sizes ="), "5: input_kinds is"),
         (GOOD + "    def __init__(self, dtype): return 1 / 0", "24: ZeroDivisionError"),
     ],
@@ -754,9 +792,9 @@ class Typed(UserProblem):
     ("tensor", "output", "why"),
     [
         (
-            'Tensor((rows,), "int8")',
+            'Tensor((rows,), "int4")',
             "(rows,)",
-            "picks of inputs has the dtype 'int8', expected one",
+            "picks of inputs has the dtype 'int4', expected one",
         ),
         (
             'Tensor((rows,), "int32")',
@@ -774,10 +812,14 @@ class Typed(UserProblem):
             "values range.0, 300., which do not fit",
         ),
         (
-            'Tensor((rows,), "int64", range(-(1 << 63), 1 << 63))',  # range() cannot count them
+            'Tensor((rows,), "int64", range(-(1 << 62), 1 << 63))',  # range() cannot count them
             "(rows,)",
             "expected fewer than 2..63 of them",
         ),
+        ('Tensor((rows,), "int8", range(200))', "(rows,)", "range.0, 200., which do not fit"),
+        ('Tensor((rows,), "bool", range(3))', "(rows,)", "values range.0, 3., which do not fit"),
+        ('Tensor((rows,), "int16")', "(rows,)", "picks of inputs is int16 without values"),
+        ('Tensor((rows,), "complex64", (1, 2))', "(rows,)", "which complex numbers cannot lie"),
         ('Tensor((rows,), "int32", range(0))', "(rows,)", "expected some integers of an integer"),
         ('Tensor((rows,), "float16", range(3))', "(rows,)", "expected some integers of an integer"),
         ('Tensor((rows,), "float32", (0, 1))', "(rows,)", "expected a range, two positive numbers"),
@@ -790,7 +832,7 @@ class Typed(UserProblem):
         (
             "(rows,)",
             'Tensor((rows,), "int32", range(3))',
-            "out of outputs is an output, which has no",
+            "out of outputs is an output, whose range",
         ),
     ],
 )

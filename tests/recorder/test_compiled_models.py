@@ -162,11 +162,17 @@ def test_graph_breaks_leave_no_call_out() -> None:
     assert {call.entry.variant["causal"]: call.count for call in calls} == {False: 1, True: 1}
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa", "flash_attention_2"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("eager", {}), ("sdpa", {}), ("flash_attention_2", {})),
+        ("sdpa", {"position_bias": torch.ones(1, 4, 6, 6)}),
+    ],
+)
 def test_attention_of_transformers_tells_the_same_as_eagerly(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Attention(name, transformers(monkeypatch), softcap=None)
+    model = Attention(name, transformers(monkeypatch), softcap=None, **options)
     q, kv = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 6, 16)
     fast = compiled(model)
     before = fast(q, kv)

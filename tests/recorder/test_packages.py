@@ -33,6 +33,18 @@ def test_attention_of_a_package_tells_features(opened: Callable[..., ModuleType]
     assert package.attention is own
 
 
+def test_a_miss_and_a_recording_tell_the_same_mask(opened: Callable[..., ModuleType]) -> None:
+    package, q = opened(), torch.randn(2, 4, 6, 16)
+    masks = [torch.ones(1, 6).bool(), torch.ones(2, 1, 6, 6).bool(), torch.zeros(4, 6, 6)]
+    for mask in (*masks, masks[0].expand(2, 4, 6, 6)):
+        with evotune.recording() as calls:
+            package.attention(q, q, q, attn_mask=mask)
+        (found,) = calls
+        missed = [{**each["shape"], **each["variant"]} for each in package.misses()]
+        assert {**found.entry.shape, **found.entry.variant} in missed
+        assert found.entry.variant["mask"] in ("padding", "bool", "bias")
+
+
 def test_an_active_package_serves_and_each_call_counts_once(
     opened: Callable[..., ModuleType],
 ) -> None:

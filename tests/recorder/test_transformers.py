@@ -8,7 +8,11 @@ import pytest
 import torch
 
 import evotune
+from evotune.recorder.calls import Calls
+from evotune.recorder.recordings import heard_by
 from tests.recorder.models import Attention, by_formula, by_sdpa, transformers
+
+FUNCTION = "F.scaled_dot_product_attention"
 
 
 def case_of(
@@ -35,6 +39,26 @@ def test_sdpa_tells_grouped_heads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (variant["causal"], mask) == (False, "bool 2x1x6x6")
 
 
+def test_a_position_bias_is_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    bias, hidden = torch.zeros(1, 4, 6, 6), torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    _, variant, mask = case_of(monkeypatch, "sdpa", position_bias=bias)
+    assert (variant["causal"], mask) == (False, "bias 1x4x6x6 float32")
+    _, _, mask = case_of(monkeypatch, "sdpa", hidden, position_bias=bias)
+    assert mask == "bias 2x4x6x6 float32"
+
+
+def test_what_a_package_would_serve_is_told_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    modeling = transformers(monkeypatch)
+    q, kv = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 6, 16)
+    for name, function, heads in (("sdpa", FUNCTION, 4), ("eager", "transformers eager", 2)):
+        calls = Calls()
+        with heard_by(calls, as_served=True):
+            Attention(name, modeling)(q, kv)
+        (found,) = calls
+        assert (found.entry.call["function"], found.entry.shape["kv_heads"]) == (function, heads)
+        assert found.count == 1
+
+
 def test_eager_has_all_in_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     bias = torch.zeros(2, 1, 6, 6)
     shape, variant, mask = case_of(monkeypatch, "eager", bias, softcap=30.0, sliding_window=3)
@@ -53,6 +77,18 @@ def test_flash_has_padding_windows_and_sinks(monkeypatch: pytest.MonkeyPatch) ->
     shape, variant, mask = case_of(monkeypatch, "flash_attention_2", sliding_window=6)
     assert (variant, mask) == ({"causal": True}, "")
     assert "window_left" not in shape
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_position_bias_and_the_mask_are_one_mask(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bias = torch.randn(6, 6, 4).permute(2, 0, 1)[None]  # as T5 makes it
+    _, variant, mask = case_of(monkeypatch, name, position_bias=bias)
+    assert (variant["causal"], mask) == (False, "bias 1x4x6x6 float32")
+    hidden = torch.zeros(2, 1, 1, 6)
+    _, variant, mask = case_of(monkeypatch, name, hidden, position_bias=bias)
+    assert (variant["causal"], mask) == (False, "bias 2x4x6x6 float32")
 
 
 def test_a_function_with_other_arguments_ends_no_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cpu_kernels import one_thread
+
+from .in_process import Teams, childless
 from .pipeline import Pipeline
 
 
@@ -51,3 +54,10 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
     made = Pipelines(tmp_path_factory.mktemp("pipelines"))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teams]:
+    """Kernels for the gate in this process."""
+    with one_thread(), childless():
+        yield Teams(tmp_path_factory.mktemp("teams"))

@@ -8,10 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 
-from evotune.backends.base.launch import CompileFailure
-from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import create_problem
 from evotune.runs.planning import Planner
@@ -20,7 +17,7 @@ from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.workers.executor import RANDOM, TIMED, WHEN_THERE_IS_TIME, CaseJob
-from tests.patience import PATIENCE_S
+from tests.cpu_kernels import loaded, one_thread
 
 from .pipeline import SPACES
 from .timed import judge_timed
@@ -76,21 +73,34 @@ class InProcess:
         return verdict
 
     def _subject(self, job: CaseJob) -> Subject:
-        path = self._folder / f"{job.compile.key[:16]}.so"
-        if not path.exists():
-            built = CpuCompiler().compile(job.compile, path, PATIENCE_S)
-            assert not isinstance(built, CompileFailure), built.log
-        return Subject(job.case, job.plan, self._session.load(path, job.plan))
+        return loaded(self._session, job, self._folder)
+
+
+class Teams:
+    """The kernels of several spaces. A space is loaded when it is first asked for."""
+
+    def __init__(self, folder: Path, kind: type[InProcess] = InProcess) -> None:
+        self._folder, self._kind = folder, kind
+        self._loaded: dict[str, InProcess] = {}
+
+    def of(self, space: str) -> InProcess:
+        if space not in self._loaded:
+            folder = self._folder / space
+            folder.mkdir()
+            self._loaded[space] = self._kind(folder, space)
+        return self._loaded[space]
+
+
+@contextlib.contextmanager
+def childless() -> Iterator[None]:
+    """No child counts: workers of other tests are children of this process too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
+        yield
 
 
 @contextlib.contextmanager
 def in_process(folder: Path, space: str) -> Iterator[InProcess]:
-    """The space's kernels, while torch has one thread: its waiting threads would take the kernel's
-    cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers of other tests are children of this process too.
-        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
+    """The space's kernels, while PyTorch has one thread."""
+    with one_thread(), childless():
         yield InProcess(folder, space)
-    torch.set_num_threads(threads)

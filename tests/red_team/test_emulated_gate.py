@@ -7,13 +7,15 @@ checks that follow the timing. `make test` takes a few, `make soak` all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+
+from tests.sweeps import swept
 
 from .cuda_expected import CLASSES
 from .cuda_pipeline import CHAMPION
 from .emulated_gate import EmulatedInProcess
+from .in_process import Teams, childless
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,39 +29,21 @@ WRONG = [(name, each) for name in NAMES for each in CLASSES[name].expected]
 RIGHT = [(name, each) for name in NAMES for each in CLASSES[name].right]
 
 
-class Teams:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[str, EmulatedInProcess] = {}
-
-    def of(self, name: str) -> EmulatedInProcess:
-        if name not in self._open:
-            folder = self._folder / name
-            folder.mkdir()
-            self._open[name] = EmulatedInProcess(folder, CLASSES[name].space)
-        return self._open[name]
-
-
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teams]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers of other tests are children of this process too.
-        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
-        yield Teams(tmp_path_factory.mktemp("gated"))
+    with childless():
+        yield Teams(tmp_path_factory.mktemp("gated"), EmulatedInProcess)
 
 
 @pytest.mark.parametrize(
     ("name", "behaviour"),
-    [
-        pytest.param(name, each, marks=() if each in SOON else pytest.mark.soak)
-        for name, each in WRONG
-    ],
+    swept(WRONG, lambda row: row[1] in SOON),
 )
 def test_a_wrong_kernel_is_refused_and_the_reason_says_why(
     teams: Teams, name: str, behaviour: str
 ) -> None:
     expected = CLASSES[name].expected[behaviour]
-    verdict = teams.of(name).judge(behaviour)
+    verdict = teams.of(CLASSES[name].space).judge(behaviour)
     if expected.stage == CHAMPION and verdict.passed:
         return
     assert verdict.kind is not None
@@ -70,5 +54,5 @@ def test_a_wrong_kernel_is_refused_and_the_reason_says_why(
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "behaviour"), RIGHT)
 def test_a_right_kernel_passes(teams: Teams, name: str, behaviour: str) -> None:
-    verdict = teams.of(name).judge(behaviour, timed=True)
+    verdict = teams.of(CLASSES[name].space).judge(behaviour, timed=True)
     assert verdict.passed, verdict.reason

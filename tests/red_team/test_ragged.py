@@ -7,13 +7,15 @@ launches, which alter lengths and tables in place, and through replay, which rep
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from evotune.trial import OutcomeKind
+from tests.sweeps import swept
 
-from .in_process import InProcess, in_process
+from .in_process import Teams
 
 WRONG, NAN = OutcomeKind.WRONG_RESULT, OutcomeKind.NAN
 EITHER = (WRONG, NAN)
@@ -51,40 +53,31 @@ SOON = {
 """`make test` takes these; `make soak` takes all."""
 
 
-def _marked(kinds: dict[str, dict[str, object]] | dict[str, tuple[str, ...]]) -> list[object]:
-    return [
-        pytest.param(space, each, marks=() if each in SOON else pytest.mark.soak)
-        for space, behaviours in kinds.items()
-        for each in behaviours
-    ]
+def _file(space: str) -> str:
+    return f"cheats_cpu_{space}.yaml"
 
 
-@pytest.fixture(scope="module")
-def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, InProcess]]:
-    folders = {name: tmp_path_factory.mktemp(name) for name in RIGHT}
-    with (
-        in_process(folders["varlen"], "cheats_cpu_varlen.yaml") as varlen,
-        in_process(folders["paged"], "cheats_cpu_paged.yaml") as paged,
-    ):
-        yield {"varlen": varlen, "paged": paged}
+def _marked(kinds: Mapping[str, Collection[str]]) -> list[ParameterSet]:
+    rows = ((space, behaviour) for space in kinds for behaviour in kinds[space])
+    return swept(rows, lambda row: row[1] in SOON)
 
 
 @pytest.mark.parametrize(("space", "behaviour"), _marked(EXPECTED))
 def test_a_kernel_that_is_wrong_in_lengths_or_tables_is_refused(
-    teams: dict[str, InProcess], space: str, behaviour: str
+    teams: Teams, space: str, behaviour: str
 ) -> None:
     kinds, reason = EXPECTED[space][behaviour]
-    verdict = teams[space].judge(behaviour, timed=True, random_tests=30)
+    verdict = teams.of(_file(space)).judge(behaviour, timed=True, random_tests=30)
     assert verdict.kind in kinds, verdict.reason
     assert re.search(reason, verdict.reason), verdict.reason
 
 
 @pytest.mark.parametrize(("space", "behaviour"), _marked(RIGHT))
-def test_a_right_kernel_passes(teams: dict[str, InProcess], space: str, behaviour: str) -> None:
-    verdict = teams[space].judge(behaviour, timed=True, random_tests=30)
+def test_a_right_kernel_passes(teams: Teams, space: str, behaviour: str) -> None:
+    verdict = teams.of(_file(space)).judge(behaviour, timed=True, random_tests=30)
     assert verdict.passed, verdict.reason
 
 
-def test_every_kernel_of_the_spaces_is_expected(teams: dict[str, InProcess]) -> None:
-    for space, team in teams.items():
-        assert team.choices == [*RIGHT[space], *EXPECTED[space]]
+def test_every_kernel_of_the_spaces_is_expected(teams: Teams) -> None:
+    for space, behaviours in EXPECTED.items():
+        assert teams.of(_file(space)).choices == [*RIGHT[space], *behaviours]

@@ -7,12 +7,11 @@ shape is contiguous: only edge shapes and random shapes have other layouts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from evotune.trial import OutcomeKind
+from tests.sweeps import swept
 
 from .conftest import Pipelines
 from .pipeline import choices
@@ -47,13 +46,7 @@ SOON = {
 """`make test` takes these; `make soak` takes all."""
 
 
-def _marked(behaviours: Iterable[str]) -> list[ParameterSet]:
-    return [
-        pytest.param(each, marks=() if each in SOON else pytest.mark.soak) for each in behaviours
-    ]
-
-
-@pytest.mark.parametrize("behaviour", _marked(EXPECTED))
+@pytest.mark.parametrize("behaviour", swept(EXPECTED, SOON.__contains__))
 def test_a_kernel_that_takes_strides_wrongly_is_refused(
     pipelines: Pipelines, behaviour: str
 ) -> None:
@@ -63,7 +56,7 @@ def test_a_kernel_that_takes_strides_wrongly_is_refused(
     assert re.search(reason, outcome.reason), outcome.reason
 
 
-@pytest.mark.parametrize("behaviour", _marked(RIGHT))
+@pytest.mark.parametrize("behaviour", swept(RIGHT, SOON.__contains__))
 def test_a_right_kernel_is_confirmed_for_every_layout(pipelines: Pipelines, behaviour: str) -> None:
     _, outcome = pipelines.of(SPACE).judge(behaviour)
     assert outcome.ok, outcome.reason

@@ -11,11 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from evotune.backends.base.launch import CompileFailure
-from evotune.backends.base.session import Session
-from evotune.backends.cpu.cpp_compiler import CpuCompiler
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import create_problem
 from evotune.runs.planning import Planner
@@ -23,9 +19,10 @@ from evotune.runs.setup import load_setup
 from evotune.trial import Configuration
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
-from evotune.workers.executor import TIMED, CaseJob
-from tests.patience import PATIENCE_S
+from evotune.workers.executor import TIMED
+from tests.cpu_kernels import loaded, one_thread
 
+from .in_process import childless
 from .pipeline import SPACES, choices
 from .timed import judge_timed
 
@@ -60,7 +57,7 @@ class Methods:
         spec = setup.document.problem
         self._problem = create_problem(spec.name, spec.dtype, setup.document.root)
         self._folder = folder
-        self._session: Session = CpuSession()
+        self._session = CpuSession()
         self._pool = InputPool(self._problem)
         self._gate = Gate(self._session, self._problem, self._pool, deterministic=True)
         self._subjects: dict[str, list[tuple[str, Subject]]] = {}
@@ -89,18 +86,7 @@ class Methods:
     def _load(self, method: str) -> list[tuple[str, Subject]]:
         genes = {**self._planner.bound.default(), self._gene: method}
         jobs = self._planner.proposal(0, Configuration(genes)).cases
-        for job in jobs:
-            if not self._path(job).exists():
-                built = CpuCompiler().compile(job.compile, self._path(job), PATIENCE_S)
-                assert not isinstance(built, CompileFailure), built.log
-        return [(job.role, self._subject(job)) for job in jobs]
-
-    def _path(self, job: CaseJob) -> Path:
-        return self._folder / f"{job.compile.key[:16]}.so"
-
-    def _subject(self, job: CaseJob) -> Subject:
-        kernel = self._session.load(self._path(job), job.plan)
-        return Subject(job.case, job.plan, kernel)
+        return [(job.role, loaded(self._session, job, self._folder)) for job in jobs]
 
 
 class AllMethods:
@@ -119,14 +105,8 @@ class AllMethods:
 
 @pytest.fixture(scope="session")
 def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
-    threads = torch.get_num_threads()
-    made = AllMethods(tmp_path_factory.mktemp("unusual"))
-    torch.set_num_threads(1)  # PyTorch's waiting threads would take the kernel's cores
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers of other tests are children of this process too.
-        patch.setattr("evotune.backends.cpu.cpu_session.has_children", lambda: False)
-        yield made
-    torch.set_num_threads(threads)
+    with one_thread(), childless():
+        yield AllMethods(tmp_path_factory.mktemp("unusual"))
 
 
 @pytest.mark.parametrize("number", range(0, len(METHODS), 20), ids=IDS[::20])

@@ -19,19 +19,26 @@ def judge_timed(
     calls: int,
     watched_runs: int,
 ) -> None:
-    """Takes samples of `calls` calls at one place. Nothing that the kernel started may be at work
-    afterwards."""
-    buffers = gate.buffers(subject, [pool.get(subject.case, "normal", seed)])
-    launch = session.bind(subject.kernel, subject.plan, buffers.pointers())
-    launch()
-    sampler = session.sampler([launch] * calls)
+    """Takes samples of `calls` calls at one place, or of a call at so many places if it updates
+    tensors. Nothing that the kernel started may be at work afterwards."""
+    inputs = pool.get(subject.case, "normal", seed)
+    buffers = gate.buffers(subject, [inputs])
+    if buffers.has_updates:
+        buffers = gate.buffers(subject, [inputs] * calls)
+    launches = [
+        session.bind(subject.kernel, subject.plan, buffers.pointers(number))
+        for number in range(len(buffers))
+    ]
+    for launch in launches:
+        launch()
+    sampler = buffers.sampler(session, launches if len(launches) > 1 else launches * calls)
     watch = Watch(
         session,
         pool,
         subject.case,
         seed,
         buffers=buffers,
-        launches=[launch],
+        launches=launches,
         samplers=[sampler],
     )
     for _ in range(watched_runs):

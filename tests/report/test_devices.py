@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evotune.cli.readers import _status_parts
+from evotune.cli.readers import status_parts
 from evotune.errors import StoreError
 from evotune.report.data import RunData
 from evotune.report.front import devices_table
@@ -60,7 +60,7 @@ def test_status_and_reports_show_the_devices_of_a_run_that_had_several(tmp_path:
     assert [row[0] for row in run_payload(data)["devices"]["rows"]] == ["GPU-1", "GPU-2", "L4"]
     assert summarize(data).to_json()["devices"] == DEVICES
     assert any(
-        said in str(part).replace("\n  ", " ") for part in _status_parts(summarize(data), 200)
+        said in str(part).replace("\n  ", " ") for part in status_parts(summarize(data), 200)
     )
 
 

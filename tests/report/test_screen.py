@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from evotune.report import wording
 from evotune.report.data import RunData, Totals, in_order
+from evotune.report.html import run_payload
 from evotune.report.leaderboard import Figures
 from evotune.report.screen import leaderboard_lines, plain
 from evotune.store.facts import facts_of
 from evotune.trial import Check, Configuration, Json, Outcome, OutcomeKind, Trial
 
-from .runs import META, failed, make_run, ok, recorded
+from .runs import META, failed, make_run, ok, recorded, text_of
 
 LONG_CASES = ("(1,8,512,64) full", "(1,8,512,64) causal")
 
@@ -231,6 +232,20 @@ def test_errors_near_the_limit_of_an_own_problem_lead_to_the_yardstick(
     own = {"problem": {"name": "problem.py:Softmax", "dtype": "float32"}}
     assert ("yardstick_of" in shown(board([wrong], meta=own))) == hinted
     assert "yardstick_of" not in shown(board([wrong]))  # attention has its own yardstick
+
+
+@pytest.mark.parametrize("style", ["screen", "md", "html"])
+def test_a_problems_own_tolerance_is_repeated_with_its_reason(tmp_path: Path, style: str) -> None:
+    tolerance = "relative 0.01: weights are kept in bfloat16"
+    own = {"problem": {"name": "problem.py:Own", "dtype": "float32", "tolerance": tolerance}}
+    data = RunData.load(make_run(tmp_path, [ok(1.5)], meta=own))
+    texts = {
+        "screen": lambda: shown(data),
+        "md": lambda: text_of("md", data),
+        "html": lambda: str(run_payload(data)),
+    }
+    text = texts[style]()
+    assert tolerance in " ".join(text.split())
 
 
 def test_what_compilers_said_stays_on_the_screen_and_harmless(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_dtype_that_kernels_have_and_the_file_does_not_say_is_told() -> None:
     [
         (entry(head_dim=48), "h200", "needs head_dim in (32, 64, 96, 128), found head_dim = 48"),
         (entry("float64"), "cpu", "needs dtype in (float32, bfloat16), found dtype = float64"),
-        (entry(variant={"mask": "bias"}), "h200", "does not compute mask"),
+        (entry("float32", variant={"mask": "bias"}), "h200", "found dtype = float32"),
         (entry(call={"grad": True}), "h200", "an input requires grad"),
         (entry(call={"dropout": 0.1}), "h200", "dropout 0.1"),
         (entry(call={"obstacle": "nested tensors"}), "h200", "nested tensors"),

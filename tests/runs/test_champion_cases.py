@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from evotune.problems.problem import distinct_broadcasts
 from evotune.runs.setup import load_setup
+from evotune.runs.spaces import find_space
 from evotune.trial import Configuration, Value
-from evotune.workers.executor import EDGE, RANDOM, Proposal
+from evotune.workers.executor import EDGE, RANDOM, TIMED, Proposal
 
 ROOT = Path(__file__).parents[2]
 RANDOM_TESTS = 120
@@ -186,3 +188,23 @@ def test_random_shapes_that_a_gpu_cannot_launch_are_left_out(tmp_path: Path) -> 
     lengths = [int(job.case.symbols["seq_len_q"]) for job in found.cases if job.role == RANDOM]
     assert len(lengths) == RANDOM_TESTS
     assert not any(length % 7 == 6 for length in lengths)
+
+
+@pytest.mark.parametrize("space", ["attention-masks-cpu", "attention-mma-masks"])
+def test_each_binary_of_a_measured_case_meets_its_mask_broadcast_in_every_way(space: str) -> None:
+    """On a GPU the alignment of a mask's rows is compiled in."""
+    setup = load_setup(find_space(space), "cpu" if "cpu" in space else "h200", compile_only=True)
+    planner = setup.planner
+    assert planner is not None
+    problem = planner.problem
+    proposal = planner.proposal(0, planner.bound.default(), confirm=True)
+    ways: dict[tuple[str, str], set[str]] = {}
+    for job in proposal.cases:
+        place = problem.place(job.case)
+        key = job.compile.key, repr(sorted(place.fixed.items()))
+        ways.setdefault(key, set()).add(place.mask_sizes)
+    for job in (job for job in proposal.cases if job.role == TIMED):
+        place = problem.place(job.case)
+        found = ways[job.compile.key, repr(sorted(place.fixed.items()))]
+        expected = 2 if place.fixed["mask"] == "padding" else 8
+        assert len(distinct_broadcasts(found)) == expected, job.case.label

@@ -20,7 +20,7 @@ import pytest
 
 from evotune.errors import StoreError
 from evotune.store import RunStore
-from evotune.store.opening import _parsed
+from evotune.store.opening import parsed_log
 from evotune.trial import Configuration, Outcome, OutcomeKind, Trial
 
 OUTCOMES = 90
@@ -272,7 +272,7 @@ def test_a_thousand_whole_logs(tmp_path: Path, keep_result: Callable[..., None])
             acknowledged = _write_until_killed(path, rng, truncating=truncating)
             content = Path(f"{path}-wal").read_bytes()
             logs += len(content) > _HEADER_BYTES
-            log = _parsed(content, 4096)
+            log = parsed_log(content, 4096)
             frames = log.frames if log else ()
             with_remains += any(not frame.is_of(log.salts) for frame in frames if log)
             with_half_a_transaction += bool(frames) and not frames[-1].commit

@@ -67,7 +67,7 @@ def test_what_is_read_outside_of_8_bit_floats_is_nan(dtype: str) -> None:
     assert damage(buffers) == "wrote outside x"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
 def test_what_is_read_outside_is_nan_and_writing_the_poison_there_is_noticed(dtype: str) -> None:
     """A kernel may read a row past the end of V and give it weight 0: 0 times NaN is NaN."""
     specs = (TensorSpec("x", (7,), dtype), TensorSpec("out", (9,), dtype, is_output=True))
@@ -122,19 +122,19 @@ def test_an_inspection_says_what_was_there_when_it_was_taken() -> None:
     assert damage(buffers) == ""
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
 def test_poison_is_nan_and_what_was_not_written_is_counted(dtype: str) -> None:
     specs = (TensorSpec("out", (3, 5), dtype, is_output=True),)
     buffers = BufferSets(specs, NO_LAUNCH, [{}], "cpu")
     (out,) = buffers.outputs()["out"]
     assert torch.isnan(out).all()
-    assert unwritten(out).sum() == 15
+    assert unwritten(out).sum() == out.numel() == (30 if dtype == "complex64" else 15)
     out[1] = 2.0
-    assert unwritten(out).sum() == 10
+    assert unwritten(out).sum() == out.numel() * 2 // 3
     out.fill_(float("nan"))  # a computed NaN has other bits than the poison
     assert unwritten(out).sum() == 0
-    buffers.poison()
-    assert unwritten(out).sum() == 15
+    buffers.prepare()
+    assert unwritten(out).sum() == out.numel()
 
 
 def test_inputs_are_compared_by_their_bits() -> None:
@@ -172,7 +172,7 @@ def test_scratch_memory_is_poisoned_before_each_launch_or_zeroed_once() -> None:
     scratch[0] = counter[7] = 1
     assert buffers.inspect().not_zeroed() == "counter"
     assert damage(buffers) == ""
-    buffers.poison()
+    buffers.prepare()
     assert list(scratch) == [255] * 8
     assert counter[7] == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from evotune.backends.base.launch import DeviceProfile
+from evotune.problems.executed_sizes import holds
 from evotune.trial import Domain, Outcome, OutcomeKind, Region
 from evotune.verify.kept_checks import checked_domain
 
@@ -56,3 +57,21 @@ def test_an_outcome_keeps_it_and_one_of_an_older_store_has_none() -> None:
     older = Outcome.from_text('{"kind": "ok", "fitness": 0.5}')
     assert older.domain is None
     assert "domain" not in older.to_json()
+
+
+def test_it_names_the_ways_in_which_masks_were_broadcast() -> None:
+    cases = [
+        PROBLEM.case({"batch": batch, "heads": 4, "seq_len": 6, "head_dim": 32}, mask)
+        for batch, mask in (
+            (2, {"mask": "bool", "mask_heads": 1}),
+            (1, {"mask": "bool", "mask_heads": 1}),
+            (2, {"mask": "bool", "mask_batch": 1, "mask_rows": 1}),
+        )
+    ]
+    *checked, other = cases
+    (region,) = checked_domain(PROBLEM, [("binary", case) for case in checked], CPU).regions
+    assert region.mask_sizes == ("batch 1 rows",)
+    assert all(holds(region, PROBLEM.place(case)) for case in checked)
+    assert not holds(region, PROBLEM.place(other))
+    older = msgspec.structs.replace(region, mask_sizes=())
+    assert holds(older, PROBLEM.place(other))

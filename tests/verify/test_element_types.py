@@ -14,8 +14,7 @@ import pytest
 import torch
 from red_team.timed import judge_timed
 
-from evotune.backends.base.launch import CompileFailure, LaunchPlan
-from evotune.backends.cpu.cpp_compiler import CpuCompiler
+from evotune.backends.base.launch import LaunchPlan
 from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.problems import Tensor, UserProblem, create_problem
 from evotune.problems.problem import rounding_of
@@ -26,8 +25,8 @@ from evotune.verify.accuracy import LIMITS, errors_against, expected, not_finite
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from evotune.verify.watch import Watch, WatchedSampler
-from evotune.workers.executor import TIMED, CaseJob
-from tests.patience import PATIENCE_S
+from evotune.workers.executor import TIMED
+from tests.cpu_kernels import loaded
 
 FOLDER = Path(__file__).parents[1] / "data" / "types"
 WRONG = OutcomeKind.WRONG_RESULT
@@ -57,21 +56,13 @@ def judged(planner: Planner, behaviour: str, folder: Path, *, timed: bool = Fals
     gate, verdict = Gate(session, problem, pool, deterministic=True), Verdict()
     configuration = Configuration({**planner.bound.default(), "BEHAVIOUR": behaviour})
     for job in planner.proposal(0, configuration).cases:
-        subject = _subject(session, job, folder)
+        subject = loaded(session, job, folder)
         gate.examine(subject, problem.input_kinds, 0, verdict)
         if timed and job.role == TIMED:
             judge_timed(
                 session, gate, pool, subject, seed=0, verdict=verdict, calls=6, watched_runs=4
             )
     return verdict
-
-
-def _subject(session: CpuSession, job: CaseJob, folder: Path) -> Subject:
-    path = folder / f"{job.compile.key[:16]}.so"
-    if not path.exists():
-        built = CpuCompiler().compile(job.compile, path, PATIENCE_S)
-        assert not isinstance(built, CompileFailure), built.log
-    return Subject(job.case, job.plan, session.load(path, job.plan))
 
 
 def test_a_right_kernel_passes_the_gate_and_the_checks_of_timed_launches(

@@ -61,7 +61,7 @@ def test_all_elements_may_be_written_and_only_they_are_poisoned() -> None:
     assert bool(unwritten(out).all())
     out.fill_(1.0)
     assert [made.inspect().damage(number) for number in range(2)] == ["", ""]
-    made.poison(1)
+    made.prepare(1)
     assert [bool(unwritten(each).any()) for each in out] == [False, True]
     assert [made.inspect().damage(number) for number in range(2)] == ["", ""]
 
@@ -103,7 +103,7 @@ def test_alterations_reach_whole_rows_or_a_part_of_one() -> None:
 def test_a_spot_of_an_output_has_only_elements() -> None:
     made = buffers()
     for place in (0.0, 0.37, 0.999):
-        made.poison()
+        made.prepare()
         (spot,) = made.spots(place)
         spot.fill_(0)
         written = made.outputs()["out"] == 0.0
@@ -160,4 +160,4 @@ def test_far_tensors_go_alone_and_say_how_much_they_take() -> None:
         BufferSets((FAR_X,), NO_LAUNCH, [{"x": ones}] * 2, "cpu")
     huge = TensorSpec("x", (2, 8), "float16", strides=(1 << 59, 1))
     with pytest.raises(NoRoom, match="GiB for x"):
-        FarTensor(huge, "cpu", 0x7FFA)
+        FarTensor(huge, 0x7FFA, lambda size: torch.empty(size, dtype=torch.uint8))

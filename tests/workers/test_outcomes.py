@@ -361,12 +361,12 @@ def test_a_worker_that_cannot_start_is_a_problem_of_the_machine(tmp_path: Path) 
 
 
 _BREAKS_A_BASELINE = """
-from evotune.problems import _attention_torch
+from evotune.problems import attention_torch
 
 def refuse(of_case):
     raise ValueError("no copies during a capture")
 
-_attention_torch._unfused = refuse
+attention_torch._unfused = refuse
 """
 
 

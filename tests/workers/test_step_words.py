@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evotune.workers.device_slot import _in_one_line
+from evotune.workers.device_slot import step_words
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from evotune.workers.device_slot import _in_one_line
     ],
 )
 def test_a_worker_cannot_move_the_cursor_or_fill_the_screen(told: str, shown: str) -> None:
-    assert _in_one_line(told) == shown
+    assert step_words(told) == shown

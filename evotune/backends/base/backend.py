@@ -26,7 +26,7 @@ from evotune.backends.base.launch import CompileJob, DeviceProfile, Launch, Laun
 from evotune.backends.base.session import Compiler, Session
 from evotune.errors import EvotuneError
 from evotune.languages import Language
-from evotune.problems.problem import TensorSpec
+from evotune.problems.problem import Tensors, TensorSpec
 from evotune.trial import Check, NamedFigures, OutcomeKind, Value
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The resources that one launch takes.
+    """The resources that one launch uses.
 
-    - values: by name, see `COMPILED_FIGURES` in `space/case_scope.py`.
-    - violation: why the launch cannot run, "" when it can.
+    - values: the resources by name; see `COMPILED_FIGURES` in `space/case_scope.py`.
+    - violation: why the launch cannot run; "" if it can.
     """
 
     values: Mapping[str, int | float]
@@ -47,8 +47,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class LaunchBounds:
-    """The largest launch that a device takes. `grid` and `block` have a limit for each axis, in
-    blocks and in threads; `threads` and `shared_bytes` are those of one block."""
+    """The largest launch that a device accepts. `grid` and `block` have a limit for each axis, in
+    blocks and in threads; `threads` and `shared_bytes` are limits of one block."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
@@ -57,8 +57,8 @@ class LaunchBounds:
 
 
 class SanitizedCase(msgspec.Struct, frozen=True):
-    """A small case of a champion, to be launched under tools. `indices` has the bytes of its inputs
-    that are lengths or places in others."""
+    """A small case of a champion, to be launched under tools. `indices` has the bytes of the inputs
+    that are lengths, or indices into other tensors."""
 
     binary: str
     plan: LaunchPlan
@@ -67,14 +67,14 @@ class SanitizedCase(msgspec.Struct, frozen=True):
 
 
 class Limits(Protocol):
-    """Tells which launches a device refuses. `device` holds the attributes of its profile."""
+    """Knows which launches a device refuses. `device`: the attributes of the device's profile."""
 
     def violation(self, launch: Launch, device: Mapping[str, Value]) -> str:
-        """Before compiling: why no device with these attributes takes the launch, "" when it
+        """Why no device with these attributes accepts the launch, known before compiling; "" if one
         does."""
 
     def bounds(self, device: Mapping[str, Value]) -> LaunchBounds:
-        """The largest launch that a device with these attributes takes."""
+        """The largest launch that a device with these attributes accepts."""
 
     def figures(
         self, launch: Launch, resources: NamedFigures, device: Mapping[str, Value]
@@ -87,11 +87,11 @@ class Limits(Protocol):
 
 SANITIZER = "compute-sanitizer"
 TOOLS = ("memcheck", "initcheck", "racecheck")
-"""NVIDIA's tools. A champion has a check of each, on every backend."""
+"""NVIDIA's sanitizer tools. A champion has a check for each of them, on every backend."""
 
 
 def sanitizer_check(tool: str, status: str, detail: str) -> Check:
-    """The check that records what one of the tools found in a champion."""
+    """The check that records what a sanitizer tool found in a champion."""
     return Check("edge shapes", f"{SANITIZER} {tool}", status, detail=detail)
 
 
@@ -101,7 +101,7 @@ def not_sanitized(detail: str) -> list[Check]:
 
 
 def no_evidence(profile: DeviceProfile, reason: str) -> Evidence:
-    """The evidence of a device that offers none, for this reason."""
+    """Evidence without any part, for a device that offers none. `reason` says why."""
     parts = ("ceilings", "launches", "occupancy", "static", "counters")
     missing = dict.fromkeys(parts, reason)
     model = Ceilings(kind="model")
@@ -109,28 +109,32 @@ def no_evidence(profile: DeviceProfile, reason: str) -> Evidence:
 
 
 class Backend(ABC):
-    """One stateless object for each backend. The profiles of its devices carry its `name`."""
+    """A backend: one stateless object. The profiles of its devices have its `name`."""
 
     name: ClassVar[str]
     languages: ClassVar[tuple[Language, ...]]
     requests: ClassVar[tuple[str, ...]]
-    """The values of `--device` for its devices. Messages list them together with its models."""
+    """The values of `--device` for the backend's devices. Messages list them together with its
+    models."""
     peak_is: ClassVar[str] = "fma_flops"
-    """The ceiling (a field of `Ceilings`) that `peak_gflops` of its profiles is."""
+    """The field of `Ceilings` to which `peak_gflops` of the backend's profiles corresponds."""
     flagship: ClassVar[str] = ""
     """The space that is tuned when the user names none and `--device` means this backend."""
     first_look: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Options of a run whose user names neither a space nor a limit, in place of the flagship's:
-    it should show a confirmed champion in a few minutes."""
+    """Options that replace the flagship's if the user names neither a space nor a limit. With them
+    a run should show a confirmed champion in a few minutes."""
     exponential_flops: ClassVar[float] = 0.0
-    """The FLOP that an exponential takes of the unit of FMAs; 0 if another unit computes it."""
+    """The FLOP that an exponential costs the unit that computes FMAs; 0 if another unit computes
+    it."""
     explain_minutes: ClassVar[float] = math.inf
-    """How long `evotune explain` measures at most, if the user does not say."""
+    """The most minutes that `evotune explain` measures, unless the user gives a limit."""
     preference: ClassVar[int] = 0
-    """Of the backends with a flagship and a device on this machine, `auto` takes the one with the
-    highest preference."""
+    """`auto` takes the backend with the highest preference among those that have a flagship and a
+    device on this machine."""
     exclusive: ClassVar[bool] = True
     """Whether compilers would disturb the measurements: then compiling and measuring take turns."""
+    builds_in_worker: ClassVar[bool] = False
+    """Whether the device's worker builds kernels, each within the time limit of a compiler."""
     loads_files: ClassVar[bool] = False
     """Whether a worker loads a compiled kernel's file as code, as it does a shared library."""
     several: ClassVar[bool] = False
@@ -139,27 +143,28 @@ class Backend(ABC):
     """Whether opening a device takes so long that a spare worker is kept ready while another
     works."""
     times_user_problems: ClassVar[bool] = False
-    """Whether `evotune check` may time a problem's baselines: it needs the device where it runs."""
+    """Whether `evotune check` may time a problem's baselines, for which the device must be in the
+    machine."""
     least_half_width: ClassVar[float] = 0.0
     """The least half-width of a confirmed interval, in ln: a user's program may differ this much
     from the confirmed figure, however little the processes of the confirmation differ."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Optional packages whose versions change times."""
     binary_suffix: ClassVar[str] = ""
-    """The suffix of its machine code in an exported package; "" if kernels of this backend cannot
-    be exported."""
+    """The suffix of machine code in an exported package; "" if kernels of this backend cannot be
+    exported."""
     exported_call_us: ClassVar[float] = 0.0
-    """How much longer a call of an exported kernel takes than a timed launch, if the baseline's
-    call has no such cost. A package serves no case that gains less."""
+    """How much longer, in µs, a call of an exported kernel takes than a timed launch, if the
+    baseline's call has no such cost. A package serves no case that gains less."""
 
     # Devices
 
     def understands(self, request: str) -> bool:
-        """Whether `--device` `request` means a device of this backend."""
+        """Whether the value `request` of `--device` means a device of this backend."""
         return request in (*self.requests, *self.models())
 
     def models(self) -> tuple[str, ...]:
-        """Names of devices for which evotune can compile on a machine without them."""
+        """The names of devices for which evotune can compile on a machine without them."""
         return ()
 
     def model(self, name: str) -> DeviceProfile:
@@ -171,26 +176,28 @@ class Backend(ABC):
         return (*self.requests, *self.models())
 
     def is_here(self) -> bool:
-        """Whether this machine has such a device, whether or not software can use it."""
+        """Whether this machine has a device of this backend, even if software cannot use it."""
         return True
 
     @abstractmethod
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
-        """The device that `request` (or `auto`) means. With `compile_only` a model's name is enough
-        and no such device need be here. Raises EnvironmentProblem (exit 3) if the device is not
-        here or cannot be used."""
+        """The profile of the device that `request` (or `auto`) means. With `compile_only` a model's
+        name is enough, and the machine need not have such a device. Raises EnvironmentProblem (exit
+        3) if the device is absent or cannot be used."""
 
     def profiles(self, request: str, count: int | None) -> list[DeviceProfile]:
-        """The first `count` devices that `request` allows; all of them when it is None."""
+        """The profiles of the first `count` devices that `request` allows, or of all if `count` is
+        None."""
         return [self.profile(request)]
 
     def same_device(self, profile: DeviceProfile) -> str:
-        """The request for the device that an earlier run used, or for one like it."""
+        """The value of `--device` for the device that an earlier run used, or for one like it."""
         return self.requests[0]
 
     def left_free(self, request: str) -> str:
-        """The request for that part of the device which other work leaves free now: of a CPU the
-        free cores. A new run asks for it; `same_device` asks for the same part again."""
+        """The value of `--device` for the part of the device that other work leaves free now, such
+        as the free cores of a CPU. A new run uses it; `same_device` requests the same part again.
+        """
         return request
 
     def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
@@ -199,13 +206,14 @@ class Backend(ABC):
         return contextlib.nullcontext()
 
     def take_device(self, stack: ExitStack) -> str:
-        """The request for the first device that no other run measures on. The lock is held until
-        `stack` closes, so each worker of a cluster on this machine has its own device."""
+        """The value of `--device` for the first device on which no other run measures. Locks the
+        device until `stack` closes, so that each worker of a cluster on this machine has its own
+        device."""
         return self.requests[0]
 
     def offered(self) -> DeviceProfile:
-        """The device that a worker of a cluster offers. Raises EnvironmentProblem if it cannot be
-        used."""
+        """The profile of the device on which a worker of a cluster would measure. Raises
+        EnvironmentProblem if the device cannot be used."""
         return self.profile(self.requests[0])
 
     def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
@@ -233,18 +241,19 @@ class Backend(ABC):
         """Opens the device, in a worker process."""
 
     def caller(self, profile: DeviceProfile) -> Caller:
-        """Calls its kernels in the user's own process. Raises EvotuneError if they cannot be
-        called."""
+        """An object that calls the backend's kernels in the user's own process. Raises EvotuneError
+        if they cannot be called."""
         raise EvotuneError(f"kernels for {profile.name} cannot be called from Python")
 
     def exported_files(self, package: str) -> Mapping[str, bytes]:
-        """Files that an exported package of this name gets in addition to its kernels, by their
-        names in it: the launcher `_BACKEND_launcher.py`, and native code if it can be built
-        here."""
+        """The files that an exported package named `package` gets in addition to its kernels, by
+        their names: the launcher `_BACKEND_launcher.py`, and native code if this machine can build
+        it."""
         return {}
 
     def exported_slower_because(self) -> str:
-        """Why packages that are exported here launch more slowly than they could; "" if not."""
+        """Why packages exported on this machine launch more slowly than they could; "" if they do
+        not."""
         return ""
 
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
@@ -258,12 +267,12 @@ class Backend(ABC):
         return None
 
     def devices_here(self) -> tuple[DeviceProfile, ...]:
-        """This machine's devices, in a worker that has the likely environment and the backend's
-        libraries; none if these cannot use them."""
+        """This machine's devices. Called in a worker that has the likely environment and the
+        backend's libraries. Empty if the libraries cannot use the devices."""
         return ()
 
     def learn(self, devices: Sequence[DeviceProfile]) -> None:
-        """The answer of `devices_here`, for a process that will look for a device."""
+        """Remembers the result of `devices_here`, in a process that will look for a device."""
         return None
 
     def sanitizing(
@@ -284,9 +293,9 @@ class Backend(ABC):
         return None
 
     def rebuilt(self, job: CompileJob, folder: Path, limit_s: float) -> Mapping[str, Path | str]:
-        """Builds disturbed versions of a champion's code in `folder`, for example with delays in
-        it. Returns, by the description of each version, the file to load or the reason why there is
-        none."""
+        """Builds versions of a champion's code that disturb themselves, for example by delays, in
+        `folder`. Returns, by the description of each version, the file to load or the reason why
+        there is none."""
         return {}
 
     # Explaining
@@ -312,25 +321,27 @@ class Backend(ABC):
 
 # A compiled kernel called in the user's own process, on the user's own tensors.
 
-KernelCall: TypeAlias = Callable[[LaunchPlan, Mapping[str, int]], object]
-"""Launches a kernel's plan; the mapping has the address of each tensor and workspace by name."""
+KernelCall: TypeAlias = "Callable[[LaunchPlan, Mapping[str, torch.Tensor]], Tensors | None]"
+"""A function that launches a kernel's plan. The mapping has each tensor and workspace by name. It
+returns the outputs, or None if they are in the given tensors."""
 
 
 class Caller(Protocol):
     """Calls the kernels of one backend in this process, on PyTorch tensors."""
 
     def refusal(self, device: torch.device) -> str:
-        """Why the kernels cannot take tensors on this device, "" when they can."""
+        """Why the kernels cannot take tensors on this device; "" if they can."""
 
     def current(self, device: torch.device) -> AbstractContextManager[None]:
         """Makes the device current, so that allocations and launches go to it."""
 
     def load(self, binary: Path) -> KernelCall:
-        """Loads a compiled kernel; returns the function that calls it."""
+        """Loads a compiled kernel, and returns the function that calls it."""
 
 
 class Status(enum.StrEnum):
-    """MISSING and BROKEN ask the user to act; ABSENT is fine on this machine."""
+    """The status of a finding. MISSING and BROKEN require the user to act; ABSENT is fine on this
+    machine."""
 
     OK = "ok"
     ABSENT = "absent"
@@ -344,7 +355,8 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` is a command or a setting, "" when the user need do nothing."""
+    """A finding of `doctor`. `fix`: a command or a setting that mends it; "" if the user need do
+    nothing."""
 
     name: str
     status: Status
@@ -366,8 +378,8 @@ def version(package: str) -> str:
 
 
 def optional(package: str, extra: str, use: str) -> Finding:
-    """The finding on a package that only some users need, for `use`; evotune's `extra` brings
-    it."""
+    """The finding on a package that only some users need. `use`: what it is for. `extra`: evotune's
+    extra that installs it."""
     if found := version(package):
         return Finding(package, Status.OK, found)
     fix = f"pip install 'evotune[{extra}]'"

@@ -1,4 +1,5 @@
-"""How busy other processes keep this machine's logical CPUs right now."""
+"""Measures how busy other processes keep this machine's logical CPUs, and divides CPUs into
+cores."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def _busy_ticks() -> dict[int, int]:
 
 # The physical cores of this machine: logical CPUs that share one take each other's time.
 def core_of(cpu: int) -> str:
-    """The name of the physical core: the list of the logical CPUs that share it. The CPU's own
-    number if the system does not report it."""
+    """The name of a logical CPU's physical core: the list of the logical CPUs that share the core,
+    or the CPU's own number if the system does not report that."""
     try:
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         return path.read_text().strip()

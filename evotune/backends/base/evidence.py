@@ -32,12 +32,12 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for the evidence of one compiled case.
 
     - `profile`: the device that measured it, or a model's profile.
-    - `dtype`: the problem's.
+    - `dtype`: the problem's dtype.
     - `binary`: the path of the machine code.
     - `resources`: the compiler's figures of that binary.
     - `plan`: the launches of the case, completed with these figures.
-    - `tensors`: the buffers that they work on.
-    - `indices`: the bytes of the inputs that are lengths or places in others.
+    - `tensors`: the buffers of the launches.
+    - `indices`: the bytes of the inputs that are lengths, or indices into other tensors.
     - `compile`: the job that made the binary. If no disassembler is found, it is compiled again to
       PTX.
     - `without`: the parts of the evidence to leave out: `counters`, `static`. With all parts,
@@ -58,7 +58,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for the evidence of a baseline on one case.
 
-    - `problem`, `dtype`, `root`: name the problem as `create_problem` takes them.
+    - `problem`, `dtype`, `root`: the arguments of `create_problem`.
     - `sha256`: the hash of a problem's file that the user agreed to; "" for a problem without one.
     - `baseline`: its name, one of `Problem.baselines`.
     """
@@ -82,8 +82,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     - `exp2_per_s`: exponentials a second (MUFU).
     - `issue_per_s`: warp instructions a second; on a CPU None.
     - `shared_bytes_per_s`: shared memory, all multiprocessors together.
-    - `l2_bytes_per_s`, `dram_bytes_per_s`: bytes read plus bytes written. On a CPU all threads read
-      half of their L2, and copy through memory.
+    - `l2_bytes_per_s`, `dram_bytes_per_s`: bytes read plus bytes written. On a CPU they are
+      measured with all threads, which read half of their L2, and copy through memory.
     - `launch_us`: an empty kernel in a graph; on a CPU an empty parallel region.
     - `notes`: doubts about single figures, in words. `evotune explain` prints them.
     """
@@ -107,7 +107,7 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
       `blocks` (slots of the multiprocessor). If there are several, the first one in this order.
     - `limits`: the blocks that each of these resources would allow.
     - `warps`, `max_warps`: of one multiprocessor.
-    - `waves`: blocks of the launch / blocks that the whole device holds.
+    - `waves`: blocks of the launch / blocks that are resident on the whole device.
     """
 
     blocks_per_multiprocessor: int
@@ -131,8 +131,8 @@ CPU_CLASSES = ("fma", "vector", "scalar", "load", "store", "branch", "other")
 class StaticView(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel function's machine code.
 
-    - `instructions`: class -> count, of `GPU_CLASSES` or `CPU_CLASSES`.
-    - `loop_instructions`: the same inside the innermost loops; {} if they are not known.
+    - `instructions`: the count of each class, of `GPU_CLASSES` or `CPU_CLASSES`.
+    - `loop_instructions`: the counts inside the innermost loops; {} if they are unknown.
     - `vector_bits`: on a CPU, float instructions in the innermost loops by the width of their
       vectors in bits, as text.
     - `source`: the program or the text that was read: `nvdisasm 12.8`, `objdump 2.40`, `ptx`.
@@ -156,7 +156,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     - `pipes`: shares of the peak, 0 to 1: `tensor`, `fma`, `alu`, `mufu`, `lsu`, `issue`, `l2`,
       `dram`, `shared`. Those of a multiprocessor's parts are over the time in which it has work,
       `l2` and `dram` over the whole time.
-    - `stalls`: reason -> mean cycles for which a warp waits between two instructions.
+    - `stalls`: for each reason, the mean cycles for which a warp waits between two instructions.
     - `instructions`: warp instructions executed; on a CPU instructions.
     - `shared_wavefronts`: passes through shared memory; `shared_conflicts`: those beyond the ideal.
     - `warps_active`: the mean share of a multiprocessor's warps that are resident.
@@ -193,10 +193,10 @@ class LaunchEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a case's launches, in their order.
+    """All known facts about a case's launches, in their order.
 
-    - `unavailable`: a part that is missing (`counters`, `static`, `ceilings`, `occupancy`,
-      `launches`) -> why, in one line. A part that such a device never has is not listed.
+    - `unavailable`: for each missing part (`counters`, `static`, `ceilings`, `occupancy`,
+      `launches`), the reason in one line. A part that this kind of device never has is not listed.
     """
 
     device: str
@@ -216,16 +216,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 # Evidence as a run keeps it: of which configuration or baseline, on which case, and its work.
 FACT = "evidence"
-"""The name of the fact, in a run's store, that holds a list of `GatheredEvidence`."""
+"""The name of the fact in a run's store that has a list of `GatheredEvidence`."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The work that a problem demands on one case, whatever the kernel.
+    """The work that any kernel must do for one case of a problem.
 
     - `operations`: FLOP.
     - `bytes_moved`: bytes that must cross memory at least once.
-    - `exponentials`: exponentials that must be computed; 0 if there are none or the problem does
-      not say.
+    - `exponentials`: exponentials that must be computed; 0 if there are none, or if the problem
+      does not say how many.
     """
 
     operations: int
@@ -238,7 +238,7 @@ class GatheredEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     - `configuration`: None for a baseline, whose name is `baseline`.
     - `date`: when it was gathered, ISO 8601 in UTC.
-    - `resources`: the compiler's figures, as an outcome holds them.
+    - `resources`: the compiler's figures, as in an outcome.
     """
 
     case: str
@@ -265,7 +265,7 @@ def read_gathered(kept: Json) -> tuple[GatheredEvidence, ...]:
 
 
 def merged(kept: Sequence[GatheredEvidence], new: GatheredEvidence) -> list[GatheredEvidence]:
-    """The list with `new` in the place of older evidence of the same subject."""
+    """The list with `new` added, which replaces older evidence of the same subject."""
     return [*(item for item in kept if not item.same_subject(new)), new]
 
 
@@ -276,7 +276,7 @@ _READER = msgspec.json.Decoder(Ceilings)
 
 
 def kept(facts: Sequence[Value]) -> Ceilings | None:
-    """The ceilings that were kept under these facts; None if there are none."""
+    """The ceilings that `keep` stored under these facts; None if there are none."""
     path = _path(facts)
     try:
         return _READER.decode(path.read_bytes()) if path else None
@@ -285,7 +285,8 @@ def kept(facts: Sequence[Value]) -> Ceilings | None:
 
 
 def keep(facts: Sequence[Value], ceilings: Ceilings) -> None:
-    """Stores them for later processes; does nothing if the folder is not writable."""
+    """Stores ceilings under these facts for later processes. Does nothing if the folder is not
+    writable."""
     path = _path(facts)
     if path is None:
         return
@@ -319,7 +320,7 @@ class Instruction:
 
 
 def count(code: Sequence[Instruction]) -> dict[str, int]:
-    """Class -> number of instructions."""
+    """The number of instructions of each class."""
     return dict(collections.Counter(each.kind for each in code))
 
 
@@ -328,8 +329,8 @@ def innermost_loops(
 ) -> list[list[int]]:
     """The numbers of the instructions of each innermost loop.
 
-    A loop for which `is_waiting` says yes is no loop: a wait for a barrier polls in a loop, in the
-    middle of the loop that does the work.
+    A loop for which `is_waiting` is true does not count, because a wait for a barrier polls in a
+    loop inside the loop that does the work.
     """
     blocks = _blocks(code)
     loops = {
@@ -457,8 +458,8 @@ def _reverse_postorder(blocks: Sequence[_Block]) -> list[int]:
 
 
 def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
-    """`count` seeded N(0, 1) values; bfloat16, which NumPy lacks, as 16 bits, cut off. Integers are
-    small; floats of 8 bits are any of 0.03 to 8."""
+    """`count` seeded N(0, 1) values. bfloat16, which NumPy lacks, is returned as truncated 16-bit
+    words. Integers are small, and 8-bit floats lie between 0.03 and 8."""
     import numpy as np  # here, since a worker that compiles loads this module
 
     generator = np.random.default_rng(count)
@@ -467,6 +468,8 @@ def normal_values(count: int, dtype: str) -> npt.NDArray[Any]:
         return generator.integers(first, end, count, dtype=np.uint8)
     if dtype in INTEGERS:
         return generator.integers(0, 8, count).astype(dtype)
+    if dtype == "complex64":
+        return generator.standard_normal(2 * count, dtype=np.float32).view(np.complex64)
     values = generator.standard_normal(count, dtype=np.float32)
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)

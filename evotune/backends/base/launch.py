@@ -58,7 +58,7 @@ class TensorMap(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def violation(self) -> str:
-        """Why the driver would refuse the map, in words; "" when it would take it."""
+        """Why the driver would refuse the map, in words; "" if it would accept it."""
         return next(self._violations(), "")
 
     def _violations(self) -> Iterator[str]:
@@ -130,7 +130,8 @@ class Argument(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Workspace(msgspec.Struct, frozen=True, array_like=True):
-    """Scratch memory that the harness allocates. `init`: poison (every launch) or zero_once."""
+    """Scratch memory that the harness allocates. `init`: poison (before every launch) or
+    zero_once."""
 
     name: str
     bytes: int
@@ -164,12 +165,30 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.block)
 
 
+class CallTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a function gets by name. `strides` are those of all dimensions, in elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_output: bool = False
+
+
+class CallPlan(msgspec.Struct, frozen=True, array_like=True):
+    """What a kernel that is built for each case gets: the case's symbols, and its tensors."""
+
+    symbols: tuple[tuple[str, Value], ...]
+    tensors: tuple[CallTensor, ...]
+
+
 class LaunchPlan(msgspec.Struct, frozen=True):
     """Everything needed to call a compiled kernel on one case.
 
     - `entry`: the kernel's function, which the CPU calls.
     - `launches`: run in order on one stream; all take the same arguments.
     - `constant_memory`: is filled before the launches, in each call.
+    - `call`: only of a kernel that is built for each case; it has no arguments.
     """
 
     entry: str
@@ -177,6 +196,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     workspaces: tuple[Workspace, ...]
     launches: tuple[Launch, ...]
     constant_memory: tuple[ConstantMemory, ...] = ()
+    call: CallPlan | None = None
 
     def completed(self, resources: NamedFigures) -> LaunchPlan:
         """The plan with the one figure that only the compiler knows: the shared memory that Triton
@@ -197,6 +217,8 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
     - `sources_sha256`: covers the source and everything it includes from `root`.
     - `formulas`: further macros, (name with parameters, C++ text). A problem makes the text of an
       expression's tree.
+    - `values`: the configuration, for a language that takes its values as they are. It has no
+      `defines`.
     - `entry`: the one function that Triton compiles, for arguments of the types in `signature`.
     - `entries`: other compilers compile the whole source, and check that each of these functions
       takes the arguments in `signature` (`check_text` in `sources.py`).
@@ -213,6 +235,7 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
     signature: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
     formulas: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, Value], ...] = ()
 
     @property
     def macros(self) -> list[str]:
@@ -235,6 +258,7 @@ class CompileJob(msgspec.Struct, frozen=True, dict=True):
             list(self.signature),
             *([list(self.entries)] if self.entries else []),
             *([["formulas", *map(list, self.formulas)]] if self.formulas else []),
+            *([["values", *map(list, self.values)]] if self.values else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -279,7 +303,7 @@ class DeviceProfile:
     - `attributes`: the names that a space may use as `device.NAME`, with their values.
     - `peak_gflops`: the peak of dense products in half precision with sums in float32, or the peak
       of float32 for a CPU without such products.
-    - `id`, `driver`: the UUID and driver version of a live GPU; other devices have none.
+    - `id`, `driver`: the UUID and driver version of a live GPU; "" for other devices.
     """
 
     name: str
@@ -291,7 +315,7 @@ class DeviceProfile:
     driver: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        """The profile as it is stored."""
+        """The profile in the form in which it is stored."""
         fields: dict[str, Json] = msgspec.to_builtins(self)
         return fields
 

@@ -78,8 +78,8 @@ class _ByConfiguration(Mapping[Configuration, _Found]):
 class RecordedSpace:
     """The recorded configurations and their outcomes.
 
-    A failure is a member of the space like any other: a search that proposes it spends a trial.
-    `complete` is False if the recording was still being written, or was cut.
+    A failed configuration is in the space like any other: a search that proposes it spends a trial.
+    `complete` is False if the recording was still being written, or was cut off.
     """
 
     name: str
@@ -104,12 +104,12 @@ class RecordedSpace:
 
     @property
     def best_time_ms(self) -> float:
-        """The optimum of the recording; infinite when every configuration failed."""
+        """The time of the recording's optimum in ms; infinite if every configuration failed."""
         return min(self.times_ms.values(), default=math.inf)
 
 
 def read_recorded_space(path: Path) -> RecordedSpace:
-    """Reads a recording, plain or gzip; SpaceError or UsageError for any other file.
+    """Reads a recording, plain or gzip. Raises SpaceError or UsageError for any other file.
 
     A cache may be cut anywhere after `"cache": {`: the entries before the cut are kept.
     """
@@ -122,8 +122,8 @@ def read_recorded_space(path: Path) -> RecordedSpace:
 
 
 def read_named_recording(spec: RecordedSpec) -> RecordedSpace:
-    """The recording that a space names. A SpaceError gives the place in the recording if it is
-    known, else the place where the space names the recording."""
+    """The recording that a space names. Raises SpaceError with the position in the recording, if it
+    is known, else with the position in the space."""
     try:
         return read_recorded_space(spec.file)
     except UsageError as error:
@@ -135,8 +135,8 @@ def read_named_recording(spec: RecordedSpec) -> RecordedSpace:
 
 
 def recorded_space(text: str, name: str) -> RecordedSpace:
-    """The space in a recording's text; `name` is its name if the text has none. Raises SpaceError
-    with line and column."""
+    """The space in a recording's text. `name`: the space's name if the text has none. Raises
+    SpaceError with line and column."""
     try:
         return _recorded_space(text, name)
     except MisplacedError as error:
@@ -420,8 +420,8 @@ _Records = Iterator[tuple[Mapping[str, Json], Json]]  # configuration, and time 
 
 
 def as_cache(document: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The document with `tune_params` and `cache`. A document that is a cache already, or none of
-    these formats, is returned as it is."""
+    """The document in the form of a cache, with `tune_params` and `cache`. A document that is a
+    cache already, or has none of the known formats, is returned unchanged."""
     if "cache" in document:
         return document
     if isinstance(document.get("results"), list):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 from evotune.trial import DeviceState, NamedFigures, OutcomeKind
@@ -46,7 +46,7 @@ class Fault:
 
 
 Write: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
-"""The target and the source of a copy: rows of elements, contiguous within a row."""
+"""The target and the source of a copy: rows of elements that are contiguous within a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Intervention:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Elements that are overwritten at each turn. `target` is a column; its new elements come from
-    `values`, a flat tensor."""
+    """Elements that are overwritten at each turn. `target`: a column. `values`: a flat tensor with
+    the column's new elements."""
 
     target: torch.Tensor
     values: torch.Tensor
@@ -73,10 +73,10 @@ class Sampler(Protocol):
     """A fixed sequence of calls that can be run and timed again and again."""
 
     def run(self) -> None:
-        """Makes all calls once. They are done before torch's next operation begins."""
+        """Makes all calls once. They are complete before torch's next operation begins."""
 
     def time_us(self) -> float:
-        """Makes all calls once; the mean device time of one call, in microseconds."""
+        """Makes all calls once. Returns the mean device time of one call, in µs."""
 
 
 class WatchableSampler(Sampler, Protocol):
@@ -88,13 +88,51 @@ class WatchableSampler(Sampler, Protocol):
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
         """Makes all calls as `time_us` does, with interventions that a call can notice only by the
-        memory they write. They are sorted by their calls, which do not overlap; a call takes about
-        `call_us`. Returns for each intervention the time in µs that a call must take at least so
-        that one of its calls surely began after the writes: 0 if that is sure in any event."""
+        memory that they write. The interventions are sorted by their calls, which do not overlap. A
+        call takes about `call_us`. Returns, for each intervention, the least time in µs that a call
+        must take so that one of the intervention's calls surely began after the writes; 0 if that
+        is sure anyway."""
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
         """Like `time_us`, while `renewals` are made cyclically, about as many as there are calls.
         They have the values of turn `turn` and of the turns after it."""
+
+
+@runtime_checkable
+class RepeatingSampler(Protocol):
+    """A sampler that may run again within one call, because a sample came to nothing."""
+
+    before_repeating: Callable[[], None]
+
+
+class RestoringSampler:
+    """A sampler before each of whose runs tensors get their values again, outside the clock."""
+
+    def __init__(self, sampler: WatchableSampler, restore: Callable[[], None]) -> None:
+        self._sampler = sampler
+        self._restore = restore
+        if isinstance(sampler, RepeatingSampler):
+            sampler.before_repeating = restore
+
+    @property
+    def count(self) -> int:
+        return self._sampler.count
+
+    def run(self) -> None:
+        self._restore()
+        self._sampler.run()
+
+    def time_us(self) -> float:
+        self._restore()
+        return self._sampler.time_us()
+
+    def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
+        self._restore()
+        return self._sampler.watch(interventions, call_us)
+
+    def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
+        self._restore()
+        return self._sampler.time_while_renewing(renewals, turn)
 
 
 class Session(Protocol):
@@ -102,23 +140,24 @@ class Session(Protocol):
 
     torch_device: str
     pool_bytes: int
-    """How much of the device's memory input sets and references may take."""
+    """The bytes of the device's memory that input sets and references may take."""
     cold_bytes: int
-    """Inputs that rotate over this many bytes are never found in a cache; 0: no cold timing."""
+    """Inputs that rotate over this many bytes are never in a cache; 0 if there is no cold
+    timing."""
     sample_us: float
-    """The length of a sample in the search: the clock's error is far below 1% of it."""
+    """The length of a sample in the search, of which the clock's error is far below 1%."""
     champion_sample_us: float
     """The length of a sample of one graph for a champion, whose samples are means over graphs."""
     warm_bytes: int
-    """Copies of a call's buffers stay in the cache together up to this many bytes in all; 0 if
-    times depend neither on the copy nor on the sampler."""
+    """The most bytes that copies of a call's buffers may have in all to stay in the cache together;
+    0 if times depend neither on the copy nor on the sampler."""
     allocates: bool
     """Whether a baseline's timed call allocates its output; then a candidate's call does so too."""
     untimed_calls: int
-    """How many calls come before the timed ones of a warm sample, but never more than the timed
+    """How many calls come before the timed calls of a warm sample, but never more than the timed
     ones. The first calls find the caches as earlier code left them, which differs between the two
-    sides of a pair. On a CPU five calls may make a sample: there the same code came out 6% faster
-    as a candidate than as the baseline, and 3% with one untimed call
+    sides of a pair. On a CPU a sample may have only five calls. Without untimed calls the same code
+    came out 6% faster as a candidate than as the baseline, and 3% with one
     (`benchmarks/lab/confirmations.py --of itself`)."""
     step_bytes: int
     """The number of consecutive bytes that may be written before a watched call without measurably
@@ -126,20 +165,36 @@ class Session(Protocol):
     in_order: bool
     """Whether a launch begins only after all work of earlier launches has ended."""
 
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """Bytes on the device, not filled, for the buffers of launches."""
+
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
-        """A loaded kernel. LaunchFailure when the machine code cannot be loaded."""
+        """Loads a kernel. Raises LaunchFailure if the machine code cannot be loaded."""
+
+    def build(
+        self,
+        kernel: Callable[..., object],
+        plan: LaunchPlan,
+        inputs: Mapping[str, torch.Tensor],
+        limit_s: float,
+    ) -> None:
+        """Of a backend that `builds_in_worker`: builds the kernel for a case, and calls it once on
+        copies of these inputs. Raises an error that is a `fault` if that fails or takes longer than
+        `limit_s`. A kernel that was not built for a case is built when it is bound, within the last
+        limit given."""
 
     def bind(
         self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
     ) -> Callable[[], object]:
-        """A function that launches the kernel once on these buffers, by tensor/workspace name."""
+        """A function that launches the kernel once. `pointers`: the addresses of tensors and
+        workspaces, by name."""
 
     def synchronize(self) -> None:
         """Waits until all launches are done."""
 
     def settle(self) -> None:
-        """To be called after a launch and before torch uses its results: torch then sees them, and
-        computes under its own settings."""
+        """Must be called after a launch and before torch uses its results. Torch then sees the
+        results, and computes with its own settings."""
 
     def free(self) -> None:
         """Gives back the device memory that deleted tensors and samplers left reserved."""
@@ -159,15 +214,16 @@ class Session(Protocol):
         until they rest; `left_running` reports a thread that does not come to rest."""
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
-        """Ways to disturb launches, by their description; empty if there are none."""
+        """The ways to disturb launches, by their description; empty if there are none."""
 
     def copy_gbps(self) -> float:
-        """Measured bandwidth of a large copy, bytes read plus bytes written; 0: not measured."""
+        """Measures the bandwidth of a large copy, bytes read plus bytes written; 0 if the device
+        measures none."""
 
     def take_stock(self) -> str:
-        """Call it before a candidate is loaded. The first call records the process's state, with
-        which `left_running` compares later states. Returns a description of a change since then, or
-        "" if there is none."""
+        """Must be called before a candidate is loaded. The first call records the process's state,
+        with which `left_running` compares later states. Returns a description of a change since the
+        first call, or "" if there is none."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
         """Describes work that a candidate left running after its launch returned, or a change that
@@ -183,7 +239,7 @@ class Session(Protocol):
 
 
 class LaunchFailure(RuntimeError):
-    """A kernel that could not be loaded or launched; the trial ends as launch_error."""
+    """Raised if a kernel cannot be loaded or launched. The trial ends as launch_error."""
 
 
 # Scalar arguments as C values, for ctypes and for the CUDA driver alike.

@@ -1,7 +1,8 @@
 """Kernel sources: the files a kernel is made of, and their fingerprint.
 
 A kernel may include its own files, by a quoted name relative to the file that includes it, and
-the compiler's headers, in angle brackets. Any directive that could bring another file of the
+the compiler's headers, in angle brackets; a Python file may import files of its own folder. Any
+directive that could bring another file of the
 machine into the machine code or into a compiler's message is refused. So the fingerprint covers
 everything that the machine code is made of, except the compiler and its headers.
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from evotune.backends.base.python_imports import imported_files
 from evotune.errors import SpaceError, UsageError
 from evotune.languages import all_languages
 from evotune.util.files import read_regular
@@ -68,8 +70,8 @@ def _is_code(suffix: str) -> bool:
 
 
 def told_folder(folder: Path) -> str:
-    """The folder's path as compilers and workers get it. Raises UsageError for a name that they
-    cannot take: `#line` allows no line break, and messages between processes are UTF-8."""
+    """The folder's path as text for compilers and workers. Raises UsageError for a name that they
+    cannot handle: `#line` allows no line break, and messages between processes are UTF-8."""
     text = str(folder.absolute())
     why = "has a line break" if "\n" in text else ""
     if any("\ud800" <= each <= "\udfff" for each in text):  # bytes that `os.fsdecode` keeps so
@@ -82,26 +84,33 @@ def told_folder(folder: Path) -> str:
 def read_sources(
     root: Path, source: str, written: Mapping[str, bytes] = MappingProxyType({})
 ) -> dict[str, bytes]:
-    """Relative path -> content of `source` and every file under `root` that it includes, directly
-    or not.
+    """The contents of `source` and of every file under `root` that it includes, directly or
+    indirectly, by their relative paths.
 
     `written` gives the contents of files that need not exist under `root` yet. Raises SpaceError if
     a file is missing, too large, outside `root`, without a suffix of code, or must not be included.
     """
-    if source.endswith(".py"):  # its imports must be installed packages
-        return {source: _read(root, source, written)}
     found: dict[str, bytes] = {}
     queue = [source]
     while queue:
         name = queue.pop()
         if name not in found:
             found[name] = _read(root, name, written)
-            queue += _includes(root, name, found[name], written)
+            if name.endswith(".py"):
+                queue += imported_files(
+                    name, found[name], lambda file: _is_there(root, file, written)
+                )
+            else:
+                queue += _includes(root, name, found[name], written)
     return dict(sorted(found.items()))
 
 
+def _is_there(root: Path, name: str, written: Mapping[str, bytes]) -> bool:
+    return name in written or (root / name).is_file()
+
+
 def fingerprint(sources: Mapping[str, bytes]) -> str:
-    """The SHA-256 of names and contents."""
+    """The SHA-256 over the names and contents of the files."""
     digest = hashlib.sha256()
     for name, content in sorted(sources.items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
@@ -262,8 +271,8 @@ _BOM = b"\xef\xbb\xbf"
 # Bytes that compilers treat differently: a lone carriage return ends a line for some of them.
 _STRANGE = re.compile(rb"[\0-\x08\x0e-\x1f]|\r|\?\?/")
 _DOUBT, _BREAK = b"\x01", b"\x02"
-"""Marks in the bare text. A doubt: a quote and a comment on one line, which a compiler that skips
-the group may read otherwise. A break: a line's end within a raw string."""
+"""Marks in the text without strings and comments. A doubt: a quote and a comment on one line, which
+a compiler that skips the group may read differently. A break: a line's end inside a raw string."""
 _MARKS = re.compile(rb"[\x01\x02]")
 _BLANK = rb"[ \t\f\v]*"
 _DIRECTIVE = re.compile(
@@ -276,11 +285,11 @@ _FILES = {b"include", b"include_next", b"import", b"embed", b"line"}
 
 @dataclass(frozen=True)
 class Code:
-    """The text that the compiler reads of a source. Its lines keep their numbers."""
+    """A source without what no compiler reads: comments, `#if 0`. Its lines keep their numbers."""
 
     text: bytes
     conditions: bytes
-    """The directives that a test of whether a file exists may stand in."""
+    """The directives that may contain a test of whether a file exists."""
 
 
 class _Undecided(Exception):
@@ -442,8 +451,8 @@ _COUNT = re.compile(r"^\d+ errors? (?:detected|generated)")
 
 
 def checked_end(source: str, name: str, defines: Iterable[tuple[str, int]]) -> str:
-    """Text to follow the source in one translation unit. If the source lacks a brace, say, the
-    compiler still reports that at the source's last line."""
+    """Text that is appended to the source. If the source lacks a closing brace, for example, the
+    compiler still reports the error at the source's last line."""
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     own_end = f'#line {source.count(chr(10)) + 1} "{quoted}"\nstatic_assert(true, "");\n'
     checks = (
@@ -474,7 +483,7 @@ def reason_of(name: str) -> str:
 
 
 POINTER, TENSOR_MAP = "pointer", "tensor_map"
-"""Entries of a signature other than the types of scalars (int32, int64, float32, float64)."""
+"""The entries of a signature that are not types of scalars (int32, int64, float32, float64)."""
 
 _ARGUMENTS = "arguments"  # the file name of the text in a compiler's messages
 _PLACE = f'\n#line 1 "{_ARGUMENTS}"\n'
@@ -561,14 +570,14 @@ def check_text(entries: Sequence[str], signature: Sequence[str], *, exact: bool)
 
 
 def errs_in_check(log: str) -> bool:
-    """Whether a compiler's log has an error in the text: an argument that does not fit, a function
-    that does not exist, or a brace, say, that the source left open. Without the text the compiler
-    explains the last one well."""
+    """Whether a compiler's log has an error in the appended text: an argument that does not match,
+    a function that does not exist, or something that the source left open, such as a brace. Without
+    the appended text the compiler explains the last kind better."""
     return _IN_CHECK.search(log) is not None
 
 
 def mismatch(log: str) -> str:
-    """One line on the first argument that does not match; "" if there is also an error of another
+    """A line about the first argument that does not match; "" if there is also an error of another
     kind."""
     errors = [line for line in log.splitlines() if _ERROR.search(line)]
     if not all(_MARK in error for error in errors):

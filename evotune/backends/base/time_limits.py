@@ -27,7 +27,7 @@ _NS = 1e-9
 
 
 class WatchedTime:
-    """The seconds since it was made. The caller must read it at least every `_LOOK_S`.
+    """Counts the seconds since it was made. The caller must read it at least every `_LOOK_S`.
 
     At most `_LONGEST_LOOK_S` counts of the time between two looks. In a longer gap this process did
     not run, so the processes that it watches may not have run either.
@@ -73,7 +73,7 @@ class Patience:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the waits alone took as long as a job may wait."""
+        """Whether the process has waited for a core as long as it may."""
         return self._room_s <= 0.0
 
     def status(self, process: subprocess.Popen[bytes]) -> int | None:
@@ -119,7 +119,8 @@ def communicate(process: subprocess.Popen[Text], limit_s: float) -> tuple[Text, 
 
 
 def allowance_s(held: HeldUp, limit_s: float) -> tuple[float, bool]:
-    """The seconds by which a limit is longer, and whether it cannot be any longer."""
+    """The seconds by which waits extend a limit, and whether that is the longest possible
+    extension."""
     most_s = (_MOST - 1) * limit_s
     held_s = held.seconds()
     return min(held_s, most_s), held_s >= most_s
@@ -145,7 +146,8 @@ def _waits(pid: int) -> Iterator[tuple[tuple[int, int], float]]:
 # Runs a tool of the machine, a disassembler or a profiler: it may be missing, hang or fail.
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program under its usual name. If it gives no output, `failure` is raised, with one line."""
+    """A program under its usual name. If it has no output, `failure` is raised with a line that
+    says why."""
 
     name: str
     limit_s: float
@@ -154,7 +156,7 @@ class Tool:
     def run(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs it to its end, whatever its status."""
+        """Runs the program to its end, whatever its exit status."""
         try:
             process = subprocess.Popen(
                 command,

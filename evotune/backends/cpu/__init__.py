@@ -71,8 +71,8 @@ _EXPORTED = ("_cpu_launcher.py",)
 
 
 class CpuBackend(Backend):
-    """This machine's processor. Compilers and kernels would take each other's cores, so they take
-    turns."""
+    """This machine's processor. Compiling and measuring take turns, because compilers and kernels
+    need the same cores."""
 
     name = "cpu"
     languages = (_CPP,)
@@ -83,8 +83,9 @@ class CpuBackend(Backend):
     last place of float32, 0.3466^5 / (5! 2^4)), two to reduce the range, one to scale."""
     explain_minutes = 3.0
     first_look = MappingProxyType({"minutes": 3.0, "lookahead": 4})
-    """Two cores take 6 to 10 minutes for the space's 120 trials. As compilers and measurements take
-    turns, a short lookahead shows the first trial sooner, and leaves fewer compiled at the end."""
+    """Two cores take 6 to 10 minutes for the space's 120 trials. Because compiling and measuring
+    take turns, a short lookahead shows the first trial sooner, and compiles fewer configurations
+    that are not measured in the end."""
     binary_suffix = ".so"
     exported_call_us = 6.0  # a call of `attention` without its launch takes 5, in Python
     loads_files = True

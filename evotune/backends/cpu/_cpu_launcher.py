@@ -37,7 +37,8 @@ class Launcher:
         self.words = f"{NAME}: Python calls the kernels"
 
     def open_native(self, namespace: str, key: str) -> None:
-        """There is no native launcher for the CPU: kernels take much longer than a call."""
+        """Returns None: there is no native launcher for the CPU, because kernels take much longer
+        than a call."""
 
     def refusal(self, index: int) -> str:
         """Why this processor differs from the measured one; "" if it does not."""

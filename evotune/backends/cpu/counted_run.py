@@ -41,9 +41,9 @@ _ALIGNMENT = 64
 
 
 def kernel_call(case: SanitizedCase) -> Callable[[], object]:
-    """A function that calls the case's kernel on its own buffers. Inputs are normal values. Exits
-    if the case lacks lengths or indices, because others would mean other work, or lie out of
-    bounds."""
+    """A function that calls the case's kernel on newly made buffers. Inputs are normal values.
+    Exits if the case lacks its lengths or indices, because invented ones would mean other work, or
+    lie out of bounds."""
     function = getattr(ctypes.CDLL(case.binary), case.plan.entry)
     buffers: dict[str, np.ndarray] = {}
     for spec in case.tensors:
@@ -52,7 +52,7 @@ def kernel_call(case: SanitizedCase) -> Callable[[], object]:
             sys.exit(f"only the problem knows the values of {spec.name}, lengths or places")
         if spec.is_index:
             buffers[spec.name][:] = np.frombuffer(case.indices[spec.name], np.uint8)
-        elif not spec.is_output:
+        elif spec.is_input:
             buffers[spec.name][:] = normal_values(spec.span, spec.dtype).view(np.uint8)
     for workspace in case.plan.workspaces:
         buffers[workspace.name] = _aligned(workspace.bytes)
@@ -94,8 +94,8 @@ def baseline_call(request: BaselineRequest) -> Callable[[], object]:
 
 
 def count(call: Callable[[], object], control: Callable[[str], None]) -> dict[str, float]:
-    """Calls the function while perf counts; the number of calls, and the time of one in
-    microseconds."""
+    """Calls the function while perf counts. Returns the number of calls, and the time of one in
+    µs."""
     for _ in range(_CALLS_BEFORE):
         call()
     began = time.perf_counter()

@@ -156,7 +156,7 @@ def _run(
 
 
 def find_compiler() -> str:
-    """The path of the C++ compiler. Raises EnvironmentProblem with the fix when there is none."""
+    """The path of the C++ compiler. Raises EnvironmentProblem, with the fix, if there is none."""
     wanted = os.environ.get("CXX", "")
     for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
         path = shutil.which(name)
@@ -250,14 +250,16 @@ _TEMPORARY = re.compile(r"\./[^/]+\.s")
 _TIMEOUT_S = 30.0
 
 LISTING = ("-MD", "-MF", _COMPILER_LIST, f"-Wa,--MD,{_ASSEMBLER_LIST}")
-"""Options that write both lists into the compiler's working folder; its TMPDIR must be `.`."""
+"""Options that make the compiler write both lists of files into its working folder. Its TMPDIR must
+be `.`."""
 SEARCH_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
 """Environment variables that name more folders of headers."""
 
 
 def foreign_file(compiler: str, job: CompileJob, folder: Path) -> str:
-    """One line that names a file that the compiler read and that is neither a source nor one of its
-    headers; "" if there is none. Raises EnvironmentProblem if the lists are not in `folder`."""
+    """A line that names a file that the compiler read although it is neither a source nor one of
+    the compiler's headers; "" if there is none. Raises EnvironmentProblem if the compiler's lists
+    of files are not in `folder`."""
     try:
         included = _listed(folder / _COMPILER_LIST)
         assembled = _listed(folder / _ASSEMBLER_LIST)

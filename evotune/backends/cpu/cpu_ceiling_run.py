@@ -37,8 +37,8 @@ def job() -> CompileJob:
 
 
 def measure(library: Any) -> dict[str, float]:
-    """The figures, by the fields of `Ceilings`. A copy may stay in a very large L3: then its rate
-    is not memory's, and it is left out."""
+    """The figures, by the fields of `Ceilings`. The rate of a copy is left out if the copy fits
+    into a very large L3, because it is then not the memory's rate."""
     for name in ("fma_rate", "read_rate", "copy_rate", "region_seconds"):
         getattr(library, name).restype = ctypes.c_double
     device = cpu_profile.profile().attributes

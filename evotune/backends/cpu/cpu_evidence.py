@@ -108,7 +108,7 @@ def _gathered(
 
 
 def modelled(profile: DeviceProfile) -> Ceilings:
-    """The one ceiling that is known of a processor that is not here."""
+    """The ceilings of a processor that is not this machine's: only one of them is known."""
     note = "an upper bound for any processor with these vectors, not measured"
     flops = profile.peak_gflops * 1e9
     return Ceilings(kind="model", fma_flops=flops or None, notes=(note,))
@@ -172,7 +172,7 @@ _FLOPS = {
 
 
 class NotCounted(Exception):
-    """There are no counters; the message is one line with the reason."""
+    """Raised if there are no counters. The message is the reason, one line."""
 
 
 _TOOL = Tool(_PROGRAM, counted_run.LIMIT_S, NotCounted)
@@ -184,7 +184,7 @@ def find_perf() -> str:
 
 @functools.cache
 def perf_version(path: str) -> str:
-    """`perf 6.1`."""
+    """perf's name and version, such as `perf 6.1`."""
     found = _VERSION.search(_perf([path, "--version"]).stdout)
     return f"{_PROGRAM} {found[1]}" if found else _PROGRAM
 
@@ -218,7 +218,7 @@ def counters(kind: str, job: bytes, ceilings: Ceilings, threads: int = 0) -> Cou
 
 
 def permission() -> tuple[str, str]:
-    """perf with its version, and why it may not count here; "" when it may."""
+    """perf with its version, and why it may not count on this machine; "" if it may."""
     path = find_perf()
     version = perf_version(path)
     done = _perf([path, "stat", "-x,", "-e", _INSTRUCTIONS, "true"])
@@ -247,7 +247,8 @@ def _perf(command: Sequence[str], threads: int = 0) -> subprocess.CompletedProce
 
 
 def read_counts(table: str) -> dict[str, float]:
-    """Event -> count, in perf's table (`-x,`). An event that was not counted is left out."""
+    """The count of each event in perf's table (`-x,`). An event that was not counted is left
+    out."""
     counts: dict[str, float] = {}
     for line in table.splitlines():
         fields = line.split(",")
@@ -259,7 +260,7 @@ def read_counts(table: str) -> dict[str, float]:
 
 
 def reason(table: str, errors: str) -> str:
-    """Why nothing was counted, in one line."""
+    """Why perf counted nothing, in one line."""
     if "<not supported>" in table:
         return NOT_SUPPORTED
     if "perf_event_paranoid" in errors or "No permission" in errors or "<not counted>" in table:
@@ -321,7 +322,7 @@ _WIDTHS = (("%zmm", 512), ("%ymm", 256), ("%xmm", 128))
 
 
 class NoDisassembly(Exception):
-    """Why the machine code cannot be read, in one line."""
+    """Raised if the machine code cannot be read. The message is the reason, one line."""
 
 
 _DISASSEMBLER_TOOL = Tool(_DISASSEMBLER, _LIMIT_S, NoDisassembly)

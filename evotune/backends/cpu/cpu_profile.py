@@ -20,7 +20,8 @@ _HIGHEST_CLOCK_GHZ = 6.5  # above any CPU sold: keeps the roofline check free of
 
 @functools.cache
 def profile(count: int = 0) -> DeviceProfile:
-    """This machine's CPU, used with `count` threads, or with as many as `threads` says."""
+    """The profile of this machine's CPU with `count` threads; 0 stands for the number that
+    `threads` returns."""
     used = min(count, len(os.sched_getaffinity(0))) or threads()
     flags = cpu_flags()
     simd_bytes = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
@@ -71,7 +72,7 @@ def cpuinfo(field: str) -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Names of the instruction sets that the processor has."""
+    """The names of the processor's instruction sets."""
     return frozenset((cpuinfo("flags") or cpuinfo("Features")).split())  # x86 or ARM
 
 
@@ -149,15 +150,14 @@ def free_cores() -> int:
 
 def left_over(cores: int, busy: float, limit: float = math.inf) -> int:
     """How many of `cores` physical cores are free while other work keeps `busy` cores busy. A core
-    that others use for less than half of the time is free. `limit`: the CPU time that this process
-    may use, in cores."""
+    that other work uses for less than half of the time is free. `limit`: the CPU time that this
+    process may use, in cores."""
     taken = math.ceil(busy - 0.5)
     return max(1, math.floor(min(cores - taken, limit)))
 
 
 def quota() -> float:
-    """The cores' worth of time that this process's control groups allow; infinite without a
-    limit."""
+    """The CPU time that this process's control groups allow, in cores; infinite without a limit."""
     with contextlib.suppress(OSError):
         return min(_limits(_OWN_GROUPS.read_text().splitlines()), default=math.inf)
     return math.inf
@@ -192,7 +192,7 @@ def _first_version(group: Path) -> float:
 
 
 def least_busy(cores: Sequence[str], count: int) -> list[str]:
-    """The `count` of the physical `cores` that other work uses least; of equal ones the first."""
+    """The `count` physical `cores` that other work uses least; among equals the first ones."""
     shares = busy_shares(_LOOK_S)
     busy: dict[str, float] = {}
     for cpu in os.sched_getaffinity(0):

@@ -51,7 +51,7 @@ _WHOLE_LOOKS = 1 / 16  # of the samples: such a look takes a millisecond
 _SEEN = 2  # looks that must find a busy thread: a single one may be due to a busy machine
 
 STEP_BYTES = 256
-"""The number of bytes to write before a call, or less, if there are enough calls for all writes."""
+"""The most bytes to write before a call, if there are enough calls for all writes."""
 
 
 class CpuSession:
@@ -97,6 +97,20 @@ class CpuSession:
             return ""
         return ", ".join(self._opened.changes(ProcessState.read())[:1])
 
+    def memory(self, nbytes: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def build(
+        self,
+        kernel: Callable[..., object],
+        plan: LaunchPlan,
+        inputs: Mapping[str, torch.Tensor],
+        limit_s: float,
+    ) -> None:
+        """Nothing to do: the compiler has built it."""
+
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         self._reset_float_environment()
         try:
@@ -130,7 +144,7 @@ class CpuSession:
         return functools.partial(kernel, *arguments)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: a call returns when it is done."""
+        """Does nothing: a call returns when it is done."""
         self.settle()
 
     def settle(self) -> None:
@@ -141,7 +155,7 @@ class CpuSession:
             self._reset_float_environment()
 
     def free(self) -> None:
-        """Nothing to do: the C library's allocator gives memory back by itself."""
+        """Does nothing: the C library's allocator returns memory by itself."""
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
         """Looks for threads that a candidate left running, for timers, and for other changes in
@@ -196,14 +210,14 @@ class CpuSession:
         return CpuSampler(calls, self._before_sample, untimed)
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
-        """There are none, because the system's scheduler disturbs launches enough."""
+        """Returns none, because the system's scheduler disturbs launches enough."""
         return {}
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         return UndisturbedSampler(sampler, self._beside)
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> None:
-        """None: the CPU has no graphs, so that `sampler` itself times eager calls."""
+        """Returns None: the CPU has no graphs, so `sampler` itself times eager calls."""
 
     def copy_gbps(self) -> float:
         return 0.0
@@ -227,18 +241,36 @@ _Copy: TypeAlias = tuple[int, int, int]
 """Destination, source, number of bytes."""
 
 
+Write: TypeAlias = Callable[[], object]
+"""Makes the write that precedes the next call."""
+
+
+def timed_ns(calls: Sequence[Callable[[], object]], write: Write) -> float:
+    """Makes the calls, each after a write; the nanoseconds that all of this took."""
+    started = time.perf_counter_ns()
+    for call in calls:
+        write()
+        call()
+    return time.perf_counter_ns() - started
+
+
 class CpuSampler:
-    """A call returns when it is done, so the clock around the calls gives the device's time. The
-    clock starts after the first `untimed` calls.
+    """A sampler of calls on the CPU. A call returns when it is done, so the wall clock around the
+    calls gives the device's time. The clock starts after the first `untimed` calls.
 
     Something is written before each call: to inputs and outputs if the run is watched or renews
-    inputs, otherwise to memory that no call reads. So a call cannot tell from the time since the
+    inputs, otherwise to memory that no call reads. So a call cannot infer from the time since the
     previous call whether its inputs changed.
     """
 
     def __init__(
-        self, calls: Sequence[Callable[[], object]], before: Callable[[], None], untimed: int = 0
+        self,
+        calls: Sequence[Callable[[], object]],
+        before: Callable[[], None],
+        untimed: int = 0,
+        timed_ns: Callable[[Sequence[Callable[[], object]], Write], float] = timed_ns,
     ) -> None:
+        self._timed_ns = timed_ns
         self._calls = calls
         self._before = before
         self._untimed = untimed
@@ -257,14 +289,12 @@ class CpuSampler:
         untimed, timed = self._calls[: self._untimed], self._calls[self._untimed :]
         write = self._idle.begin()
         _make(untimed, write)
-        started = time.perf_counter_ns()
-        _make(timed, write)
-        return (time.perf_counter_ns() - started) / 1000 / len(timed)
+        return self._timed_ns(timed, write) / 1000 / len(timed)
 
     def watch(self, interventions: Sequence[Intervention], call_us: float) -> Sequence[float]:
-        """Makes the writes between calls. If there are enough calls, one write lies between two of
-        them: the pause is as short as between any two calls, so no call can tell that inputs
-        changed."""
+        """Makes the writes between calls. If there are enough calls, there is one write between two
+        calls. The pause is then as short as between any two calls, so no call can notice that
+        inputs changed."""
         calls, writes = list(self._calls), _Writes(len(self._calls))
         made = 0
         for each in interventions:
@@ -305,13 +335,11 @@ class CpuSampler:
         self._before()
         write = writes.begin()
         _make(calls[: self._untimed], write)
-        timed, made = calls[self._untimed :], 0
-        started = now = time.perf_counter_ns()
-        while made < len(timed) and now - started <= _LONGEST_RENEWING_NS:
-            _make(timed[made : made + _A_LOOK], write)
+        timed, made, spent_ns = calls[self._untimed :], 0, 0.0
+        while made < len(timed) and spent_ns <= _LONGEST_RENEWING_NS:
+            spent_ns += self._timed_ns(timed[made : made + _A_LOOK], write)
             made += _A_LOOK
-            now = time.perf_counter_ns()
-        return (now - started) / 1000 / min(made, len(timed))
+        return spent_ns / 1000 / min(made, len(timed))
 
 
 class _Writes:
@@ -369,7 +397,7 @@ class _Writes:
 _NOWHERE = ctypes.create_string_buffer(3 * STEP_BYTES)
 
 
-def _make(calls: Sequence[Callable[[], object]], write: Callable[[], object]) -> None:
+def _make(calls: Sequence[Callable[[], object]], write: Write) -> None:
     for call in calls:
         write()
         call()
@@ -406,9 +434,9 @@ class CpuCaller:
         library = ctypes.CDLL(str(binary))
         threads = int(self._profile.attributes["threads"])
 
-        def call(plan: LaunchPlan, addresses: Mapping[str, int]) -> None:
+        def call(plan: LaunchPlan, tensors: Mapping[str, torch.Tensor]) -> None:
             arguments = [
-                ctypes.c_void_p(addresses[argument.name])
+                ctypes.c_void_p(tensors[argument.name].data_ptr())
                 if argument.type in ("tensor", "workspace")
                 else c_value(argument)
                 for argument in plan.arguments

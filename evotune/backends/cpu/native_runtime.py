@@ -1,4 +1,5 @@
-"""Calls of the C library that no Python module offers: handlers, allocator, environment."""
+"""Functions of the C library and of OpenMP that no Python module offers: handlers, allocator,
+environment."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def signal_handlers() -> dict[int, bytes]:
 
 
 def alternate_stack() -> bytes:
-    """The alternate stack for signal handlers, as sigaltstack describes it."""
+    """The description of the alternate stack for signal handlers, from sigaltstack."""
     sigaltstack = function("sigaltstack")
     stack = (ctypes.c_ubyte * 24)()
     if sigaltstack is None or sigaltstack(None, stack):
@@ -160,10 +161,10 @@ def settle_allocator() -> None:
 
 
 def allocator_behaviour() -> dict[str, int]:
-    """How malloc treats blocks of several sizes, since its settings cannot be read. Empty if it is
-    not glibc's malloc, or if memory ran out.
+    """How malloc treats blocks of several sizes, because its settings cannot be read. Empty if it
+    is not glibc's malloc, or if memory ran out.
 
-    The number of arenas that threads may have does not show.
+    The result does not depend on how many arenas threads may have.
     """
     calls = _allocator()
     if calls is None:
@@ -261,8 +262,7 @@ def share() -> str:
 
 
 def wake() -> None:
-    """Starts the pool's threads, which then wait for work: so the first call need not start
-    them."""
+    """Starts the pool's threads, so that the first call need not start them."""
     library = _openmp_library()
     with contextlib.suppress(AttributeError):
         nothing = ctypes.cast(library.omp_get_max_threads, ctypes.c_void_p)
@@ -270,13 +270,13 @@ def wake() -> None:
 
 
 def threads() -> frozenset[int]:
-    """The system's numbers of the pool's threads, without the calling one."""
+    """The system's numbers of the pool's threads, without the calling thread."""
     return frozenset(in_each_thread(lambda: None))
 
 
 def in_each_thread(ask: Callable[[], _Answer]) -> dict[int, _Answer]:
-    """What `ask` returns in each thread of the pool, by the system's thread number. It is not
-    called in the calling thread."""
+    """The results of `ask`, called in each thread of the pool except the calling one, by the
+    system's thread number."""
     library = _openmp_library()
     found: dict[int, _Answer] = {}
 

@@ -1,4 +1,4 @@
-"""The state of this process that a baseline's time depends on, and that native code can change.
+"""The state of this process on which a baseline's time depends and which native code can change.
 
 A candidate on the CPU is native code in the process that times the baseline. The state is read
 before the first candidate and after each one, and a difference shows what a candidate changed:
@@ -69,12 +69,12 @@ class ThreadState:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The whole state of a process that a kernel could change. Most mappings have the setting's
-    name in words as the key.
+    """All state of a process that a kernel could change. The keys of most mappings are the names of
+    settings, in words.
 
-    - handlers: by the signal's number.
-    - threads: by the thread's number.
-    - files: by the descriptor's number.
+    - handlers: the signal handlers, by the signal's number.
+    - threads: the states of threads, by the thread's number.
+    - files: the open files, by the descriptor's number.
     """
 
     handlers: Mapping[int, bytes]
@@ -90,7 +90,8 @@ class ProcessState:
     settings: Mapping[str, object]
     files: Mapping[int, str] = field(default_factory=dict)
     pool: frozenset[int] = frozenset()
-    """The numbers of the threads in PyTorch's pool; PyTorch may have replaced them since."""
+    """The numbers of the threads that were in PyTorch's pool. PyTorch may have replaced them
+    since."""
     unusual_floats: bool = False
     """Whether a thread of the pool rounds, traps or treats denormals otherwise than usual."""
 
@@ -124,8 +125,8 @@ class ProcessState:
 
 
 def changed_at_once(before: ProcessState) -> str:
-    """Looks for new timers and another affinity only, in some 20 µs, so that it can be called
-    between two samples. A change in words that follow "the kernel", or ""."""
+    """Looks only for new timers and a changed affinity, in some 20 µs, so that it can be called
+    between two samples. Returns a change in words that follow "the kernel", or ""."""
     for name in armed_timers():
         if name not in before.timers:
             return f"left {_timer_in_words(name)} running"
@@ -448,7 +449,7 @@ _PROBES = [1.0, 2.0**-60, 5e-324]
 
 
 def kept_busy() -> str:
-    """Names the other threads of this process that are busy now; "" when all rest.
+    """The names of the other threads of this process that are busy now; "" if all rest.
 
     PyTorch's pool spins for milliseconds after its work, so this function ends it. A candidate's
     own pool may spin for some 200 µs before it sleeps. So the function first waits until no thread
@@ -559,9 +560,9 @@ class BesideBaseline:
 
     def let_rest(self) -> None:
         """Waits for a candidate's own pool of threads, which may spin before it sleeps. Threads of
-        PyTorch's pool may spin on: they are the baseline's too. On a busy machine a thread that has
-        no core cannot go to sleep: it is waited for longer, and if it never gets one, the sample
-        does not count."""
+        PyTorch's pool may go on spinning, because the baseline uses them too. On a busy machine a
+        thread without a core cannot go to sleep. This method waits longer for it, and if the thread
+        never gets a core, the sample does not count."""
         if _running_threads() - self._pool:
             self._pool = native_runtime.threads()
         began, started_s = cpu_seconds(), time.perf_counter()
@@ -586,7 +587,8 @@ class BesideBaseline:
             self._cores += sum(busy[: len(busy) - self._most])
 
     def words(self) -> str:
-        """In words, how busy helpers were in the samples since the last call; "" for too few."""
+        """How busy helper threads were in the samples since the last call, in words; "" if there
+        are too few samples."""
         samples, disturbed, cores = self._samples, self._disturbed, self._cores
         self._samples = self._disturbed = 0
         self._cores = 0.0

@@ -26,13 +26,16 @@ _RELAXED = 2  # CUstreamCaptureMode
 _NON_BLOCKING = 1  # CUstream_flags
 _CAPTURING = 1  # CUstreamCaptureStatus
 _ELEMENT_BYTES = {
-    **{"uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1},
-    **{"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8},
+    **{"bool": 1, "uint8": 1, "int8": 1, "float8_e4m3": 1, "float8_e5m2": 1},
+    **{"float16": 2, "bfloat16": 2, "int16": 2, "float32": 4, "int32": 4},
+    **{"float64": 8, "complex64": 8, "int64": 8},
 }
 # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
 _DATA_TYPES = {
-    **{"uint8": 0, "float8_e4m3": 0, "float8_e5m2": 0},  # the driver has no type for the latter two
-    **{"int32": 3, "int64": 5, "float16": 6, "float32": 7, "bfloat16": 9},
+    # Boxes are copied and zeros filled in, so types without a number of their own have another's.
+    **{"uint8": 0, "int8": 0, "bool": 0, "float8_e4m3": 0, "float8_e5m2": 0, "int16": 1},
+    **{"int32": 3, "int64": 5, "complex64": 5},
+    **{"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9},
 }
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
@@ -60,11 +63,11 @@ def _version_by_nvml() -> str:
 
 
 class DriverError(OSError, RuntimeError):
-    """The driver failed. A RuntimeError, as PyTorch's own errors of CUDA are."""
+    """An error of the driver. It is a RuntimeError, as are PyTorch's own CUDA errors."""
 
 
 def failure(call: str, status: int, library: Any) -> DriverError:
-    """The error of a call that gave `status`, with the driver's words for it."""
+    """The error of a call that returned `status`, with the driver's description of it."""
     words = ctypes.c_char_p()
     library.cuGetErrorString(status, ctypes.byref(words))
     said = f" ({words.value.decode(errors='replace')})" if words.value else ""
@@ -101,7 +104,8 @@ def call(name: str, *arguments: Any) -> None:
 
 @functools.cache
 def primary_context(index: int) -> int:
-    """The context of a device that PyTorch uses, too. It is kept until the process ends."""
+    """The primary context of a device, which PyTorch uses too. It is kept until the process
+    ends."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     call("cuDeviceGet", ctypes.byref(device), index)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -176,7 +180,7 @@ def is_current(context: int) -> bool:
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture that the stream is part of; 0 outside of captures. The stream's
+    """The number of the capture to which the stream belongs; 0 outside of captures. The stream's
     context must be current."""
     thread = _threads()
     if error := thread.ask_capture(ctypes.c_void_p(stream), *thread.capture):
@@ -197,7 +201,8 @@ class Module:
         self._shared_bytes: dict[str, int] = {}
 
     def function(self, entry: str, shared_bytes: int) -> int:
-        """The entry's handle, allowed to use so many bytes of dynamic shared memory."""
+        """The handle of the function `entry`, which may then use so many bytes of dynamic shared
+        memory."""
         if entry not in self._functions:
             found = ctypes.c_void_p()
             call("cuModuleGetFunction", ctypes.byref(found), self._handle, entry.encode())
@@ -224,7 +229,8 @@ class Module:
 
 
 def tensor_map(wanted: Mapping[str, Any], pointer: int) -> Any:
-    """128 encoded bytes at a multiple of 64, for the tensor at `pointer`. A context is current."""
+    """The encoded tensor map, 128 bytes at a multiple of 64, for the tensor at `pointer`. A context
+    must be current."""
     encoded = aligned_bytes(MAP_BYTES, _MAP_ALIGNMENT)
     call("cuTensorMapEncodeTiled", ctypes.byref(encoded), *encoding(wanted, pointer))
     return encoded

@@ -88,7 +88,7 @@ class Launcher:
         return torch.cuda.current_device()
 
     def driver_version(self) -> str:
-        """The driver's version here; "" if it is unknown."""
+        """The version of this machine's driver; "" if it is unknown."""
         return driver_version()
 
     def load(self, path: Path, content: bytes, index: int) -> Code:
@@ -110,8 +110,9 @@ def current_stream(index: int) -> int:
 
 
 class Code:
-    """One cubin on one device, loaded once; and once more for each stream that fills its constant
-    memory, since streams would change it under each other's kernels."""
+    """One cubin on one device. It is loaded once, or once for each stream if it has constant
+    memory, because one stream would change that memory while a kernel of another stream reads it.
+    """
 
     def __init__(self, content: bytes, index: int) -> None:
         self.index = index
@@ -128,7 +129,7 @@ class Code:
 
 
 class Arena:
-    """Zeros of one device, for counters."""
+    """An allocator of zeroed memory on one device, for counters."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -138,8 +139,8 @@ class Arena:
         self._spare: dict[tuple[int, int], list[int]] = {}
 
     def give_back(self, address: int, size: int, stream: int) -> None:
-        """Takes back a counter of this stream that lies in no graph. Holds no lock, since garbage
-        collection calls it at any time."""
+        """Takes back a counter of this stream that belongs to no graph. Holds no lock, because
+        garbage collection may call it at any time."""
         self._spare.setdefault((size, stream), []).append(address)
 
     def part(self, size: int, stream: int, capture: int) -> int:
@@ -162,8 +163,8 @@ class Arena:
 
 
 class Bound:
-    """A plan's launches. `launch` may run in several threads at once: each call has a block of
-    arguments to itself."""
+    """A plan's launches, bound to a device. `launch` may run in several threads at once, because
+    each call has its own block of arguments."""
 
     def __init__(
         self, code: Code, plan: Mapping[str, Any], names: Sequence[str], arena: Arena
@@ -223,7 +224,7 @@ class Bound:
         self._blocks.append(block)
 
     def prepared(self, key: Any) -> Prepared:
-        """The functions' handles, of the code that is loaded for the stream."""
+        """The prepared launches, with the functions of the code that is loaded for the stream."""
         if key not in self._prepared:
             module = self.code.module(key)
             with in_context(self.code.index), outside_of_captures():

@@ -70,7 +70,8 @@ class Native:
         return self._add([_MISS])
 
     def add_python(self, launch: Any, out: Any) -> int:
-        """Tells native code to ask Python at each call, which makes the output and the launch."""
+        """Tells native code to ask Python at each call of the case; Python then makes the output
+        and the launch."""
         return self._add([_PYTHON])
 
     def add(self, launch: Any, out: Any) -> int:
@@ -114,15 +115,16 @@ class Native:
         )
 
     def calls(self, number: int) -> int:
-        """The calls of a decision since the last request; 0 for a decision that was dropped."""
+        """The number of calls of a decision since it was last read; 0 for a decision that was
+        dropped."""
         return int(self._library.evotune_native_calls(number))
 
     def forget(self) -> None:
-        """Has native code ask again about every case."""
+        """Makes native code ask again about every case."""
         self._library.evotune_native_forget()
 
     def drop(self, number: int) -> None:
-        """Has native code free a decision that it was to forget, when no call uses it any more."""
+        """Makes native code free a forgotten decision as soon as no call uses it."""
         self._library.evotune_native_drop(number)
 
     def _add(self, words: list[int]) -> int:

@@ -44,8 +44,9 @@ class Peak:
     """A kernel that reaches one ceiling.
 
     - `figure`: the field of `Ceilings`.
-    - `threads`: of a block; `blocks`: on each multiprocessor.
-    - `work`: what one block does in a round, in the figure's unit.
+    - `threads`: the threads of a block.
+    - `blocks`: the blocks on each multiprocessor.
+    - `work`: the work of one block in a round, in the figure's unit.
     """
 
     figure: str
@@ -80,7 +81,7 @@ def job(arch: str, *, bfloat: bool) -> CompileJob:
 
 
 class Gpu:
-    """The kernels on the first visible GPU. Buffers are zero."""
+    """Launches the kernels on the first visible GPU, on buffers of zeros."""
 
     def __init__(self, binary: Path) -> None:
         from cupy.cuda import Event as CudaEvent
@@ -127,7 +128,7 @@ class Gpu:
         return lambda: made.launch(self._stream)
 
     def time_us(self, call: Callable[[], None], runs: int) -> float:
-        """The shortest of `runs` runs."""
+        """The time of the shortest of `runs` runs, in µs."""
         times = []
         for _ in range(runs):
             self._start.record(self._stream)

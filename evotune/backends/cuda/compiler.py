@@ -135,7 +135,8 @@ class NvrtcCompiler:
     def compile(
         self, job: CompileJob, output: Path, timeout_s: float
     ) -> Mapping[str, Json] | CompileFailure:
-        """Returns the worst figures over the kernel's functions; `entries` has each function's."""
+        """Returns the worst figures over the kernel's functions; `entries` has the figures of each
+        function."""
         nvrtc = _nvrtc()
         started = time.monotonic()
         with _compiled(job) as program:
@@ -293,14 +294,14 @@ def cuda_folders(major: int) -> tuple[Path, ...]:
 
 @functools.cache
 def search_folders(major: int) -> tuple[Path, ...]:
-    """All folders, in the order of the search."""
+    """All folders in which headers are searched, in that order."""
     return (_OWN, *cuda_folders(major), *_cccl_folders(major))
 
 
 @functools.cache
 def headers_version(major: int) -> str:
-    """The headers that a build depends on: the versions of CUDA's and CCCL's, and a digest of the
-    C++ headers' content."""
+    """A text that identifies the headers of a build: the versions of CUDA's and CCCL's headers, and
+    a digest of the C++ headers' content."""
     cuda = max((header_version(folder) for folder in cuda_folders(major)), default=0)
     versions = (
         _number(f / "cuda/std/__cccl/version.h", _CCCL_VERSION) for f in search_folders(major)
@@ -313,7 +314,7 @@ def headers_version(major: int) -> str:
 
 
 def header_version(folder: Path) -> int:
-    """CUDART_VERSION of the headers there (12090 for 12.9); 0 if there are none."""
+    """CUDART_VERSION of the headers in the folder (12090 for 12.9); 0 if there are none."""
     return _number(folder / "cuda_runtime_api.h", _VERSION)
 
 
@@ -388,7 +389,8 @@ _STACK_FIGURES = ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
 
 
 def read_figures(log: str) -> dict[str, Json]:
-    """The worst of every figure over the entry functions, and each function's own under `entries`.
+    """The worst of every figure over the entry functions, and the figures of each function under
+    `entries`.
 
     A function that is called and not inlined counts for every entry, since ptxas does not say which
     entry calls it.

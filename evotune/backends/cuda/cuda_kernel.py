@@ -35,9 +35,10 @@ _NOT_FOUND = 500
 def copies(
     module: int, wanted: Sequence[ConstantMemory], pointers: Mapping[str, int]
 ) -> list[Callable[[int], object]]:
-    """A function for each variable. Called with a stream, it queues the copy of the tensor's bytes.
+    """A function for each variable that, called with a stream, queues the copy of the tensor's
+    bytes.
 
-    LaunchFailure for a variable that the module lacks, or that is smaller than the tensor.
+    Raises LaunchFailure for a variable that the module lacks, or that is smaller than the tensor.
     """
     from cupy.cuda import runtime
 
@@ -107,7 +108,8 @@ class CudaKernel:
         raise TypeError("a CUDA kernel is launched through Session.bind")
 
     def function(self, launch: Launch) -> int:
-        """The entry's handle, allowed to use the launch's dynamic shared memory."""
+        """The handle of the launch's function, which may then use the launch's dynamic shared
+        memory."""
         entry = launch.entry
         try:
             if entry not in self._functions:
@@ -213,8 +215,10 @@ LIBRARY = "libcuda.so.1"
 
 # The driver's enumerations: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
 DATA_TYPES = {
-    **{"uint8": 0, "float8_e4m3": 0, "float8_e5m2": 0},  # the driver has no type for the latter two
-    **{"int32": 3, "int64": 5, "float16": 6, "float32": 7, "bfloat16": 9},
+    # Boxes are copied and zeros filled in, so types without a number of their own have another's.
+    **{"uint8": 0, "int8": 0, "bool": 0, "float8_e4m3": 0, "float8_e5m2": 0, "int16": 1},
+    **{"int32": 3, "int64": 5, "complex64": 5},
+    **{"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9},
 }
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
@@ -223,9 +227,10 @@ _ZEROS_OUTSIDE = 0
 
 
 def encode(tensor_map: TensorMap, pointer: int) -> Any:
-    """The map of the tensor at `pointer`: 128 bytes, aligned to 64, passed to a kernel by value.
+    """The encoded map of the tensor at `pointer`: 128 bytes, aligned to 64, passed to a kernel by
+    value.
 
-    LaunchFailure when the driver refuses it.
+    Raises LaunchFailure if the driver refuses the map.
     """
     rank = len(tensor_map.extents)
     # The driver counts dimensions from the innermost one.
@@ -284,8 +289,9 @@ _ready = threading.local()
 
 
 class CudaCaller:
-    """Calls kernels on the GPUs of one architecture. Only its methods import torch: the programs
-    that run under NVIDIA's tools load kernels too, and start in a fraction of the time without."""
+    """Calls kernels on the GPUs of one architecture. Only its methods import torch, because the
+    programs that run under NVIDIA's tools use this module too, and start much faster without torch.
+    """
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile
@@ -323,7 +329,8 @@ class CudaCaller:
 
         loaded: dict[tuple[int, int | None], CudaKernel] = {}
 
-        def call(plan: LaunchPlan, addresses: Mapping[str, int]) -> None:
+        def call(plan: LaunchPlan, tensors: Mapping[str, torch.Tensor]) -> None:
+            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
             stream = int(torch.cuda.current_stream().cuda_stream)
             key = (torch.cuda.current_device(), stream if plan.constant_memory else None)
             if key not in loaded:

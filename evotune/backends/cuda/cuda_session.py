@@ -153,8 +153,20 @@ class CudaSession:
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._keeper = GraphSampler([lambda: one + one], self._stream, self._graph_pool)
 
+    def memory(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
     def load(self, path: Path, plan: LaunchPlan) -> Callable[..., object]:
         return _with_room(lambda: CudaKernel(path))
+
+    def build(
+        self,
+        kernel: Callable[..., object],
+        plan: LaunchPlan,
+        inputs: Mapping[str, torch.Tensor],
+        limit_s: float,
+    ) -> None:
+        """Nothing to do: the compiler has built it."""
 
     def bind(
         self, kernel: Callable[..., object], plan: LaunchPlan, pointers: Mapping[str, int]
@@ -166,11 +178,10 @@ class CudaSession:
         torch.cuda.synchronize()
 
     def settle(self) -> None:
-        """Nothing to do: torch's work is queued behind the launch, in the same stream."""
+        """Does nothing: torch's work is queued behind the launch, in the same stream."""
 
     def free(self) -> None:
-        """Opens a new pool, since a pool's memory is only given back with the last of its
-        graphs."""
+        """Opens a new pool, because a pool's memory is freed only with the last of its graphs."""
         self._open_pool()
         torch.cuda.empty_cache()
 
@@ -207,15 +218,15 @@ class CudaSession:
         return ", ".join(changes(self._limits, now)[:1])
 
     def left_running(self, run: Callable[[], object] | None = None) -> str:
-        """Device code alone starts nothing that a synchronization does not wait for. The context's
-        limits are compared anyway, since that costs next to nothing."""
+        """Compares the context's limits, which costs next to nothing. Device code alone starts
+        nothing that a synchronization does not wait for."""
         return self.take_stock()
 
     def perturbations(self) -> Mapping[str, Callable[[], AbstractContextManager[Disturb]]]:
         return Perturber(self._profile).perturbations()
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
-        """The sampler itself, with nothing running concurrently."""
+        """Returns the sampler itself, because nothing runs concurrently on the GPU."""
         return sampler
 
     def fault(self, error: RuntimeError) -> Fault | None:
@@ -391,7 +402,7 @@ _LONGEST_SPAN = 1 << 30
 
 
 class Pieces:
-    """Groups of copies; one launch makes all copies of a group."""
+    """Groups of copies. One kernel launch makes all copies of a group."""
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, int, int, int, int, int]]]) -> None:
         rows = [piece for group in groups for piece in group]
@@ -421,7 +432,7 @@ class Pieces:
 
 
 def pieces_of(writes: Sequence[Write]) -> list[tuple[int, int, int, int, int, int]]:
-    """A piece for each row of each write."""
+    """The pieces of the writes: one for each row of each write."""
     return [
         (to.data_ptr(), from_.data_ptr(), to.nbytes, 0, 0, 0)
         for target, source in writes
@@ -430,7 +441,8 @@ def pieces_of(writes: Sequence[Write]) -> list[tuple[int, int, int, int, int, in
 
 
 def renewing(renewals: Sequence[Renewal]) -> list[tuple[int, int, int, int, int, int]]:
-    """A piece for each row of each target. Its values differ from turn to turn."""
+    """The pieces of the renewals: one for each row of each target, with values that differ from
+    turn to turn."""
     made = []
     for renewal in renewals:
         size, rows = renewal.values.element_size(), len(renewal.target)
@@ -487,6 +499,7 @@ class GraphSampler:
         self._count = len(calls)
         self._graph = torch.cuda.CUDAGraph()
         self._calls = calls  # they keep the memory alive of which the graph has bare addresses
+        self.before_repeating: Callable[[], None] = lambda: None
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -519,14 +532,17 @@ class GraphSampler:
         return self._count
 
     def run(self) -> None:
-        """Queues one replay; work queued later in the stream sees its results."""
+        """Queues one replay of the graph. Work that is queued later in the stream sees its
+        results."""
         self._graph.replay()
 
     def time_us(self) -> float:
         """The mean time of a call. If the GPU reached the first event before the graph was queued,
         the sample is repeated with twice the head start, a few times. On a busy machine a graph of
         many kernels takes longer to launch, and one side of a ratio would pay for it."""
-        for _ in range(_MOST_LATE):
+        for attempt in range(_MOST_LATE):
+            if attempt:
+                self.before_repeating()
             self._begin()
             late = bool(self._start.query())  # type: ignore[no-untyped-call]
             run_us = self._finish()
@@ -555,8 +571,8 @@ class GraphSampler:
         return [each.needed_us(self._start, run_us, self._count) for each in written]
 
     def time_while_renewing(self, renewals: Sequence[Sequence[Renewal]], turn: int) -> float:
-        """Makes a group of renewals every few microseconds, the time the processor takes to launch
-        one."""
+        """Like `time_us`, while a group of renewals is made every few microseconds, which is how
+        long the processor takes to launch one."""
         pieces = Pieces([renewing(each) for each in renewals])
         groups = itertools.cycle(range(len(renewals)))
         self._begin()

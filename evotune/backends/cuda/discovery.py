@@ -41,9 +41,9 @@ def busy_gpu(device: DeviceProfile) -> Iterator[str]:
 
 
 def find_gpu(request: str) -> DeviceProfile:
-    """The live GPU that `auto`, `cuda`, `cuda:N` or a model's name asks for.
+    """The live GPU that `auto`, `cuda`, `cuda:N` or a model's name means.
 
-    Raises EnvironmentProblem (exit 3) if it is not there, or when software cannot use it.
+    Raises EnvironmentProblem (exit 3) if it is absent, or if software cannot use it.
     """
     gpus = gpus_present()
     if not gpus:
@@ -67,7 +67,7 @@ def find_gpu(request: str) -> DeviceProfile:
 
 
 def find_gpus(request: str, count: int | None) -> list[DeviceProfile]:
-    """The first `count` GPUs that `auto`, `cuda` or a model's name allows; all of them when it is
+    """The first `count` GPUs that `auto`, `cuda` or a model's name allows, or all if `count` is
     None."""
     if ":" in request:
         raise UsageError(
@@ -92,7 +92,8 @@ import torch and CuPy."""
 
 
 def learn(profiles: Sequence[DeviceProfile]) -> None:
-    """Takes the answer of a process that has torch and CuPy, and need not ask another one."""
+    """Remembers the profiles that a process with torch and CuPy found, so that no other process
+    need be asked."""
     _answers[os.environ.get("CUDA_VISIBLE_DEVICES")] = GpuState(
         tuple(gpus_present()), profiles=tuple(profiles)
     )
@@ -135,8 +136,8 @@ def _no_model(request: str, found: Sequence[str]) -> NoSuchGpu:
 
 
 def same_gpu(recorded: DeviceProfile) -> str:
-    """The request for the GPU of a recorded profile. If that GPU is not here, the request for one
-    of the same model, else `auto`."""
+    """The value of `--device` for the GPU of a recorded profile. If this machine lacks that GPU, it
+    is the value for one of the same model, else `auto`."""
     find_gpu("auto")
     found = _ask(os.environ.get("CUDA_VISIBLE_DEVICES")).profiles
     for alike in (
@@ -151,8 +152,8 @@ def same_gpu(recorded: DeviceProfile) -> str:
 def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
     """The profile of the GPU that `request` means.
 
-    With `compile_only` a model's name is enough and no such GPU need be here. Raises
-    EnvironmentProblem (exit 3) if the GPU is not here.
+    With `compile_only` a model's name is enough, and the machine need not have such a GPU. Raises
+    EnvironmentProblem (exit 3) if the GPU is absent.
     """
     if compile_only and request in gpu_profiles.names():
         return gpu_profiles.named(request)
@@ -165,8 +166,8 @@ def open_profile(request: str, *, compile_only: bool) -> DeviceProfile:
 
 
 def take_gpu(stack: ExitStack) -> str:
-    """The request for the first GPU that no other run measures on. It stays locked as long as
-    `stack`."""
+    """The value of `--device` for the first GPU on which no other run measures. Locks the GPU until
+    `stack` closes."""
     taken: RunLocked | None = None
     for index, profile in enumerate(find_gpus("auto", None)):
         try:

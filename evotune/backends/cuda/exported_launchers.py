@@ -22,7 +22,7 @@ _LIMIT_S = 120
 
 def files() -> Mapping[str, bytes]:
     """The files by name. The native library is missing if it cannot be built (`slower_because` says
-    why); then packages call the driver through ctypes."""
+    why); packages then call the driver through ctypes."""
     folder = Path(__file__).parent
     found = {name: (folder / name).read_bytes() for name in _MODULES}
     found |= {f"{_FOLDER}/{name}": content for name, content in _sources()}
@@ -43,7 +43,7 @@ def _sources() -> tuple[tuple[str, bytes], ...]:
 
 
 def platform() -> str:
-    """The system and processor that native code is for, as an identifier."""
+    """An identifier of this system and processor, for which native code is built."""
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
@@ -57,8 +57,8 @@ class Built:
 
 @functools.cache
 def build(sources: tuple[tuple[str, bytes], ...]) -> Built:
-    """The native launcher as a shared library. It needs no headers of PyTorch, Python or CUDA, and
-    gives the same bytes wherever it is built by one compiler."""
+    """Builds the native launcher as a shared library. The build needs no headers of PyTorch, Python
+    or CUDA, and one compiler makes the same bytes on every machine."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:

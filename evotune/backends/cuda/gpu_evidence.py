@@ -271,11 +271,11 @@ def measured(profile: DeviceProfile, dtype: str, environment: Mapping[str, str])
 
 
 class NotMeasured(Exception):
-    """Why the ceilings could not be measured, in one line."""
+    """Raised if the ceilings cannot be measured. The message is the reason, one line."""
 
 
 def modelled(profile: DeviceProfile, dtype: str) -> Ceilings:
-    """The ceilings by published figures. Unknown ones are None, with a note."""
+    """The ceilings from published figures. Unknown ones are None, with a note."""
     attributes = profile.attributes
     arch, count = int(attributes.get("arch", 0)), int(attributes.get("multiprocessors", 0))
     dram = float(attributes.get("memory_gbps", 0)) * 1e9

@@ -1,4 +1,4 @@
-"""Tells which launches a GPU refuses, before compiling and from the compiled figures."""
+"""Finds which launches a GPU refuses, before compiling and from the compiled figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def occupancy(
     device: Mapping[str, Value], *, threads: int, registers: int, shared_bytes: int
 ) -> Occupancy:
     """The occupancy of blocks of `threads` threads with `registers` registers each. A block has
-    `shared_bytes` of static and dynamic shared memory together. `device` holds a CUDA profile's
+    `shared_bytes` of static and dynamic shared memory together. `device`: a CUDA profile's
     attributes."""
 
     def limit(name: str) -> int:
@@ -78,13 +78,13 @@ _WORST_IS_LEAST = ("occupancy", "blocks_resident")
 
 
 def launch_bounds(device: Mapping[str, Value]) -> LaunchBounds:
-    """The largest launch that a GPU with these attributes takes."""
+    """The largest launch that a GPU with these attributes accepts."""
     threads, shared_bytes = device["threads_per_block"], device["shared_bytes_per_block"]
     return LaunchBounds(_GRID_LIMITS, _BLOCK_LIMITS, int(threads), int(shared_bytes))
 
 
 def launch_violation(launch: Launch, device: Mapping[str, Value]) -> str:
-    """Why no GPU with these limits takes the launch, in words; "" when one does."""
+    """Why no GPU with these limits accepts the launch, in words; "" if one does."""
     bounds = launch_bounds(device)
     for what, sizes, limits in (
         ("grid", launch.grid, bounds.grid),
@@ -152,8 +152,8 @@ def _violation(
 
 
 def worst(figures: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
-    """The worst figure of several launches, by name: the least of `occupancy` and
-    `blocks_resident`, the most of any other."""
+    """The worst figure of several launches, by name: the smallest value of `occupancy` and
+    `blocks_resident`, the greatest of all others."""
     found: dict[str, int | float] = {}
     for values in figures:
         for name, value in values.items():

@@ -3,7 +3,7 @@ process.
 
 `python -m evotune.backends.cuda.gpu_probe` prints one JSON value a line: the GPUs that are present,
 then, if there are any, why they cannot be used (empty if they can), then their profiles. So the
-process that asks gets neither torch nor CuPy nor a CUDA context.
+process that asks loads neither torch nor CuPy, and makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GpuState:
 
     - gpus: the names of the GPUs found.
     - problem: why they cannot be used, in one line; "" if they can, or if there is none.
-    - profiles: those of the GPUs that CUDA lists, in its order.
+    - profiles: the profiles of the GPUs that CUDA lists, in its order.
     """
 
     gpus: tuple[str, ...]
@@ -48,12 +48,13 @@ _PRESENT = "present"
 
 
 def ask_present_gpus() -> GpuState:
-    """Probes only if a GPU is known to be present."""
+    """The state of this machine's GPUs. Starts a probe only if a GPU is known to be present."""
     return probe(command=module_command(_SELF, _PRESENT))
 
 
 def probe(timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> GpuState:
-    """Asks a child process for the state. Never raises, nor waits much longer than `timeout_s`."""
+    """Asks a child process for the state of the GPUs. Never raises, and waits hardly longer than
+    `timeout_s`."""
     process = subprocess.Popen(
         command or module_command(_SELF),
         stdin=subprocess.DEVNULL,
@@ -153,8 +154,8 @@ _DDR = 2  # transfers per clock
 
 
 def profiles() -> list[DeviceProfile]:
-    """The profile of every visible GPU, in CUDA's order. ImportError, OSError or RuntimeError when
-    there is none."""
+    """The profile of every visible GPU, in CUDA's order. Raises ImportError, OSError or
+    RuntimeError if there is none."""
     runtime = importlib.import_module("cupy").cuda.runtime
     with _management() as nvml:
         return [_profile(runtime, index, nvml) for index in range(int(runtime.getDeviceCount()))]

@@ -74,12 +74,13 @@ def names() -> tuple[str, ...]:
 
 
 def product(name: str) -> str:
-    """The beginning of the name that the driver reports, or all of it."""
+    """The name that the driver reports for a model, or the beginning of it."""
     return _MODELS[name].product
 
 
 def named(name: str) -> DeviceProfile:
-    """The profile of a GPU that need not be here. Raises KeyError for a name not in `names`."""
+    """The profile of a GPU by its name; the machine need not have one. Raises KeyError for a name
+    not in `names`."""
     model = _MODELS[name]
     shared_kib, multiprocessor_kib, blocks, threads = _LIMITS[model.arch]
     attributes: dict[str, Value] = {
@@ -108,8 +109,8 @@ def named(name: str) -> DeviceProfile:
 
 
 def target(arch: int) -> str:
-    """The architecture that NVRTC compiles for: from Hopper on sm_XXa, which has the instructions
-    of that architecture alone."""
+    """The architecture for which NVRTC compiles. From Hopper on it is sm_XXa, with instructions
+    that only this architecture has."""
     return f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
 
 

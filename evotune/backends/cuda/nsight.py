@@ -21,7 +21,8 @@ from evotune.backends.base.time_limits import Tool
 from evotune.util.processes import module_command
 
 LIMIT_S = 120.0
-"""A profiler that runs longer is stopped, and then there are no counters."""
+"""The time limit on the profiler in s. A profiler that runs longer is stopped, and there are no
+counters then."""
 
 _PROGRAM = "ncu"
 _INSTALLED = "/opt/nvidia/nsight-compute/*/ncu"
@@ -72,7 +73,7 @@ _UNITS = {
 
 
 class NoCounters(Exception):
-    """There are no counters; the message is one line with the reason."""
+    """Raised if there are no counters. The message is the reason, one line."""
 
 
 _TOOL = Tool(_PROGRAM, LIMIT_S, NoCounters)
@@ -80,7 +81,7 @@ _TOOL = Tool(_PROGRAM, LIMIT_S, NoCounters)
 
 @dataclass(frozen=True, slots=True)
 class ProfiledLaunch:
-    """A launch as the profiler saw it. `grid` and `block` are in blocks and in threads."""
+    """A launch in the profiler's output. `grid` and `block` are in blocks and in threads."""
 
     kernel: str
     grid: int
@@ -110,7 +111,8 @@ def _is_another(path: str) -> bool:
 
 @functools.cache
 def ncu_version(path: str) -> str:
-    """`ncu 2025.3`; "" if it does not report a version. Raises NoCounters if it fails."""
+    """ncu's name and version, such as `ncu 2025.3`; "" if it reports no version. Raises NoCounters
+    if it fails."""
     found = _VERSION.search(_TOOL.output([path, "--version"]))
     return f"{_PROGRAM} {found[1]}" if found else ""
 
@@ -119,8 +121,8 @@ def profile(
     module: str, job: str, environment: Mapping[str, str], *, only: str = ""
 ) -> list[ProfiledLaunch]:
     """The launches that the program `module` makes between the start and the stop of its profiler.
-    It is run with the path of its job, in this environment. With `only`, just that metric is read,
-    which is quick. Raises NoCounters if ncu cannot read them."""
+    The program gets the path of its job and runs in this environment. With `only`, just that metric
+    is read, which is quick. Raises NoCounters if ncu cannot read them."""
     path = find_ncu()
     if not path:
         raise NoCounters(NOT_INSTALLED)
@@ -148,7 +150,7 @@ def profile(
 
 
 def reason(output: str, status: int) -> str:
-    """Why the output has no launch, in one line."""
+    """Why ncu's output has no launch, in one line."""
     if _FORBIDDEN in output:
         return FORBIDDEN
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip("= ")]

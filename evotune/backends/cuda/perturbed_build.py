@@ -1,9 +1,10 @@
-"""Builds a champion's CUDA sources again so that races show: with delays, and with late copies.
+"""Builds a champion's CUDA sources again in ways that expose races: with delays, and with late
+copies.
 
 It runs as `python -m evotune.backends.cuda.perturbed_build JOB FOLDER`, where the file JOB has a
 CompileJob. It is a separate process because a compiler can be stopped only by killing its process.
-For each way it writes PTX into the folder, which the driver assembles when it loads it, or a file
-with the reason why there is none.
+For each way it writes a file into the folder: PTX, which the driver assembles when it loads it, or
+the reason why there is none.
 """
 
 from __future__ import annotations
@@ -177,8 +178,8 @@ _NAME = b"kernel.ptx"
 
 
 def cubin_of(ptx: str, arch: str) -> bytes | None:
-    """The machine code of the PTX for an architecture such as `sm_90a`; None without nvJitLink, or
-    if it refuses the PTX; then the driver's verdict counts.
+    """The machine code of the PTX for an architecture such as `sm_90a`. None without nvJitLink, or
+    if nvJitLink refuses the PTX; the driver then decides.
 
     Source: nvJitLink, NVIDIA CUDA documentation, "Basic usage".
     """

@@ -1,6 +1,6 @@
 """The NVIDIA GPUs of this machine, and whether torch and CuPy can use them.
 
-The process that tunes calls `gpus_present` alone; `probe` calls the rest in a child process.
+The process that tunes calls only `gpus_present`. The child process of `probe` calls the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from evotune.errors import RunLocked
 
 SYSTEM_ROOT = Path("/")
-"""The folder that has /proc and /dev; tests set it to a made-up machine's."""
+"""The folder that contains /proc and /dev. Tests set it to that of an invented machine."""
 
 _NAMES_A_GPU = re.compile(r"\s*(?:[0-9]|GPU-|MIG-)", re.IGNORECASE)
 
@@ -53,8 +53,8 @@ def only_gpu() -> str:
 
 
 def are_hidden() -> bool:
-    """Whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA stops at the first entry that names none.
-    Slurm sets `NoDevFiles` if a job has no GPU."""
+    """Whether CUDA_VISIBLE_DEVICES hides all GPUs, because its first entry names none: CUDA stops
+    at such an entry. Slurm sets `NoDevFiles` if a job has no GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and _NAMES_A_GPU.match(visible) is None
 
@@ -125,12 +125,14 @@ def _cupy_problem(extra: str) -> str:
 
 # Lets one run at a time measure on a GPU: two would disturb each other's measurements.
 FOLDER = Path("/tmp")
-"""The same folder for every user, whatever TMPDIR is, since all users share the GPU."""
+"""The folder of the locks. It is the same for every user, whatever TMPDIR is, because all users
+share the GPU."""
 _MODE = 0o644
 
 
 class GpuLock:
-    """An flock on a file named after the GPU. It ends when its process ends, in whatever way."""
+    """An flock on a file named after the GPU. The system releases it when the process ends, however
+    it ends."""
 
     def __init__(self, gpu_id: str) -> None:
         name = re.sub(r"[^A-Za-z0-9-]", "_", gpu_id) or "gpu"

@@ -1,12 +1,12 @@
-"""Rewrites a kernel's PTX so that its asynchronous copies land as late as they may.
+"""Rewrites a kernel's PTX so that its asynchronous copies arrive as late as possible.
 
 cp.async may write shared memory at any time until the wait for its group is over. Hardware is fast,
 so a wait that leaves one group too many in flight hardly ever shows. In the rewritten PTX each
 thread records its copies in its own queue, and makes them when it waits for them. So a read that
 comes too early finds the old contents.
 
-Copies that an mbarrier tracks (cp.async.mbarrier.arrive) are made at that arrive; bulk copies
-(TMA) stay as they are.
+Copies that an mbarrier tracks (cp.async.mbarrier.arrive) are made at that arrive; bulk copies (TMA)
+stay as they are.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ evotune_over_{number}:
 
 
 class UnknownCopy(Exception):
-    """The PTX has a copy that this module cannot rewrite; the message says which."""
+    """Raised if the PTX has a copy that this module cannot rewrite. The message says which."""
 
 
 def with_late_copies(ptx: str) -> tuple[str, int]:

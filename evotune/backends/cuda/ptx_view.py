@@ -1,10 +1,10 @@
 """Reads PTX, the instructions of each kernel function by class, if no disassembler is found.
 
-PTX shows tensor core, MUFU and memory instructions as they will be, but neither spills nor what
-ptxas unrolls, moves and merges.
+PTX has the tensor core, MUFU and memory instructions of the machine code, but it shows neither
+spills nor what ptxas unrolls, moves and merges.
 
-NVRTC may crash or hang, so it runs in a separate process: `python -m
-evotune.backends.cuda.ptx_view JOB` prints the PTX of the CompileJob in the file JOB.
+NVRTC may crash or hang, so it runs in a separate process: `python -m evotune.backends.cuda.ptx_view
+JOB` prints the PTX of the CompileJob in the file JOB.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ENDS = ("bra", "ret", "exit", "brx", "trap")
 
 
 class NoPtx(Exception):
-    """Why a job's PTX cannot be had, in one line."""
+    """Raised if a job's PTX cannot be made. The message is the reason, one line."""
 
 
 def compiled_ptx(job: CompileJob, file: Path, limit_s: float) -> str:

@@ -3,7 +3,7 @@
 It runs as `python -m evotune.backends.cuda.sanitized_launch JOB`. It uses CuPy's driver calls
 alone, since a tool slows every kernel of its process down and PyTorch has many. Each buffer is an
 allocation of exactly its size, so that the tool reports the first byte past its end. An alarm ends
-the program in case the process that started the tool is gone.
+the program even if the process that started the tool has gone.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ def _launch(runtime: Any, kernel: Any, case: SanitizedCase, *, poison: bool) -> 
 @contextlib.contextmanager
 def buffers(runtime: Any, case: SanitizedCase, *, poison: bool) -> Iterator[dict[str, int]]:
     """The addresses of the case's tensors and workspaces, by name. With `poison`, outputs and
-    scratch memory hold NaN; else they stay as they were allocated. Inputs are normal values."""
+    scratch memory are filled with NaN; else they stay as they were allocated. Inputs are normal
+    values."""
     pointers: dict[str, int] = {}
     for spec in case.tensors:
         count = spec.span  # gaps hold values like any others
         pointer = pointers[spec.name] = runtime.malloc(count * ELEMENT_BYTES[spec.dtype])
-        if spec.is_output and poison:
+        if poison and not spec.is_input:
             runtime.memset(pointer, _POISON_BYTE, count * ELEMENT_BYTES[spec.dtype])
-        elif not spec.is_output:
+        elif spec.is_input:
             told = case.indices.get(spec.name)
             values = normal_values(count, spec.dtype) if told is None else np.frombuffer(told, "u1")
             kind = runtime.memcpyHostToDevice

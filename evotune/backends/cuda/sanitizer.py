@@ -42,7 +42,7 @@ from evotune.util.files import scratch_folder
 from evotune.util.processes import module_command
 
 LIMIT_S = 180.0
-"""A tool that runs longer is stopped, and its check is skipped."""
+"""The time limit on a tool in s. A tool that runs longer is stopped, and its check is skipped."""
 
 _END_S = 20.0
 """The program under a tool that is killed ends within this time. Until then it holds the tool's
@@ -65,7 +65,7 @@ _WORDS_CHARACTERS = 200
 
 
 def find_sanitizer() -> str:
-    """compute-sanitizer's path, on PATH or in a CUDA toolkit; "" when it is not installed."""
+    """compute-sanitizer's path, on PATH or in a CUDA toolkit; "" if it is not installed."""
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [f"{root}/bin" for root in roots if root]
     return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(folders)) or ""
@@ -184,8 +184,8 @@ def _below(pid: int) -> list[int]:
 
 
 def read_findings(tool: str, output: str) -> Check:
-    """The check that a tool's output means. Without errors it is skipped unless the tool saw every
-    launch to its end."""
+    """The check that follows from a tool's output. If the output has no errors, the check passes
+    only if the tool saw the end of every launch; else it is skipped."""
     found = _first_finding(output)
     if tool != "racecheck":
         summary = _ERROR_SUMMARY.search(output)

@@ -29,8 +29,8 @@ DECIDED = {
     "shared_bytes": "Triton knows its shared memory itself",
     "entry": "a Triton kernel is one function: all launches are of it",
 }
-"""Keys of a launch that a space must not state, with the reason. Triton compiles one function at a
-time, so all launches are of one entry."""
+"""The keys of a Triton kernel's launch that a space must not state, with the reason. Triton
+compiles one function at a time, so all launches have the same entry."""
 
 EXTRA_ARGUMENTS = ("int64", "int64")
 """Pointers to scratch memory that Triton's kernels take after their own arguments. The compiler

@@ -31,7 +31,7 @@ _VERSION = re.compile(r"release (\d+\.\d+)")
 
 
 class NoStaticView(Exception):
-    """Why the machine code cannot be read, in one line."""
+    """Raised if the machine code cannot be read. The message is the reason, one line."""
 
 
 _TOOL = Tool(DISASSEMBLER, _LIMIT_S, NoStaticView)
@@ -63,7 +63,8 @@ def _installed() -> Iterator[str]:
 
 @functools.cache
 def disassembler_version(path: str) -> str:
-    """`nvdisasm 13.5`; without a number if it does not report one."""
+    """nvdisasm's name and version, such as `nvdisasm 13.5`, or without a number if it reports
+    none."""
     try:
         found = _VERSION.search(_TOOL.output([path, "--version"]))
     except NoStaticView:
@@ -129,7 +130,7 @@ def _view(
 # Classes follow the pipe that executes an instruction (CUDA binary utilities, "Instruction set
 # reference"). IMAD runs where FFMA runs, so it counts as `fma`.
 INSTRUCTION_BYTES = 16
-"""From Volta on."""
+"""The size of an instruction in bytes, from Volta on."""
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
 _LABEL = re.compile(r"^(\.L\w+):")
@@ -226,7 +227,8 @@ def _instruction(
 def is_waiting(loop: Sequence[Instruction]) -> bool:
     """Whether a loop only waits: for a barrier, a flag in memory, or registers (USETMAXREG).
 
-    IMAD is `fma` and often a plain move, so two of that class may be among its instructions.
+    IMAD has the class `fma` but is often a plain move, so a waiting loop may have two instructions
+    of that class.
     """
     found = collections.Counter(each.kind for each in loop)
     idle = not any(found[kind] for kind in _WORK) and found["fma"] <= 2

@@ -14,7 +14,8 @@ PERTURBED_BUILD: Decoder[CompileJob] = Decoder(CompileJob)
 
 
 class SanitizedLaunches(msgspec.Struct, frozen=True, tag=True):
-    """Asks to launch each case once. With `poison`, outputs and scratch memory hold NaN before."""
+    """Requests one launch of each case. With `poison`, outputs and scratch memory are filled with
+    NaN before."""
 
     cases: tuple[SanitizedCase, ...]
     poison: bool

@@ -1,8 +1,9 @@
 """Compiles Triton kernels to machine code. Needs no GPU and no driver.
 
-The cubin is launched like any other. Triton specializes a kernel at each call by the values of its
-arguments; here that is fixed beforehand. Sizes are constexprs if the space has them under
-`define:`, and all pointers are multiples of 16 bytes, because the harness allocates them.
+The cubin is launched like any other. Triton usually specializes a kernel at each call by the values
+of its arguments. evotune fixes the specialization beforehand: sizes are constexprs if the space
+lists them under `define:`, and all pointers are multiples of 16 bytes, because the harness
+allocates them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,13 @@ _TYPES = {
     "*float16": "*fp16",
     "*bfloat16": "*bf16",
     "*float32": "*fp32",
+    "*float64": "*fp64",
     "*float8_e4m3": "*fp8e4nv",
     "*float8_e5m2": "*fp8e5",
+    "*bool": "*i1",
     "*uint8": "*u8",
+    "*int8": "*i8",
+    "*int16": "*i16",
     "*int32": "*i32",
     "*int64": "*i64",
     "*byte": "*i8",
@@ -144,7 +149,7 @@ def _function(job: CompileJob) -> Any:
     sources = read_sources(Path(job.root), job.source)
     if fingerprint(sources) != job.sources_sha256:
         raise _Unsuitable(f"{job.source} changed while the run was going on")
-    module = _module(job.source, sources[job.source])
+    module = module_of(job.source, sources[job.source])
     function = getattr(module, job.entry, None)
     if function is None:
         raise _Unsuitable(f"{job.source} has no function {job.entry}")
@@ -157,7 +162,7 @@ def _function(job: CompileJob) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _module(name: str, content: bytes) -> Any:
+def module_of(name: str, content: bytes) -> Any:
     """The module of these bytes. Triton reads its functions' source through `linecache`, so the
     bytes are put there."""
     sha256 = hashlib.sha256(content).hexdigest()
@@ -178,6 +183,9 @@ def _specialised(function: Any, job: CompileJob) -> tuple[dict[str, str], dict[s
             f"constexpr, but 'arguments' lists {len(job.signature)}"
         )
     own = dict(zip(taken, job.signature, strict=True))
+    for name, given in own.items():
+        if given not in _TYPES:
+            raise _Unsuitable(f"{name} is {given.removeprefix('*')}, a type that Triton lacks")
     types = {p.name: "constexpr" if p.is_constexpr else _TYPES[own[p.name]] for p in parameters}
     constants = {}
     for parameter in parameters:

@@ -1,5 +1,5 @@
 """The modules that every exported package carries, copied as they are.
 
-They import torch and the standard library only. All that differs from package to package stands in
-its `dispatch.json` and `certificate.json`. `_package.py` joins the modules.
+They import torch and the standard library only. Everything that differs between packages is in
+`dispatch.json` and `certificate.json`. `_package.py` joins the modules.
 """

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._masks import Mask, mask_of
+
 NAMES = ("alignment", "window", "softcap", "alibi_slopes", "score_mod", "sinks", "return_lse")
 _ALIGNMENTS = ("top_left", "bottom_right")
 _MOST_WINDOW = 1 << 30
@@ -29,7 +31,7 @@ _MOST_WINDOW = 1 << 30
 
 class Asked(NamedTuple):
     """The features of a call, by their names in cases. A window of -1 is unlimited; a softcap of 0
-    means none."""
+    means none. A decision adds the mask, which is a tensor of the call."""
 
     bottom_right: bool = False
     window_left: int = -1
@@ -39,11 +41,13 @@ class Asked(NamedTuple):
     sinks: bool = False
     lse: bool = False
     score_mod: str = ""
+    mask: Mask = Mask()
 
     def symbols(self) -> dict[str, Any]:
         """All symbols of a case that state its features."""
         return {
             **self._asdict(),
+            **self.mask.symbols(),
             "has_window": self.window_left >= 0 or self.window_right >= 0,
             "has_softcap": self.softcap > 0.0,
             "given": ", ".join(self._numbers()),
@@ -55,7 +59,8 @@ class Asked(NamedTuple):
         return numbers | ({"softcap": self.softcap} if self.softcap else {})
 
     def told(self) -> dict[str, Any]:
-        """The features in use by name, as an entry in a list of cases gives them."""
+        """The features in use by name, as the shape of an entry in a list of cases gives them. The
+        mask belongs to its variant."""
         found: dict[str, Any] = {"alignment": _ALIGNMENTS[1]} if self.bottom_right else {}
         found |= self._numbers()
         if self.score_mod:
@@ -64,9 +69,8 @@ class Asked(NamedTuple):
 
     def words(self) -> str:
         """The features in use, in words: "" for none."""
-        return ", ".join(
-            name if value is True else f"{name} {value}" for name, value in self.told().items()
-        )
+        told = [name if value is True else f"{name} {value}" for name, value in self.told().items()]
+        return ", ".join(filter(None, (*told, self.mask.words())))
 
 
 NONE = Asked()
@@ -77,7 +81,7 @@ def asked_of(symbols: Mapping[str, Any]) -> Asked:
     found = {name: symbols.get(name, value) for name, value in NONE._asdict().items()}
     for name in ("window_left", "window_right"):
         found[name] = int(found[name])
-    return Asked(**{**found, "softcap": float(found["softcap"])})
+    return Asked(**{**found, "softcap": float(found["softcap"]), "mask": mask_of(symbols)})
 
 
 def read_features(
@@ -175,8 +179,11 @@ def _any_alignment(asked: Asked, causal: bool, queries: int, keys: int) -> bool:
 def same_cases(asked: Asked, causal: bool, queries: int, keys: int) -> Iterator[tuple[Asked, bool]]:
     """All ways to write the call's case, the call's own first: features and causal mask that give
     the same result for these lengths. A package may list any of them."""
-    found = {(asked, causal): None, simplified(asked, causal, queries, keys): None}
-    for each, mask in tuple(found):
-        if _any_alignment(each, mask, queries, keys):
-            found[each._replace(bottom_right=not each.bottom_right), mask] = None
-    yield from found
+    found = dict.fromkeys([(asked, causal), simplified(asked, causal, queries, keys)])
+    if asked.window_right == 0 and not causal:
+        found[asked._replace(window_right=-1), True] = None
+    for each, is_causal in tuple(found):
+        if _any_alignment(each, is_causal, queries, keys):
+            found[each._replace(bottom_right=not each.bottom_right), is_causal] = None
+    for mask in asked.mask.alike():
+        yield from ((each._replace(mask=mask), is_causal) for each, is_causal in found)

@@ -8,10 +8,18 @@ from typing import Any, Literal
 
 import torch
 
-from ._asked_features import Asked
-from ._attention_package import DTYPE, AttentionKernels, Call, cast_for_autocast, plain_attention
+from ._asked_features import NONE, Asked
+from ._attention_package import (
+    DTYPE,
+    FEATURES,
+    AttentionKernels,
+    Call,
+    Outputs,
+    plain_attention,
+)
 from ._dispatch import LAYOUT, NOT_WON, OUTSIDE, Choice
 from ._loaded_kernels import Refused
+from ._masks import MASK
 from ._missed import Missed, Misses
 from ._operators import AttentionOperator, memory_holds_values, needs_grad
 from ._plain_state import (
@@ -31,7 +39,7 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _USUAL = math.nan
 _MOST_LOST = 4096
-_LASTING = (NOT_WON, OUTSIDE, LAYOUT, DTYPE)
+_LASTING = (NOT_WON, OUTSIDE, LAYOUT, DTYPE, MASK, FEATURES)
 """The kinds of misses that follow from the facts of a call."""
 _OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 _WHILE_TRACING = {
@@ -54,13 +62,11 @@ class AttentionCalls:
         self._misses = misses
         self._device_type = kernels.kernels.device_type
         self._grad = misses.missed("grad", None, "an input requires grad")
-        self._mask = misses.missed("mask", None, "the call has an attention mask")
         self._dropout = misses.missed("dropout", None, "the call has dropout")
         self._other = misses.missed("tensor", None, "an argument is no plain tensor or number")
         self._backend = misses.missed("backend", None, "the user chose SDPA's backend")
         self._while_tracing = {
             "tensor": self._other,
-            "mask": self._mask,
             "dropout": self._dropout,
             "grad": self._grad,
             **{kind: misses.missed(kind, None, words) for kind, words in _WHILE_TRACING.items()},
@@ -70,8 +76,8 @@ class AttentionCalls:
         self._native: Any = operator.attempt if operator.decisions is not None else None
         self._direct: Any = operator.direct
         self.attention = self.public(operator.direct)
-        self.with_features: Callable[..., Any]
-        """Serves calls of `attention` that have features, which come last as a dictionary."""
+        self.with_features: Callable[[Call, dict[str, Any]], Any]
+        """Serves a call of `attention` that has features, which are the dictionary."""
 
     def public(self, direct: Callable[..., Any] | None) -> Callable[..., Any]:
         """Makes the function `NAME.attention`. It asks `direct`, the native launcher, first.
@@ -85,29 +91,34 @@ class AttentionCalls:
             k: torch.Tensor,
             v: torch.Tensor,
             *,
+            attn_mask: torch.Tensor | None = None,
             is_causal: bool = False,
             scale: float | None = None,
             enable_gqa: bool = False,
             **features: Any,
         ) -> Any:
-            """scaled_dot_product_attention(q, k, v, is_causal=…, scale=…, enable_gqa=…). A kernel
-            of this package serves it if it was measured to win there, otherwise SDPA.
+            """scaled_dot_product_attention(q, k, v, attn_mask=…, is_causal=…, scale=…,
+            enable_gqa=…). A kernel of this package serves it if it was measured to win there,
+            otherwise SDPA.
 
             Features: alignment="bottom_right", window=(left, right), softcap=…, alibi_slopes=…,
             sinks=…, score_mod="…", and return_lse=True, which also returns the logarithms of the
             rows' sums. PyTorch computes what no kernel does. `_asked_features.py` says more.
             """
             if features:
-                return self.with_features(q, k, v, is_causal, scale, enable_gqa, features)
+                call = Call(q, k, v, is_causal, scale, enable_gqa, attn_mask)
+                return self.with_features(call, features)
             out: torch.Tensor | Literal[False] | None
             if not _is_traced() and direct is not None:  # as `attempt` does, without its frame
-                out = direct(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
+                out = direct(q, k, v, attn_mask, 0.0, is_causal, scale, enable_gqa)
                 if out is not None and out is not False:
                     return out
                 if out is False:
-                    return plain_attention(q, k, v, is_causal, scale, enable_gqa)
-            out = self.attempt(q, k, v, None, 0.0, is_causal, scale, enable_gqa)
-            return plain_attention(q, k, v, is_causal, scale, enable_gqa) if out is None else out
+                    return plain_attention(q, k, v, is_causal, scale, enable_gqa, attn_mask)
+            out = self.attempt(q, k, v, attn_mask, 0.0, is_causal, scale, enable_gqa)
+            if out is None:
+                return plain_attention(q, k, v, is_causal, scale, enable_gqa, attn_mask)
+            return out
 
         return attention
 
@@ -122,75 +133,68 @@ class AttentionCalls:
         scale: float | None,
         enable_gqa: bool,
     ) -> torch.Tensor | None:
-        """The output, or None if the kernels do not serve the call."""
-        if mask is not None and not _is_compiling():  # whatever the call's mode: it costs nothing
-            self._mask.count()
-            return None
+        """The output of a call of SDPA, or None if the kernels do not serve it."""
         if not _is_traced() and self._direct is not None:
             out: torch.Tensor | Literal[False] | None
             out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
             if out is not None:
                 return None if out is False else out
+        call = Call(q, k, v, is_causal, scale, enable_gqa, mask)
         if _is_compiling():
-            return self._traced(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
-        if not _function_modes():
-            return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
-        with below_function_modes():
-            if self._direct is not None:
-                # Native code serves calls under a default device, which it does not see here.
-                unseen = not modes_look_at_calls()
-                out = unseen and self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
-                if not unseen:
-                    self._other.count()
-                if out is not None:
-                    return None if out is False else out
-            return self._attempt(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
+            return self._traced(call, dropout)
+        found = self.outputs(call, dropout)
+        return None if found is None else found[0]
 
-    def _attempt(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> torch.Tensor | None:
-        """The output of an eager call, or None if the kernels do not serve it; does not use the
-        native launcher's function.
-        """
+    def outputs(self, call: Call, dropout: float = 0.0) -> Outputs | None:
+        """The outputs of an eager call, or None if the kernels do not serve it."""
+        if not _function_modes():
+            return self._attempt(call, dropout)
+        with below_function_modes():
+            if self._direct is not None and call.is_plain:
+                # Native code serves calls under a default device, which it does not see here.
+                if modes_look_at_calls():
+                    self._other.count()
+                    return None
+                out = self._direct(*call[:3], call.mask, dropout, *call[3:6])
+                if out is not None:
+                    return None if out is False else (out, None)
+            return self._attempt(call, dropout)
+
+    def _attempt(self, call: Call, dropout: float) -> Outputs | None:
+        """The same; does not use the native launcher's function."""
         cast_to = None
         if _is_any_autocast_enabled() and _is_autocast_enabled(self._device_type):
             cast_to = torch.get_autocast_dtype(self._device_type)
         if self._lost:  # a miss must cost little
-            lost = self._lost.get(_lost_key(q, k, v, is_causal, scale, enable_gqa, cast_to))
+            lost = self._lost.get(_lost_key(call, cast_to))
             if lost:
                 lost.count()
                 return None
-        missed = self.untakable(mask, dropout, is_causal, scale, enable_gqa)
-        if missed is None and not are_plain(q, k, v):
+        is_plain = call.is_plain
+        given = call[:3] if is_plain and call.mask is None else _memory_of(call)
+        missed = self.untakable(call, dropout)
+        if missed is None and not are_plain(*given):
             missed = self._other
         if missed is not None:
             missed.count()
             return None
-        call = Call(q, k, v, is_causal, scale, enable_gqa)
-        if cast_to is not None:
-            q, k, v = (cast_for_autocast(tensor, self._device_type) for tensor in (q, k, v))
-        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        cast = call if cast_to is None else call.cast(self._device_type)
+        if _is_grad_enabled() and needs_grad(*cast[:3], *cast.further):
             self._grad.count()
             return None
-        if self._native is None:
-            if not memory_holds_values(q, k, v):  # the dispatcher makes it so for native code
+        found: Outputs | None
+        if self._native is None or not is_plain:
+            if not memory_holds_values(*given):  # the dispatcher makes it so for native code
                 self._other.count()
                 return None
-            out = self._kernels.serve(q, k, v, is_causal, scale, enable_gqa)
+            found = self._kernels.serve(cast if is_plain else cast.in_float32())
         else:
-            usual = _USUAL if scale is None else scale
-            out = self._native(q, k, v, is_causal, usual, enable_gqa)
-        if out is None:
-            self._note(call, Call(q, k, v, is_causal, scale, enable_gqa), cast_to)
-        return out
+            usual = _USUAL if call.scale is None else call.scale
+            out = self._native(*cast[:4], usual, *cast[5:7])
+            found = None if out is None else (out, None)
+        if found is None:
+            self._note(call, cast, cast_to)
+        return found
 
     def forget(self) -> None:
         """Forgets the shapes for which no call can be served."""
@@ -199,29 +203,21 @@ class AttentionCalls:
     def _note(self, call: Call, cast: Call, cast_to: torch.dtype | None) -> None:
         """Remembers a miss that every call with such facts is, whatever else it has. `cast`: the
         call as autocast makes it."""
-        key = _lost_key(*call[:6], cast_to)
+        key = _lost_key(call, cast_to)
         if key in self._lost:
             return
         if len(self._lost) >= _MOST_LOST:
             self._lost.clear()
         self._lost[key] = False
         q, k, v = call[:3]
-        if q.dtype == k.dtype == v.dtype and q.device == k.device == v.device:
+        tensors = (q, k, v) if call.mask is None else (q, k, v, call.mask)
+        if q.dtype == k.dtype == v.dtype and all(t.device == q.device for t in tensors):
             choice = self._kernels.chosen(cast, q.device)
             if isinstance(choice, Refused) and choice.kind in _LASTING:
                 self._lost[key] = self._kernels.missed(cast, choice)
 
-    def untakable(
-        self,
-        mask: torch.Tensor | None,
-        dropout: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Missed | None:
+    def untakable(self, call: Call, dropout: float) -> Missed | None:
         """Why no kernel takes a call with such options, whatever its tensors."""
-        if mask is not None:
-            return self._mask
         is_number = isinstance(dropout, int | float)
         if is_number and dropout != 0.0:
             return self._dropout
@@ -229,52 +225,37 @@ class AttentionCalls:
             return self._backend
         if forward_mode():
             return self._grad
+        scale = call.scale
         if (
             not is_number
-            or not type(is_causal) is type(enable_gqa) is bool
+            or not type(call.is_causal) is type(call.enable_gqa) is bool
             or (scale is not None and (type(scale) is not float or math.isnan(scale)))
             or modes_look_at_calls()
         ):
             return self._other
         return None
 
-    def _traced(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> torch.Tensor | None:
+    def _traced(self, call: Call, dropout: float) -> torch.Tensor | None:
         """The output of a call while torch.compile traces, or None if the kernels do not serve it.
         The decision is part of the graph: it holds for the shapes that the graph is compiled for,
         and shapes that it leaves open are not served. A miss counts once for each graph.
         """
-        if not self.wins_while_tracing(q, k, v, mask, dropout, (is_causal, scale, enable_gqa)):
+        if not self.wins_while_tracing(call, dropout):
             return None
+        q, k, v, is_causal, scale, enable_gqa, mask = call[:7]
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-        return self._served(q, k, v, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
+        return self._served(q, k, v, is_causal, scale, enable_gqa, mask)  # type: ignore[no-any-return]
 
     def wins_while_tracing(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: float,
-        options: tuple[bool, float | None, bool],
-        features: tuple[Any, ...] = (),
-        further: tuple[torch.Tensor, ...] = (),
+        self, call: Call, dropout: float, features: tuple[Any, ...] = ()
     ) -> bool:
-        """Whether a kernel serves the call that is traced. `options` are is_causal, scale and
-        enable_gqa; `features` those of `Asked` in their order, and `further` the tensors that
-        belong to them."""
-        kind = self._untraceable(q, k, v, mask, dropout, further)
-        sizes = (*q.shape, *k.shape, *v.shape)
-        strides = (*q.stride(), *k.stride(), *v.stride())
+        """Whether a kernel serves the call that is traced. `features` are those of `Asked` in their
+        order."""
+        kind = self._untraceable(call, dropout)
+        options = call[3:6]
+        given = [*call[:3]] if call.mask is None else [*call[:3], call.mask]
+        shapes = tuple(tuple(each.shape) for each in given)
+        strides = tuple(each.stride() for each in given)
         for number in (*options, *features) if not kind else ():
             if number is None or isinstance(number, str):
                 continue
@@ -282,27 +263,21 @@ class AttentionCalls:
                 kind = "tensor"
             elif not torch.fx.experimental.symbolic_shapes.has_static_value(number):
                 kind = "symbolic number"
-        for size in (*sizes, *strides) if not kind else ():
-            if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
-                kind = "symbolic shape"
+        for sizes in (*shapes, *strides) if not kind else ():
+            for size in sizes:
+                if not torch.fx.experimental.symbolic_shapes.has_static_value(size):
+                    kind = "symbolic shape"
         if kind:
             self._note_traced(kind)
             return False
-        return self._wins((q.dtype, k.dtype, v.dtype), q.device, sizes, strides, *options, features)
+        dtypes = tuple(each.dtype for each in given)
+        return self._wins(dtypes, call.q.device, shapes, strides, options, features)
 
-    def _untraceable(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: float,
-        further: tuple[torch.Tensor, ...],
-    ) -> str:
+    def _untraceable(self, call: Call, dropout: float) -> str:
         """The kind of miss that a traced call is, whatever its sizes; "" for none."""
-        given = (q, k, v, *further)
+        q, k, v = call[:3]
+        given = (q, k, v, *call.further)
         reasons = (
-            ("mask", mask is not None),
             ("dropout", dropout != 0.0),
             ("export", is_exporting()),
             ("tensor", not all(type(each) in _OWN_MEMORY for each in given) or is_transformed()),
@@ -320,27 +295,21 @@ class AttentionCalls:
         self,
         dtypes: tuple[torch.dtype, ...],
         device: torch.device,
-        sizes: tuple[int, ...],
-        strides: tuple[int, ...],
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
+        shapes: tuple[tuple[int, ...], ...],
+        strides: tuple[tuple[int, ...], ...],
+        options: tuple[bool, float | None, bool],
         features: tuple[Any, ...],
     ) -> bool:
-        """Whether a kernel serves the case. It runs while torch.compile traces, on facts alone."""
-        q, k, v = (
-            torch.empty_strided(
-                sizes[4 * i : 4 * i + 4],
-                strides[4 * i : 4 * i + 4],
-                dtype=dtypes[i],
-                device="meta",
-            )
-            for i in range(3)
+        """Whether a kernel serves the case. It runs while torch.compile traces, on facts alone: of
+        q, k, v and the mask."""
+        q, k, v, *mask = (
+            torch.empty_strided(shape, steps, dtype=dtype, device="meta")
+            for shape, steps, dtype in zip(shapes, strides, dtypes, strict=True)
         )
         if not every_backend_is_allowed():
             self._backend.count()
             return False
-        call = Call(q, k, v, is_causal, scale, enable_gqa, Asked(*features))
+        call = Call(q, k, v, *options, mask[0] if mask else None, Asked(*features))
         choice = self._kernels.chosen(call, device)
         if isinstance(choice, Choice):
             return True
@@ -353,23 +322,30 @@ class AttentionCalls:
         return True
 
 
-def _lost_key(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    cast_to: torch.dtype | None,
-) -> tuple[object, ...] | None:
+def _memory_of(call: Call) -> list[torch.Tensor]:
+    """The tensors of the call. A model's mask or sinks may be its parameters, which are no plain
+    tensors but have their memory."""
+    further = call.further
+    return [*call[:3], *(t.detach() if type(t) is torch.nn.Parameter else t for t in further)]
+
+
+def _lost_key(call: Call, cast_to: torch.dtype | None) -> tuple[object, ...] | None:
     """The facts of a call on which a remembered miss depends; None for tensors without such facts.
     `cast_to` is autocast's type. If k and v have another type or device than q, the call is a miss
     anyway, so those are left out."""
+    q, k, v, is_causal, scale, enable_gqa, mask, asked, _, _ = call
     plain = type(q) is type(k) is type(v) is torch.Tensor
     if not plain or q.is_nested or k.is_nested or v.is_nested:
         return None
     layout: Any = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
     if not layout:
         layout = q.stride(), k.stride(), v.stride()
+    more: Any = cast_to
+    if mask is not None:
+        if type(mask) is not torch.Tensor or mask.is_nested:
+            return None
+        more = cast_to, mask.shape, mask.stride(), mask.dtype, mask.device
+    if asked is not NONE:
+        more = more, asked
     tensors = q.shape, k.shape, v.shape, q.dtype, q.device, layout
-    return *tensors, is_causal, scale, enable_gqa, cast_to
+    return *tensors, is_causal, scale, enable_gqa, more

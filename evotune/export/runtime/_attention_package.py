@@ -5,10 +5,11 @@ A call is served when all of this holds; `misses` counts the others by these kin
 - device: the device is the model that was measured, with as many multiprocessors or threads.
 - version: PyTorch and the driver are those of the measurements, or `check` has passed here.
 - dtype: all three tensors have the dtype of the kernels.
-- mask, dropout: there is none.
+- mask: kernels of the package take masks of this kind, and the call is not causal, too.
+- dropout: there is none.
 - grad: no input requires grad, or grad mode is off.
 - layout, alignment: the kernel takes tensors with such strides. Each tensor begins at a multiple of
-  16 bytes, and so does each row of a tensor that is not contiguous.
+  16 bytes, and so does each row of q, k and v if they are not contiguous.
 - features: kernels of the package have such features, for a call that asks for some.
 - not measured to win, outside the domain: the case lies in a served region.
 """
@@ -16,7 +17,7 @@ A call is served when all of this holds; `misses` counts the others by these kin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,9 @@ from ._asked_features import NONE, Asked, asked_of, same_cases
 from ._certificate import Contents
 from ._dispatch import CONTIGUOUS, LAYOUT, OUTSIDE, STRIDED, Choice, Dispatch
 from ._loaded_kernels import DEVICE, LoadedKernels, Refused
+from ._masks import BIAS, FAR_ROWS, MASK, TENSOR, UNMASKED, Mask, SeenMask, seen_mask
 from ._missed import Missed, Misses
+from ._tracing import decided_while_tracing
 
 BEFORE, PYTORCH = "scaled_dot_product_attention", "PyTorch"
 ALIGNMENT = 16
@@ -33,8 +36,6 @@ FEATURES, DTYPE = "features", "dtype"
 _NAMES = ("q", "k", "v", "out")
 _STRIDES = ("batch", "head", "row")
 _MOST_DECISIONS = 4096
-_FAR_ROWS = 1 << 30
-"""Kernels keep the distance of two rows, in bytes, in 32 bits."""
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 """The output, and the logarithms of the rows' sums if they are requested."""
 
@@ -50,19 +51,21 @@ def plain_attention(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """SDPA's result. If SDPA returns None, the result of PyTorch's implementation of the formula,
     which refuses tensors whose shapes do not agree."""
     out: torch.Tensor | None = sdpa(
-        q, k, v, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     if out is not None:
         return out
     by_formula = torch.ops.aten._scaled_dot_product_attention_math.default
     if device_type := autocast_device(q):  # of itself it casts SDPA's tensors alone
         q, k, v = (cast_for_autocast(tensor, device_type) for tensor in (q, k, v))
+        mask = None if mask is None else cast_for_autocast(mask, device_type)
     found: torch.Tensor = by_formula(
-        q, k, v, None, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        q, k, v, mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return found
 
@@ -85,8 +88,8 @@ def cast_for_autocast(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
 
 
 class Call(NamedTuple):
-    """The arguments that decide which kernel serves a call. `slopes` and `sinks` are tensors of
-    float32 that go with its features."""
+    """The arguments that decide which kernel serves a call: those of SDPA without dropout, and its
+    features with their tensors `slopes` and `sinks`, of float32."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -94,9 +97,34 @@ class Call(NamedTuple):
     is_causal: bool
     scale: float | None
     enable_gqa: bool
+    mask: torch.Tensor | None = None
     asked: Asked = NONE
     slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no argument that SDPA lacks."""
+        return self.asked is NONE or self.asked == NONE
+
+    @property
+    def further(self) -> list[torch.Tensor]:
+        """Its tensors other than q, k and v, in the order of a launch."""
+        return [t for t in (self.slopes, self.sinks, self.mask) if t is not None]
+
+    def cast(self, device_type: str) -> Call:
+        """The call as autocast makes it."""
+        q, k, v = (cast_for_autocast(tensor, device_type) for tensor in self[:3])
+        mask = None if self.mask is None else cast_for_autocast(self.mask, device_type)
+        return self._replace(q=q, k=k, v=v, mask=mask)
+
+    def in_float32(self) -> Call:
+        """The call with the slopes and sinks that kernels take: contiguous, in float32."""
+        slopes, sinks = (
+            None if tensor is None else tensor.detach().to(torch.float32).contiguous()
+            for tensor in (self.slopes, self.sinks)
+        )
+        return self._replace(slopes=slopes, sinks=sinks)
 
 
 class Served:
@@ -129,51 +157,33 @@ class AttentionKernels:
         self.dtype: torch.dtype = getattr(torch, self.dtype_name)
         self.score_mods: Mapping[str, Any] = description.get("score_mods", {})
         self._knows_features = self.dispatch.fixes("given")
+        self._masks = self.dispatch.masks()
+        self._spaces: Mapping[str, Sequence[str]] = description.get("spaces", {})
         self._strided = self.dispatch.takes_strides
         self._momentary = kernels.launcher.momentary_refusal
         self._decisions: dict[Any, Served | Missed] = {}
+        self._known: dict[Any, bool] = {}
         self._earlier_calls = 0
 
-    def serve(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> torch.Tensor | None:
-        """The output, or None if the call is not served. The tensors must be plain ones with memory
-        behind them, without grad."""
+    def serve(self, call: Call) -> Outputs | None:
+        """The outputs, or None if no kernel serves the call, which then counts as a miss. The
+        tensors must be plain ones with memory behind them, without grad."""
+        q, k, v, is_causal, scale, enable_gqa, mask, asked, _, _ = call
         layout: Any = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         if not layout and self._strided:
             layout = (q.stride(), k.stride(), v.stride())
-        key = (
+        key: Any = (
             *(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device),
             *(is_causal, scale, enable_gqa, layout),
         )
         addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-        served = self._ready(key, lambda: Call(q, k, v, is_causal, scale, enable_gqa), addresses)
-        if served is None:
-            return None
-        out = served.new_out(q)
-        served.launch(q, k, v, out)
-        with self.misses.lock:
-            served.calls += 1
-        return out
-
-    def serve_with_features(self, call: Call) -> Outputs | None:
-        """The outputs of a call with features, or None if no kernel serves it."""
-        q, k, v = call[:3]
-        given = _given(call)
-        layout: Any = all(tensor.is_contiguous() for tensor in call[:3])
-        if not layout and self._strided:
-            layout = (q.stride(), k.stride(), v.stride())
-        facts = [(each.shape, each.dtype, each.device) for each in given]
-        addresses = 0
-        for tensor in given:
-            addresses |= tensor.data_ptr()
-        served = self._ready((*facts, *call[3:7], layout), lambda: call, addresses)
+        if mask is not None or asked is not NONE:
+            further = call.further
+            facts = [(each.shape, each.stride(), each.dtype, each.device) for each in further]
+            key = (*key, None if asked is NONE else asked, *facts)
+            for tensor in further:
+                addresses |= tensor.data_ptr()
+        served = self._ready(key, call, addresses)
         if served is None:
             return None
         outputs = _run(served, call)
@@ -181,19 +191,19 @@ class AttentionKernels:
             served.calls += 1
         return outputs
 
-    def _ready(self, key: Any, call: Callable[[], Call], addresses: int) -> Served | None:
+    def _ready(self, key: Any, call: Call, addresses: int) -> Served | None:
         """The kernel of a call with these facts, decided once; None for a miss, which is counted.
         `addresses`: those of all tensors, or'ed."""
         decision = self._decisions.get(key)
         if decision is None:
-            decision = self._decided(key, call())
+            decision = self._decided(key, call)
         if type(decision) is Missed:
             decision.count()
             return None
         assert type(decision) is Served
         if addresses % ALIGNMENT:
             if decision.misaligned is None:
-                decision.misaligned = self.misaligned(call())
+                decision.misaligned = self.misaligned(call)
             decision.misaligned.count()
             return None
         if self._momentary is not None and (words := self._momentary()):
@@ -222,7 +232,7 @@ class AttentionKernels:
     def decide(self, call: Call, any_version: bool = False) -> Served | Missed:
         """The kernel bound to the case, or the miss."""
         device = call.q.device
-        if len({tensor.device for tensor in _given(call)}) > 1:
+        if len({tensor.device for tensor in (*call[:3], *call.further)}) > 1:
             return self.missed(call, Refused(DEVICE, "the tensors are on several devices"))
         choice = self.chosen(call, device, any_version)
         if isinstance(choice, Choice):
@@ -234,7 +244,7 @@ class AttentionKernels:
 
     def missed(self, call: Call, refused: Refused) -> Missed:
         """The counter of calls like this one that are refused for this reason."""
-        before = BEFORE if call.asked == NONE else PYTORCH
+        before = BEFORE if call.is_plain else PYTORCH
         return self.misses.missed(refused.kind, self._logged(call), refused.words, before)
 
     def misaligned(self, call: Call) -> Missed:
@@ -246,33 +256,46 @@ class AttentionKernels:
     ) -> Choice | Refused:
         """The kernel for such a call on `device`. Reads the tensors' shapes, strides and dtypes
         only, so that tensors without memory do."""
-        if refused := self.kernels.refused(device, any_version) or self._wrong_dtype(call):
-            return refused
+        found = self.kernels.refused(device, any_version) or self._described(call)
+        if isinstance(found, Refused):
+            return found
+        symbols, asked, layout = found
+        kind = LAYOUT if layout == LAYOUT else ""
+        for each, causal in () if kind else self._same_cases(call, asked):
+            case = {**symbols, **each.symbols(), "causal": causal}
+            choice = self.dispatch.choose(case, layout)
+            if isinstance(choice, Choice):
+                return choice
+            kind = kind or choice
+        if not kind:
+            return Refused(FEATURES, f"no kernel of the package has {asked.words()}")
+        return Refused(kind, in_words(symbols) + (", not contiguous" if kind == LAYOUT else ""))
+
+    def _described(self, call: Call) -> tuple[dict[str, Any], Asked, str] | Refused:
+        """The case's symbols, its features with the mask, and the layout of its tensors; or why no
+        kernel takes such a call, whatever its sizes."""
         q, k, v = call[:3]
         symbols = self._symbols(call, call.enable_gqa)
         if symbols is None or (k.shape != v.shape and not self._knows_features):
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
             scaled = "" if call.scale is None else f", the scale is {call.scale}"
             return Refused(OUTSIDE, f"the tensors have the shapes {shapes}{scaled}")
+        seen = _seen_mask(call)
+        if isinstance(seen, Refused):
+            return seen
+        asked = call.asked._replace(mask=seen.mask)
+        symbols |= {**asked.symbols(), **seen.strides, "mask_sizes": seen.broadcast}
         tensors = {"q": q, "k": k, "v": v, "out": _new_out(call)(q)}
-        contiguous = all(tensor.is_contiguous() for tensor in tensors.values())
+        contiguous = all(t.is_contiguous() for t in tensors.values()) and seen.is_contiguous
         for name, tensor in tensors.items():
             for place, dimension in enumerate(_STRIDES):
                 symbols[f"{name}_stride_{dimension}"] = _stride(tensor, place)
         rows = all(t.stride(3) == 1 or t.shape[3] == 1 for t in tensors.values())
         layout = CONTIGUOUS if contiguous else STRIDED if rows else LAYOUT
-        if layout == STRIDED and (refused := _refused_rows(tensors.values())):
-            return refused
-        kind = LAYOUT if layout == LAYOUT else ""
-        for asked, causal in () if kind else self._same_cases(call):
-            case = {**symbols, **asked.symbols(), "causal": causal}
-            choice = self.dispatch.choose(case, layout)
-            if isinstance(choice, Choice):
-                return choice
-            kind = kind or choice
-        if not kind:
-            return Refused(FEATURES, f"no kernel of the package has {call.asked.words()}")
-        return Refused(kind, in_words(symbols) + (", not contiguous" if kind == LAYOUT else ""))
+        refused = self._refused_mask(call, asked) or self._wrong_dtype(call)
+        if refused is None and layout == STRIDED:
+            refused = _refused_rows(tensors.values())
+        return refused or (symbols, asked, layout)
 
     def _wrong_dtype(self, call: Call) -> Refused | None:
         dtypes = {tensor.dtype for tensor in call[:3]}
@@ -281,10 +304,47 @@ class AttentionKernels:
         found = ", ".join(sorted(map(str, dtypes)))
         return Refused(DTYPE, f"the tensors are {found}, the kernels take {self.dtype}")
 
-    def _same_cases(self, call: Call) -> Iterable[tuple[Asked, bool]]:
+    def takes_masks(self, kind: str) -> bool:
+        """Whether some kernel takes a mask of this kind."""
+        return any(kind == each for each, _ in self._masks)
+
+    @decided_while_tracing
+    def knows(
+        self, features: tuple[Any, ...], causal: bool, queries: int, keys: int, mask: str
+    ) -> bool:
+        """Whether a kernel was measured to win with these features, those of `Asked` in their
+        order, and this kind of mask, at whatever sizes."""
+        key = features, causal, queries, keys, mask
+        if key not in self._known:
+            if len(self._known) >= _MOST_DECISIONS:
+                self._known.clear()
+            self._known[key] = any(
+                self.dispatch.has({**asked.symbols(), "causal": is_causal})
+                for asked, is_causal in same_cases(
+                    Asked(*features)._replace(mask=Mask(mask)), causal, queries, keys
+                )
+                if self._knows_features or asked == NONE
+            )
+        return self._known[key]
+
+    def _refused_mask(self, call: Call, asked: Asked) -> Refused | None:
+        """Why no kernel takes the mask, whatever the call's sizes."""
+        if call.mask is None:
+            return None
+        if call.is_causal and call.is_plain:
+            return Refused(MASK, "the call has is_causal=True and an attention mask, too")
+        alike = [(mask.kind, mask.dtype) for mask in asked.mask.alike()]
+        if not self._masks.isdisjoint(alike):
+            return None
+        kind = " ".join(alike[0]) if asked.mask.kind == BIAS else asked.mask.kind
+        spaces = " or ".join(self._spaces.get(asked.mask.kind, ()))
+        tunes = f"; write_misses() lists it, and {spaces} tunes it" if spaces else ""
+        return Refused(MASK, f"no kernel of the package takes a {kind} mask{tunes}")
+
+    def _same_cases(self, call: Call, asked: Asked) -> Iterable[tuple[Asked, bool]]:
         """The features and the mask of all cases that are the call's, and that kernels may have."""
-        own = (call.asked, bool(call.is_causal))
-        if not self._knows_features and call.asked == NONE:
+        own = (asked, bool(call.is_causal))
+        if not self._knows_features and asked == NONE:
             return (own,)
         found = same_cases(*own, int(call.q.shape[2]), int(call.k.shape[2]))
         return (case for case in found if self._knows_features or case[0] == NONE)
@@ -319,11 +379,13 @@ class AttentionKernels:
     def _logged(self, call: Call) -> dict[str, Any] | None:
         """The case as a list of cases has it; None for tensors that no case has."""
         symbols = self._symbols(call, True)
-        if symbols is None:
+        seen = UNMASKED if symbols is None else _seen_mask(call)
+        if symbols is None or isinstance(seen, Refused):
             return None
         shape = listed_shape(symbols, call.asked.told())
         dtype = str(call.q.dtype).removeprefix("torch.")
-        return {"shape": shape, "variant": {"causal": symbols["causal"]}, "dtype": dtype}
+        variant = {"causal": symbols["causal"], **seen.mask.told()}
+        return {"shape": shape, "variant": variant, "dtype": dtype}
 
     def calls(self) -> int:
         """The number of calls that Python served."""
@@ -332,25 +394,32 @@ class AttentionKernels:
         return self._earlier_calls + now
 
 
-def _given(call: Call) -> list[torch.Tensor]:
-    """The tensors of the call."""
-    return [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
+def _seen_mask(call: Call) -> SeenMask | Refused:
+    return UNMASKED if call.mask is None else seen_mask(call.mask, call.q, call.k)
 
 
 def _names(call: Call) -> tuple[str, ...]:
     """The names of the tensors of a launch, in their order."""
-    further = [name for name in ("alibi", "sinks", "lse") if getattr(call.asked, name)]
-    return (*_NAMES, *("alibi_slopes" if name == "alibi" else name for name in further))
+    asked = call.asked
+    further = (
+        ("alibi_slopes", asked.alibi),
+        ("sinks", asked.sinks),
+        (TENSOR, call.mask is not None),
+        ("lse", asked.lse),
+    )
+    return (*_NAMES, *(name for name, is_given in further if is_given))
 
 
 def _run(decision: Served, call: Call) -> Outputs:
     q, k, v = call[:3]
-    out, lse = decision.new_out(q), None
-    further = [tensor for tensor in (call.slopes, call.sinks) if tensor is not None]
+    out = decision.new_out(q)
+    if call.mask is None and call.asked is NONE:
+        decision.launch(q, k, v, out)
+        return out, None
+    lse = None
     if call.asked.lse:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        further.append(lse)
-    decision.launch(q, k, v, out, *further)
+    decision.launch(q, k, v, out, *call.further, *(() if lse is None else (lse,)))
     return out, lse
 
 
@@ -376,7 +445,7 @@ def _refused_rows(tensors: Iterable[torch.Tensor]) -> Refused | None:
     for tensor in tensors:
         if not _rows_are_aligned(tensor):
             return Refused("alignment", f"rows do not begin at multiples of {ALIGNMENT} bytes")
-        if tensor.shape[2] > 1 and tensor.stride(2) >= _FAR_ROWS:
+        if tensor.shape[2] > 1 and tensor.stride(2) >= FAR_ROWS:
             return Refused(LAYOUT, "rows of a tensor lie 2^30 elements or more apart")
     return None
 

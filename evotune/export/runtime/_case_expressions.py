@@ -15,7 +15,8 @@ MOST_EXPONENT = 64
 
 
 class NoValue(Exception):
-    """The expression has no value here: a division by zero, an overflow, text as a number."""
+    """Raised if an expression has no value: a division by zero, an overflow, text used as a
+    number."""
 
 
 def whole(number: Any) -> Any:

@@ -20,14 +20,14 @@ CALL_PARTS = ("problem", "cases_from", "shapes")
 
 
 class Damaged(Exception):
-    """A file whose bytes are not those that the certificate names. The message names the file."""
+    """Raised for a file whose hash differs from the certificate's. The message names the file."""
 
 
 class Contents:
     """The files of the package in `folder`.
 
     - `certificate`, `dispatch`: the contents of the two JSON files.
-    - `damage`: why no kernel of the package may be used, in words; "" when all may.
+    - `damage`: why no kernel of the package may be used, in words; "" if all may be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,8 +47,8 @@ class Contents:
         return [_DISPATCH, *(name for name in files if name.endswith(".py"))]
 
     def says_what_is_called(self) -> bool:
-        """Whether `dispatch` has the inputs, outputs, types and constants of the export, whatever
-        else in it was changed. A certificate without a hash of them does not say."""
+        """Whether the inputs, outputs, types and constants in `dispatch` are those of the export,
+        even if other parts of it were changed. False for a certificate without a hash of them."""
         expected = self.certificate.get(CALL_SHA256)
         found = self.dispatch
         return expected in (None, call_sha256([found.get(name) for name in CALL_PARTS]))

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ._asked_features import NONE, Asked, asked_of
+from ._asked_features import Asked, asked_of
 from ._attention_package import AttentionKernels, Call, Outputs, sdpa
+from ._masks import BIAS, NO_MASK, Mask
 from ._missed import Missed, shown
 from ._plain_features import Trees, explicit
 
@@ -20,7 +21,7 @@ _TIMES_SDPA = 2.0
 
 @dataclass(frozen=True)
 class Row:
-    """One case.
+    """The result of a check on one case.
 
     - error, allowed: the largest absolute error of the kernel, and the error that it may have.
     - fault: why the case failed, in words; "" when it passed.
@@ -34,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """True if every case passed, and there is one."""
+    """The results of a check. It is true if there is a case and every case passed."""
 
     rows: tuple[Row, ...]
 
@@ -51,7 +52,7 @@ class Result:
 
 
 def first_sentence(error: Exception) -> str:
-    """PyTorch's messages may be paragraphs."""
+    """The first sentence of an error's message, because PyTorch's messages may be paragraphs."""
     return str(error).partition("\n")[0].partition(". ")[0]
 
 
@@ -118,9 +119,13 @@ def seeded_call(
     q = values(int(symbols["heads"]), int(symbols["seq_len_q"]), "head_dim")
     keys = _kv_heads(symbols), int(symbols["seq_len_k"])
     k, v = values(*keys, "head_dim"), values(*keys, "value_dim")
-    features = seeded_features(symbols, q.shape[1], generator)
+    asked, slopes, sinks = seeded_features(symbols, q.shape[1], generator)
     causal, scale = bool(symbols["causal"]), symbols.get("softmax_scale")
-    return Call(q, k, v, causal, scale, q.shape[1] != k.shape[1], *features)
+    grouped, mask = q.shape[1] != k.shape[1], seeded_mask(asked.mask, keys[1], generator)
+    asked = asked._replace(mask=Mask())
+    if causal and mask is not None:  # SDPA does not take both: a window says the same
+        causal, asked = False, asked._replace(window_right=0)
+    return Call(q, k, v, causal, scale, grouped, mask, asked, slopes, sinks)
 
 
 def _checked(
@@ -131,7 +136,7 @@ def _checked(
     device: torch.device,
 ) -> Row:
     call = seeded_call(kernels, symbols, device)
-    q, k, v, causal, scale, grouped = call[:6]
+    q, k, v, causal, scale, grouped, mask = call[:7]
     with torch.no_grad():
         decision = kernels.decide(call, any_version=attempt is None)
         if isinstance(decision, Missed):
@@ -139,7 +144,7 @@ def _checked(
         outputs = kernels.run_unaccepted(call) if attempt is None else attempt(call)
         if outputs is None:
             return Row(case, 0.0, 0.0, "not served")
-        if call.asked != NONE:
+        if mask is not None or not call.is_plain:
             error, allowed = compared(call, kernels.score_mods, outputs)
             return Row(case, error, allowed, "" if error <= allowed else "differs")
         out = outputs[0]
@@ -198,6 +203,21 @@ def seeded_features(
     return asked, slopes, sinks
 
 
+def seeded_mask(mask: Mask, keys: int, generator: torch.Generator) -> torch.Tensor | None:
+    """A mask of this kind, which hides every third key or so, all keys of a last row, and the
+    second half of the keys of a last batch. None without one."""
+    if mask.kind == NO_MASK:
+        return None
+    shape, device = (mask.batch, mask.heads, mask.rows, keys), generator.device
+    seen = torch.rand(shape, generator=generator, device=device) > 0.3
+    seen[-1, :, :, keys // 2 :] = False
+    seen[:, :, mask.rows - 1 :] &= mask.rows == 1
+    if mask.kind != BIAS:
+        return seen
+    bias = torch.randn(shape, generator=generator, device=device)
+    return bias.masked_fill(~seen, -math.inf).to(getattr(torch, mask.dtype))
+
+
 def compared(call: Call, trees: Trees, found: Outputs) -> tuple[float, float]:
     """The largest absolute error against float64, and the error that is allowed: twice that of
     PyTorch with weights rounded as kernels round them, plus one rounding.
@@ -206,7 +226,9 @@ def compared(call: Call, trees: Trees, found: Outputs) -> tuple[float, float]:
     whichever uses more of what is allowed.
     """
     q, k, v = (tensor.double() for tensor in call[:3])
-    wide = call._replace(q=q, k=k, v=v)
+    is_bias = call.mask is not None and call.mask.is_floating_point()
+    mask = call.mask.double() if is_bias and call.mask is not None else call.mask
+    wide = call._replace(q=q, k=k, v=v, mask=mask)
     reference, reference_lse = explicit(wide, trees)
     known, known_lse = explicit(call, trees, rounded=True)
     pairs = [(found[0], known, reference)]

@@ -65,6 +65,18 @@ class Dispatch:
         """Whether regions fix the symbol."""
         return any(name in region["fixed"] for region in self._domain)
 
+    def masks(self) -> set[tuple[str, str]]:
+        """The kinds of masks that served regions have, each with the type of a bias."""
+        fixed = (region["fixed"] for region in self._served)
+        return {(each["mask"], each["mask_dtype"]) for each in fixed if each.get("mask")}
+
+    def has(self, symbols: Mapping[str, Any]) -> bool:
+        """Whether a served region has no other values of these symbols."""
+        return any(
+            all(_equal(symbols.get(name, value), value) for name, value in region["fixed"].items())
+            for region in self._served
+        )
+
     def extents(self, tensor: str, symbols: Mapping[str, Any]) -> tuple[int, ...]:
         """The shape of a tensor in the case."""
         names = Names(symbols, self._quantities)
@@ -75,7 +87,11 @@ class Dispatch:
         if self._timed:
             return [dict(symbols) for symbols in self._timed]
         return [
-            {**region["fixed"], **{name: low for name, (low, _) in region["ranges"].items()}}
+            {
+                **region["fixed"],
+                **{name: low for name, (low, _) in region["ranges"].items()},
+                **({"mask_sizes": region["mask_sizes"][0]} if "mask_sizes" in region else {}),
+            }
             for region in self._served
             if not region["near"]
         ]
@@ -139,9 +155,25 @@ def _takes(region: Mapping[str, Any], layout: str) -> bool:
 
 def _inside(region: Mapping[str, Any], names: Names) -> bool:
     try:
-        return _in_ranges(region, names) and not _never_executed(region, names)
+        return (
+            _in_ranges(region, names)
+            and not _never_executed(region, names)
+            and _is_broadcast_so(region, names)
+        )
     except NoValue:
         return False
+
+
+def _is_broadcast_so(region: Mapping[str, Any], names: Names) -> bool:
+    """Whether the mask is broadcast in one of the region's ways. A dimension in which the case has
+    size 1 is read at index 0 alone, whatever its stride."""
+    if "mask_sizes" not in region:
+        return True
+    own = names["mask_sizes"].split()
+    return any(
+        all(word in ("-", other) for word, other in zip(own, each.split(), strict=True))
+        for each in region["mask_sizes"]
+    )
 
 
 def _in_ranges(region: Mapping[str, Any], names: Names) -> bool:

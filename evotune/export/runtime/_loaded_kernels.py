@@ -131,10 +131,12 @@ _WAY_OUT = "check() compares the kernels with float64 here, and lets them serve 
 
 
 class MeasuredVersions:
-    """The versions of the measurements, and those here.
+    """The versions with which the kernels were measured, and those of this process.
 
-    - accepted: a check on this machine has passed, so that kernels may run though versions differ.
-    - here: by name; a version that cannot be found out is "", and no reason.
+    - accepted: whether a check on this machine has passed, so that kernels may run although
+      versions differ.
+    - here: this process's versions by name. A version that is unknown is "", and does not stop the
+      kernels.
     """
 
     def __init__(self, certificate: Mapping[str, Any], driver: Callable[[], str]) -> None:

@@ -25,7 +25,7 @@ _MOST_CASES = 10_000
 
 
 class Missed:
-    """One kind of miss on one case, and the number of calls that missed so.
+    """The counter of one kind of miss on one case.
 
     `count` is called at every such call. `count(0)` counts no call, but warns the user if this kind
     of miss is new.
@@ -103,7 +103,7 @@ class Misses:
             return [missed for missed in self._all.values() if missed.number]
 
     def by_kind(self) -> dict[str, dict[str, Any]]:
-        """Kind -> {count, first: the first example in words}."""
+        """The misses by kind: {count, first: the first example in words}."""
         found: dict[str, dict[str, Any]] = {}
         for missed in self._counted():
             kind = found.setdefault(missed.kind, {"count": 0, "first": missed.words})

@@ -189,10 +189,10 @@ class NamedCalls:
             return error
 
     def set_fallback(self, function: Callable[..., Any] | None) -> None:
-        """`function(*tensors, **named)` serves the calls that no kernel serves. It gets the call's
-        arguments, and returns the output, or a dict of outputs by name. None restores the package's
-        own fallback. For inputs of other types than the kernels take, torch.compile calls it on
-        tensors without values, to know the outputs' types."""
+        """Sets the function that serves the calls that no kernel serves. `function(*tensors,
+        **named)` gets the call's arguments, and returns the output, or a dict of outputs by name.
+        None restores the package's own fallback. For inputs of other types than the kernels take,
+        torch.compile calls it on tensors without values, to know the outputs' types."""
         kernels = self._kernels
         kernels.fallback = kernels.own_fallback if function is None else function
 

@@ -36,7 +36,7 @@ class Ready(NamedTuple):
 
 
 class NotServed(ValueError):
-    """Why no kernel serves a call, in one line."""
+    """Raised if no kernel serves a call. The message is the reason, one line."""
 
 
 class NamedKernels(ABC):
@@ -102,8 +102,8 @@ class NamedKernels(ABC):
         return outputs
 
     def decided(self, tensors: Given, options: Mapping[str, Any]) -> Ready | Refused:
-        """The decision on calls with these shapes, types and options, which is kept. It does not
-        depend on the tensors' values.
+        """The decision on calls with these shapes, types and options, which is remembered. It does
+        not depend on the tensors' values.
         """
         try:
             key = (*map(_facts, tensors), *options.items())
@@ -222,7 +222,7 @@ class NamedKernels(ABC):
         )
 
     def refuse(self, refused: Refused) -> NotServed:
-        """Counts a miss; the error that says it."""
+        """Counts a miss, and returns the error with its reason."""
         counted = self.misses.missed(refused.kind, refused.case, refused.words)
         if self.fallback is None:
             self.misses.told.add(refused.kind)  # the error says it
@@ -238,5 +238,5 @@ def _facts(tensor: torch.Tensor | None) -> Any:
 
 
 def there(tensors: Given) -> list[torch.Tensor]:
-    """The inputs that a call has."""
+    """The inputs of a call without the missing ones."""
     return [tensor for tensor in tensors if tensor is not None]

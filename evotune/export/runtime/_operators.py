@@ -36,9 +36,12 @@ from ._tracing import forward_mode
 _MOST_NAMESAKES = 100
 _SIGNATURE = (
     "(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, "
-    "bool enable_gqa=False) -> Tensor"
+    "bool enable_gqa=False, Tensor? attn_mask=None) -> Tensor"
 )
-_PRIVATE = "(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa) -> "
+_PRIVATE = (
+    "(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa, "
+    "Tensor? attn_mask=None) -> "
+)
 ANY_DEVICE = "CompositeExplicitAutograd"
 
 
@@ -78,6 +81,10 @@ class AttentionOperator:
         """The native launcher's function, which needs no operator (`Native.function`)."""
 
     def implement(self, kernels: AttentionKernels) -> None:
+        def serve(*given: Any) -> torch.Tensor | None:
+            found = kernels.serve(Call(*given))
+            return None if found is None else found[0]
+
         def attention(
             q: torch.Tensor,
             k: torch.Tensor,
@@ -85,9 +92,11 @@ class AttentionOperator:
             is_causal: bool = False,
             scale: float | None = None,
             enable_gqa: bool = False,
+            attn_mask: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            out = kernels.serve(q, k, v, is_causal, scale, enable_gqa)
-            return before(q, k, v, is_causal, scale, enable_gqa) if out is None else out
+            given = q, k, v, is_causal, scale, enable_gqa, attn_mask
+            out = serve(*given)
+            return before(*given) if out is None else out
 
         served = _with_usual_scale(attention)
         library, key = self._library, kernels.kernels.device_type.upper()
@@ -95,12 +104,12 @@ class AttentionOperator:
         library.impl("attention", attention, ANY_DEVICE)
         library.impl("_served", served, ANY_DEVICE)
         if native is not None:  # native code has implemented both operators for its key
-            self.decisions = NativeDecisions(kernels, native)
+            self.decisions = NativeDecisions(kernels, native, serve)
             self.direct = self.decisions.function()
             library.impl("_decide", self.decisions.decide, key)
             library.impl("_launch", served, key)
             library.impl("_before", _with_usual_scale(before), key)
-            library.impl("_attempt", _with_usual_scale(kernels.serve), ANY_DEVICE)
+            library.impl("_attempt", _with_usual_scale(serve), ANY_DEVICE)
         for device in {"CPU", key}:
             for name, function in (("attention", before), ("_served", _with_usual_scale(before))):
                 library.impl(name, function, f"NestedTensor{device}")
@@ -143,29 +152,34 @@ def _differentiable(kernels: AttentionKernels, served: Any) -> Callable[..., tor
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        attn_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        recorded = forward_mode() or (torch.is_grad_enabled() and needs_grad(q, k, v))
+        given = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
+        recorded = forward_mode() or (torch.is_grad_enabled() and needs_grad(*given))
         if recorded:
             kernels.misses.missed("grad", None, "an input requires grad").count()
         if recorded or (scale is not None and math.isnan(scale)):
-            return before(q, k, v, is_causal, scale, enable_gqa)
-        return served(q, k, v, is_causal, math.nan if scale is None else scale, enable_gqa)  # type: ignore[no-any-return]
+            return before(q, k, v, is_causal, scale, enable_gqa, attn_mask)
+        scale = math.nan if scale is None else scale
+        return served(q, k, v, is_causal, scale, enable_gqa, attn_mask)  # type: ignore[no-any-return]
 
     return attention
 
 
 def under_autocast(attention: Any, device_type: str) -> Callable[..., Any]:
-    """The operator under autocast, which casts its first three arguments. If the mode is off for
-    the device, nothing is cast."""
+    """The operator under autocast, which casts q, k, v and the mask. If the mode is off for the
+    device, nothing is cast."""
+    names = [argument.name for argument in attention._schema.arguments]
 
-    def cast_attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, **named: Any
-    ) -> Any:
-        cast = (cast_for_autocast(tensor, device_type) for tensor in (q, k, v))
+    def cast_attention(*given: Any, **named: Any) -> Any:
+        whole = {**dict(zip(names, given, strict=False)), **named}
+        for name in ("q", "k", "v", "attn_mask"):
+            if whole.get(name) is not None:
+                whole[name] = cast_for_autocast(whole[name], device_type)
         with torch._C._ExcludeDispatchKeyGuard(
             torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
         ):
-            return attention(*cast, *options, **named)
+            return attention(**whole)
 
     return cast_attention
 
@@ -178,8 +192,9 @@ def _with_usual_scale(function: Callable[..., Any]) -> Callable[..., Any]:
         is_causal: bool,
         scale: float,
         enable_gqa: bool,
+        attn_mask: torch.Tensor | None = None,
     ) -> Any:
-        return function(q, k, v, is_causal, given_scale(scale), enable_gqa)
+        return function(q, k, v, is_causal, given_scale(scale), enable_gqa, attn_mask)
 
     return with_usual_scale
 
@@ -191,9 +206,10 @@ def before(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    attn_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """SDPA's result, with the operator's strides."""
-    out = plain_attention(q, k, v, is_causal, scale, enable_gqa)
+    out = plain_attention(q, k, v, is_causal, scale, enable_gqa, attn_mask)
     if out.is_nested:
         return out
     promised = laid_out(q, k, v, tuple(out.shape))
@@ -207,6 +223,7 @@ def fake(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    attn_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The output without its values. Raises RuntimeError for tensors that SDPA refuses."""
     for fact in ("device", "dtype"):
@@ -214,7 +231,7 @@ def fake(
             found = ", ".join(str(getattr(tensor, fact)) for tensor in (q, k, v))
             raise RuntimeError(f"expected q, k and v to have the same {fact}, got {found}")
     if not (q.is_floating_point() or q.is_complex()):  # which not every PyTorch refuses here
-        return plain_attention(q, k, v, is_causal, scale, enable_gqa)
+        return plain_attention(q, k, v, is_causal, scale, enable_gqa, attn_mask)
     if q.shape[-1] != k.shape[-1]:
         raise RuntimeError("expected q and k to have the same size of heads")
     leading = [tuple(tensor.shape[:-2]) for tensor in (q, k, v)]
@@ -226,7 +243,19 @@ def fake(
     whole: Any = leading[0]
     if any(sizes != whole for sizes in leading):
         whole = torch.broadcast_shapes(*leading)  # type: ignore[no-untyped-call]
+    if attn_mask is not None:
+        if is_causal:  # which SDPA refuses on some devices
+            plain_attention(q, k, v, is_causal, scale, enable_gqa, attn_mask)
+        _require_mask(attn_mask, q.dtype, (*whole, q.shape[-2], k.shape[-2]))
     return laid_out(q, k, v, (*whole, q.shape[-2], v.shape[-1]))
+
+
+def _require_mask(mask: torch.Tensor, dtype: torch.dtype, scores: tuple[int, ...]) -> None:
+    if mask.dtype not in (torch.bool, torch.float32, dtype):
+        raise RuntimeError(f"expected a mask of bool, float32 or {dtype}, got {mask.dtype}")
+    pairs = zip(reversed(mask.shape), reversed(scores), strict=False)
+    if mask.dim() > len(scores) or any(size not in (1, whole) for size, whole in pairs):
+        raise RuntimeError(f"expected a mask for scores of {scores}, got {tuple(mask.shape)}")
 
 
 def laid_out(
@@ -263,9 +292,13 @@ def given_scale(scale: float) -> float | None:
 class NativeDecisions:
     """The decisions that native code has, and the calls that it has counted."""
 
-    def __init__(self, kernels: AttentionKernels, native: Any) -> None:
+    def __init__(
+        self, kernels: AttentionKernels, native: Any, serve: Callable[..., torch.Tensor | None]
+    ) -> None:
+        """`serve` makes a call that native code leaves to Python."""
         self._kernels = kernels
         self._native = native
+        self._serve = serve
         self._told: list[tuple[int, Served | Missed]] = []
         self._forgotten: list[tuple[int, Served | Missed]] = []
         self._calls = 0
@@ -279,7 +312,7 @@ class NativeDecisions:
             return None
         plain = (torch.Tensor, float, None, True, False)
         names = ("requires_grad", "dtype", self._kernels.kernels.device_type)
-        asked = (torch.empty_like, torch.Tensor.is_neg, self.decide, self._kernels.serve)
+        asked = (torch.empty_like, torch.Tensor.is_neg, self.decide, self._serve)
         found: Callable[..., Any] | None = self._native.function((*plain, *names, *asked, *state))
         return found
 
@@ -291,12 +324,14 @@ class NativeDecisions:
         is_causal: bool,
         scale: float,
         enable_gqa: bool,
+        attn_mask: torch.Tensor | None = None,
     ) -> int:
         """Tells native code what serves a call, in the same thread in which that asks."""
-        call = Call(q, k, v, is_causal, given_scale(scale), enable_gqa)
+        call = Call(q, k, v, is_causal, given_scale(scale), enable_gqa, attn_mask)
         self._forget(least=_MOST_DECISIONS)
         decision = self._kernels.decide(call)
-        if isinstance(decision, Served) and any(t.data_ptr() % ALIGNMENT for t in call[:3]):
+        tensors = (*call[:3], *call.further)
+        if isinstance(decision, Served) and any(t.data_ptr() % ALIGNMENT for t in tensors):
             decision = self._kernels.misaligned(call)
         if isinstance(decision, Missed):
             decision.count(0)
@@ -310,7 +345,7 @@ class NativeDecisions:
         return 0
 
     def forget(self) -> None:
-        """Has native code ask again about every case. Its counts stay."""
+        """Makes native code ask again about every case. Its counts are not reset."""
         self._forget(least=0)
 
     def _forget(self, least: int) -> None:
@@ -326,7 +361,7 @@ class NativeDecisions:
             self._native.drop(number)
 
     def collect(self) -> None:
-        """Adds the calls since the last time to the misses and to `calls`."""
+        """Adds the calls since the last collection to the misses and to `calls`."""
         with self._lock:
             told = [*self._forgotten, *self._told]
         self._collect(told)

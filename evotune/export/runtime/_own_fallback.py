@@ -18,7 +18,7 @@ _MODULE = "_problem_compute"
 
 
 def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] | None:
-    """A function of the inputs in their order, and of options by name, that gives the outputs by
+    """A function of the inputs in their order, and of options by name, that returns the outputs by
     name. None if the package has no `compute`, or if `compute` or the description of the inputs was
     changed. Other damage does not matter."""
     file = f"{_MODULE}.py"
@@ -50,7 +50,8 @@ def own_fallback(contents: Contents) -> Callable[..., dict[str, torch.Tensor]] |
 
 
 def rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values in a type. An 8-bit float gets its largest value where PyTorch gives NaN."""
+    """The values rounded to `dtype`. An 8-bit float gets its largest value where PyTorch gives
+    NaN."""
     if value.dtype == dtype:  # a fallback's call must cost little
         return value
     if dtype.is_floating_point and dtype.itemsize == 1:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 
-from ._asked_features import NONE
 from ._attention_calls import AttentionCalls
 from ._attention_package import BEFORE, AttentionKernels, Call, Outputs
 from ._certificate import Contents
@@ -144,9 +143,9 @@ class AttentionPackage:
 
     def _attempted(self, call: Call) -> Outputs | None:
         """The outputs, computed as calls are, or None if no kernel serves the call."""
-        if call.asked != NONE:
+        if not call.is_plain:
             return self._feature_calls.attempt(call)
-        out = self._calls.attempt(*call[:3], None, 0.0, *call[3:6])
+        out = self._calls.attempt(*call[:3], call.mask, 0.0, *call[3:6])
         return None if out is None else (out, None)
 
     def _forget(self) -> None:
@@ -249,9 +248,9 @@ class RaggedPackage(_NamedPackage):
         register(self._name.rpartition(".")[2], serve, left)
 
     def assert_tables(self, on: bool = True) -> None:
-        """Whether the GPU asserts, at each call and without a wait, that lengths and tables fit the
-        tensors: some twenty small launches more. It holds for calls from now on, captured ones too.
-        On a CPU they are always checked."""
+        """Makes the GPU assert, at each call and without a wait, that lengths and tables fit the
+        tensors, or with `on=False` not. This takes some twenty small launches, and applies to later
+        calls, captured ones too. On a CPU lengths and tables are always checked."""
         self._own_kernels.asserts_tables = on
         self._own_kernels.forget()
 

@@ -22,7 +22,6 @@ import torch
 
 from ._asked_features import Asked
 from ._attention_package import ALIGNMENT, FEATURES, PYTORCH, Call, autocast_device
-from ._feature_calls import cast
 from ._left_calls import LeftCalls
 from ._loaded_kernels import Refused
 from ._named_kernels import NotServed, Ready
@@ -67,19 +66,22 @@ class PaddedModels:
 
     def serve(self, asking: Asking) -> torch.Tensor | None:
         """The output of attention in a model with padding, in the form that `register` expects."""
-        call, mask, said, dropout, others = asking
+        call, said, dropout, others = asking
+        if others.get("position_bias") is not None:
+            self._left.count("bias", "the model adds a position bias to the scores")
+            return None
         softcap, sinks = float(others.get("softcap") or 0.0), others.get("s_aux")
         if softcap or sinks is not None:
             own = Asked(softcap=softcap, sinks=sinks is not None)
-            causal = call.is_causal and mask is None
+            causal = call.is_causal and call.mask is None
             self._left.count(FEATURES, "no kernel for padding has soft caps or sinks", PYTORCH)
-            return _plain(call._replace(is_causal=causal, asked=own, sinks=sinks), mask, dropout)
-        if (reason := _unpackable(call, mask, dropout)) is not None:
+            return _plain(call._replace(is_causal=causal, asked=own, sinks=sinks), dropout)
+        if (reason := _unpackable(call, dropout)) is not None:
             self._left.count(*reason)
             return None
-        assert mask is not None
+        assert call.mask is not None
         with below_function_modes():
-            return self._by_packing(call, mask, said)
+            return self._by_packing(call, call.mask, said)
 
     def _by_packing(self, call: Call, mask: torch.Tensor, said: Said | None) -> torch.Tensor | None:
         facts = _facts(call)
@@ -154,17 +156,17 @@ class PaddedModels:
         return unpacked(out, rows, q.shape[0], q.shape[2])
 
 
-def _plain(call: Call, mask: torch.Tensor | None, dropout: float) -> torch.Tensor:
+def _plain(call: Call, dropout: float) -> torch.Tensor:
     if device_type := autocast_device(call.q):
         with torch.autocast(device_type, enabled=False):
-            return plain_with_features(cast(call, device_type), {}, mask, dropout)[0]
-    return plain_with_features(call, {}, mask, dropout)[0]
+            return plain_with_features(call.cast(device_type), {}, dropout)[0]
+    return plain_with_features(call, {}, dropout)[0]
 
 
-def _unpackable(call: Call, mask: torch.Tensor | None, dropout: float) -> tuple[str, str] | None:
+def _unpackable(call: Call, dropout: float) -> tuple[str, str] | None:
     """Why a call is not packed, whatever its mask says: the kind of miss, and words. Autocast and
     PyTorch's modes may change from call to call."""
-    if mask is None:
+    if call.mask is None:
         return "mask", "the call has no mask, and the kernels are for padding"
     if dropout:
         return "dropout", "the call has dropout"
@@ -289,7 +291,7 @@ class Places(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Where rows and keys lie."""
+    """The packed places of a batch's rows and keys."""
 
     rows: Places
     keys: Places

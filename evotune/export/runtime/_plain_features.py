@@ -1,7 +1,8 @@
 """Attention with features in plain PyTorch: serves the calls that no kernel does.
 
 Windows and alignment alone are SDPA with a mask. All else is computed score by score in float32 (in
-float64 for tensors of float64), by tiles of rows, and has gradients. See `_asked_features`.
+float64 for tensors of float64), by tiles of rows, and has gradients. See `_asked_features`. A mask
+hides keys in addition to the features.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from ._asked_features import Asked, require_known, simplified
 from ._attention_package import Call, plain_attention, sdpa
+from ._masks import whole_shape
 
 Trees = Mapping[str, Any]
 _SCORES_PER_TILE = 1 << 26
@@ -25,7 +27,7 @@ _SCORES_PER_TILE = 1 << 26
 def require_fit(call: Call) -> None:
     """Raises ValueError, one line, for tensors whose shapes, types or devices do not match."""
     q, k, v = call[:3]
-    given = [tensor for tensor in (*call[:3], call.slopes, call.sinks) if tensor is not None]
+    given = [*call[:3], *call.further]
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(
             "with features q, k and v must have four dimensions (batch, heads, length, size), got "
@@ -51,6 +53,19 @@ def require_fit(call: Call) -> None:
         raise ValueError(f"scale must be a number, got {call.scale!r}")
     if any(tensor.device != q.device for tensor in given):
         raise ValueError("the tensors are on several devices: move them to one")
+    if call.mask is not None:
+        _require_mask(call.mask, q, k)
+
+
+def _require_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+    whole = (*q.shape[:3], k.shape[2])
+    if whole_shape(mask, whole) is None:
+        found = tuple(mask.shape)
+        raise ValueError(
+            f"attn_mask must be of two to four dimensions, broadcastable to {whole}, got {found}"
+        )
+    if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        raise ValueError(f"attn_mask must be bool, float32 or {q.dtype}, got {mask.dtype}")
 
 
 def _shapes(call: Call) -> str:
@@ -58,22 +73,19 @@ def _shapes(call: Call) -> str:
 
 
 def plain_with_features(
-    call: Call, trees: Trees, mask: torch.Tensor | None = None, dropout: float = 0.0
+    call: Call, trees: Trees, dropout: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output, and the logarithms if the call requests them. `trees` are the package's score
-    modifications; `mask` is a four-dimensional mask as SDPA takes it, in addition to the
-    features."""
-    if mask is not None and mask.dim() != 4:
-        raise ValueError(f"a mask must have four dimensions, got the shape {tuple(mask.shape)}")
+    modifications."""
     require_known(call.asked.score_mod, trees)
-    q, k, v, causal = call.q, call.k, call.v, call.is_causal
-    asked = call.asked
+    call = _with_whole_mask(call)
+    q, k, v, causal, mask, asked = call.q, call.k, call.v, call.is_causal, call.mask, call.asked
     if not torch.compiler.is_compiling():  # a compiler may not know the lengths
         asked, causal = simplified(asked, causal, q.shape[2], k.shape[2])
     hides = Asked(asked.bottom_right, asked.window_left, asked.window_right)
     if asked != hides:
         changed = call._replace(asked=asked, is_causal=causal)
-        out, lse = explicit(changed, trees, mask, dropout)
+        out, lse = explicit(changed, trees, dropout)
         return out, lse.float() if asked.lse else None
     options: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.enable_gqa}
     if hides == Asked() and mask is None and not dropout:
@@ -87,6 +99,13 @@ def plain_with_features(
     blind, safe = _unblinded(seen)
     out = sdpa(q, k, v, safe, dropout, False, **options)
     return out.masked_fill(blind, 0.0), None
+
+
+def _with_whole_mask(call: Call) -> Call:
+    """The call whose mask, if it has one, has four dimensions."""
+    if call.mask is None or call.mask.dim() == 4:
+        return call
+    return call._replace(mask=call.mask[(None,) * (4 - call.mask.dim())])
 
 
 def visible(
@@ -123,7 +142,6 @@ def _unblinded(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def explicit(
     call: Call,
     trees: Trees,
-    mask: torch.Tensor | None = None,
     dropout: float = 0.0,
     rounded: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,10 +150,10 @@ def explicit(
     cores."""
     q, k = call.q, call.k
     if torch.compiler.is_compiling():  # it may leave the number of rows open
-        return _tile(call, trees, slice(0, q.shape[2]), mask, dropout, rounded)
+        return _tile(call, trees, slice(0, q.shape[2]), dropout, rounded)
     step = max(1, _SCORES_PER_TILE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     tiles = [
-        _tile(call, trees, slice(first, min(first + step, q.shape[2])), mask, dropout, rounded)
+        _tile(call, trees, slice(first, min(first + step, q.shape[2])), dropout, rounded)
         for first in range(0, max(1, q.shape[2]), step)
     ]
     if len(tiles) == 1:
@@ -147,13 +165,12 @@ def _tile(
     call: Call,
     trees: Trees,
     rows: slice,
-    mask: torch.Tensor | None,
     dropout: float,
     rounded: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of the output and of the logarithms. Scores are (batch, key heads, heads of a group,
     rows, keys)."""
-    q, k, v, asked = call.q, call.k, call.v, call.asked
+    q, k, v, asked, mask = call.q, call.k, call.v, call.asked, call.mask
     wide = torch.promote_types(q.dtype, torch.float32)
     groups = (k.shape[1], q.shape[1] // max(1, k.shape[1]))
     scale = 1.0 / math.sqrt(max(1, q.shape[3])) if call.scale is None else call.scale
@@ -174,7 +191,8 @@ def _tile(
     sink = None if call.sinks is None else call.sinks.to(wide).view(*groups, 1, 1)
     whole = scores if sink is None else torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1)
     lse = torch.logsumexp(whole, dim=-1, keepdim=True)
-    weights = torch.exp(scores - lse)
+    # Not exp(scores - lse): where the lowest float hides all keys, the sum does not show in lse.
+    weights = torch.softmax(whole, dim=-1)[..., : k.shape[2]]
     if blind is not None:
         weights = weights.masked_fill(blind, 0.0)
         nothing = torch.full_like(lse, -math.inf) if sink is None else sink.expand_as(lse)

@@ -1,8 +1,8 @@
 """Attention over sequences of different lengths in plain PyTorch: for calls that no kernel serves.
 
-A sequence after the other goes to SDPA, which needs the lengths in Python: on a GPU the call waits
-for them. While a CUDA graph is captured it cannot, so there the sequences are padded to the
-maxima and a mask hides the padding: more work, and no wait.
+SDPA computes one sequence after the other, which needs the lengths in Python: on a GPU the call
+waits for them. While a CUDA graph is captured, a call cannot wait. Then the sequences are padded to
+the maxima and a mask hides the padding, which is more work but needs no wait.
 
 Causal is aligned to the bottom right: a sequence's last row sees all of its keys. A row that sees
 no key is 0.

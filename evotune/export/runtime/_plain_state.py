@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 _Tensor = torch.Tensor
+_strided = torch.strided
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _function_mode_at = torch._C._get_function_stack_at
@@ -51,21 +52,16 @@ def questions() -> tuple[Any, ...]:
     return vars(forward_ad), "_current_level", *autocast, unwanted, wanted
 
 
-def are_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def are_plain(*tensors: torch.Tensor) -> bool:
     """Whether they are plain tensors, whose memory holds their values, and no mode or transform
     observes operations on them. A tensor with a tangent of forward-mode AD does not require grad.
     """
-    return not (
-        not type(q) is type(k) is type(v) is _Tensor
-        or q.is_nested
-        or k.is_nested
-        or v.is_nested
-        or q.is_neg()
-        or k.is_neg()
-        or v.is_neg()
-        or operators_are_seen()
-        or forward_ad._current_level >= 0
-    )
+    for tensor in tensors:
+        if type(tensor) is not _Tensor or tensor.is_nested or tensor.is_neg():
+            return False
+        if tensor.layout is not _strided:
+            return False
+    return not (operators_are_seen() or forward_ad._current_level >= 0)
 
 
 def operators_are_seen() -> bool:

@@ -1,8 +1,8 @@
 """An exported package whose kernels compute attention over sequences of different lengths.
 
 A kernel serves the cases that it was measured to win; PyTorch serves all others. A case follows
-from the shapes, the maxima and the options of a call. The lengths and tables themselves are looked
-at on a CPU only: a GPU's are read by the kernel alone, so that a call waits for nothing.
+from the shapes, the maxima and the options of a call. The values of lengths and tables are checked
+on a CPU only. On a GPU only the kernel reads them, so that a call waits for nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call(NamedTuple):
     said: tuple[str, ...]
     inputs: tuple[str, ...]
     sizes: tuple[str, ...]
-    """What a shape in a space file gives."""
+    """The names of the sizes that a shape in a space file has."""
 
 
 CALLS: Mapping[str, Call] = {

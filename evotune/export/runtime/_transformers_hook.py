@@ -58,7 +58,6 @@ class Asking(NamedTuple):
     other arguments by name."""
 
     call: Call
-    mask: torch.Tensor | None
     said: Said | None
     dropout: float
     others: Mapping[str, Any]
@@ -68,10 +67,10 @@ Serve = Callable[[Asking], "torch.Tensor | None"]
 
 
 def register(name: str, serve: Serve, left: LeftCalls) -> None:
-    """Makes `attn_implementation=name` valid. `serve` gives the output of a call, or None: then
-    transformers' own `sdpa` implementation does, with the arguments that the model gave. It knows
-    neither soft caps nor sinks, so `serve` must serve all calls that have some. `serve` counts the
-    calls that it leaves, and `left` those that it does not see.
+    """Makes `attn_implementation=name` valid. `serve` returns the output of a call, or None. For
+    None transformers' own `sdpa` implementation serves the call, with the model's arguments. It has
+    neither soft caps nor sinks, so `serve` must serve all calls with these. `serve` counts the
+    calls that it does not serve, and `left` those that never reach it.
 
     Raises ImportError if transformers is missing or too old.
     """
@@ -97,17 +96,15 @@ def register(name: str, serve: Serve, left: LeftCalls) -> None:
         # transformers' `sdpa` says that it returns no weights, but it has neither caps nor sinks.
         needs_serve = bool(others.get("softcap")) or others.get("s_aux") is not None
         asks_weights = others.get("output_attentions", False) and not needs_serve
-        if others.get("position_bias") is not None:
-            left.count("bias", "the model adds a position bias to the scores")
-        elif asks_weights:
+        if asks_weights:
             left.count("weights", "the model asks for the weights of attention")
         else:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             grouped = getattr(module, "num_key_value_groups", 1) > 1
             causal = bool(query.shape[2] > 1 and causal)
-            call = Call(query, key, value, causal, scaling, grouped)
+            call = Call(query, key, value, causal, scaling, grouped, attention_mask)
             said = None if attention_mask is None else _noted(attention_mask)
-            out = serve(Asking(call, attention_mask, said, dropout, others))
+            out = serve(Asking(call, said, dropout, others))
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(

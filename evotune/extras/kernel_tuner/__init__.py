@@ -1,4 +1,4 @@
-"""Brings a Kernel Tuner script in as a space: runs it, and records its call of `tune_kernel`."""
+"""Turns a Kernel Tuner script into a space: runs it, and records its call of `tune_kernel`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs a Kernel Tuner script in a process of its own, and turns its call into a space's files.
+"""Runs a Kernel Tuner script in a separate process, and turns its call of `tune_kernel` into a
+space's files.
 
 Its tunables, restrictions and launch become expressions of a space.
 """
@@ -453,7 +454,7 @@ def parameter_names(
 
 
 def names_of(parameters: Mapping[str, str]) -> NamesOf:
-    """A function that gives the name by which an expression of the space calls a tunable."""
+    """A function that returns the name of a tunable in the space's expressions."""
 
     def node(name: str) -> ast.expr | None:
         found = parameters.get(name)
@@ -463,8 +464,8 @@ def names_of(parameters: Mapping[str, str]) -> NamesOf:
 
 
 def constraints_of(call: TuneCall, error: ScriptError, names: NamesOf) -> list[str]:
-    """The restrictions as constraints. An EvotuneError for a restriction that a space cannot
-    express: without it the search would try configurations that the script excludes."""
+    """The restrictions as constraints. Raises EvotuneError for a restriction that a space cannot
+    express, because without it the search would try configurations that the script excludes."""
     made = []
     for text in call.restrictions:
         try:
@@ -530,7 +531,7 @@ class Launching:
         return "" if found == 0 else self.written("the size in smem_args", found)
 
     def written(self, what: str, found: int | str | ast.expr) -> str:
-        """The text in the space of an expression over tunables."""
+        """An expression over tunables as text of the space."""
         node = found if isinstance(found, ast.expr) else self._whole(what, found)
         try:
             return checked(node)

@@ -1,7 +1,7 @@
-"""The kernel's source and its arguments.
+"""Finds the kernel's source and its arguments.
 
-The source is the script's files unchanged, and a wrapper that fits them to a space. Of the
-arguments it is found out which are tensors, which tensors the kernel writes, and their type.
+The source is the script's files unchanged, and a wrapper that fits them to a space. For the
+arguments this module finds out which are tensors, which tensors the kernel writes, and their types.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class KernelSource:
     """The files of the kernel's source.
 
     - main: the name of the file with the kernel in it
-    - files: the contents by name, as the script has them
+    - files: the unchanged contents by name
     - text: the main file's content as text
     - entry: the kernel's name
     - template: its template's arguments as text; "" if it is no template
@@ -139,7 +139,7 @@ class KernelSource:
 
     @property
     def parameter_counts(self) -> list[int]:
-        """How many parameters the definitions have that are found."""
+        """The numbers of parameters of the definitions that are found."""
         return sorted({len(each.parameters) for each in self._definitions()})
 
     @property
@@ -162,9 +162,10 @@ def _parameters(text: str) -> list[Parameter]:
 
 
 def read_kernel(call: TuneCall, error: ScriptError, folder: Path) -> KernelSource:
-    """The script's kernel source. An EvotuneError when it is not CUDA, or cannot be read.
+    """The script's kernel source. Raises EvotuneError if it is not CUDA, or cannot be read.
 
-    `folder`: the script's, in which it runs. Files in the folders of -I options are brought in too.
+    `folder`: the script's folder, in which it runs. Files in the folders of -I options are copied
+    too.
     """
     if call.lang and call.lang.upper() not in _CUDA:
         raise error.at(f"the kernel is in {call.lang}; {_HELP}")
@@ -260,7 +261,7 @@ def wrapper(
 
 
 def forwarding_kernel(source: KernelSource, found: Definition, name: str) -> str:
-    """A kernel that calls the script's, with the arguments of its template."""
+    """The text of a kernel that calls the script's kernel with the arguments of its template."""
     names = [
         part.partition("=")[0].split()[-1] for part in found.template.split(",") if part.strip()
     ]
@@ -317,7 +318,7 @@ class Tensors:
 
     - names: the name of each array of the call
     - outputs: the places of those that the kernel writes
-    - dtype: the problem's own: that of the arrays of floats
+    - dtype: the problem's own dtype, which is that of the arrays of floats
     - types: the type of each array
     """
 
@@ -337,8 +338,8 @@ def find_tensors(
     signature: Sequence[Parameter] | None,
     stated: Sequence[str],
 ) -> Tensors:
-    """`stated`: the names of the outputs, if the user gives them. Raises EvotuneError, one line,
-    for an array that a problem cannot have."""
+    """The tensors of a call. `stated`: the names of the outputs, if the user gave them. Raises
+    EvotuneError, one line, for an array that a problem cannot have."""
     pointed = {
         place: argument.array
         for place, argument in enumerate(call.arguments)
@@ -441,7 +442,7 @@ class Sizes:
     """The problem's sizes.
 
     - values: each size's value, by its name
-    - told: the size's name by the index of the argument that passes it
+    - told: the name of a size, by the index of the argument that passes it
     - extents: the problem's dimensions: a size's name, a number, or an expression over tunables
     - shapes: the shape of each array as Python expressions over the sizes
     - free: the sizes that may vary
@@ -469,8 +470,8 @@ class Sizes:
 def find_sizes(
     call: TuneCall, error: ScriptError, signature: Mapping[int, str], taken: set[str]
 ) -> Sizes:
-    """`signature`: the kernel's names of its arguments, by place; `taken`: names that no size may
-    have, in capitals."""
+    """The sizes of a call. `signature`: the names of the kernel's arguments, by index. `taken`:
+    names that no size may have, in capitals."""
     sizes = Sizes()
     scalars = {
         place: int(scalar.value)

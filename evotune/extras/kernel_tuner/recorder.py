@@ -56,7 +56,8 @@ from evotune.extras.kernel_tuner.traced import (
     read_restrictions,
 )
 from evotune.user_code import run_content
-from evotune.workers.entry import lower_limit, open_channel
+from evotune.util.processes import lower_limit
+from evotune.workers.entry import open_channel
 
 _MOST_WORDS = 300
 
@@ -158,11 +159,12 @@ _LEFT_OUT = ("verify", "atol", "metrics", "observers", "objective", "objectives"
 
 
 class Unsuitable(Exception):
-    """The call has something that a space cannot have. The message names it."""
+    """Raised if the call has something that a space cannot have. The message names it."""
 
 
 def describe(given: Mapping[str, Any], frame: FrameType) -> TuneCall:
-    """The call, made from `frame`. Unsuitable, one line, for the first thing that is no data."""
+    """The call as plain data. `frame`: the caller's frame. Raises Unsuitable, one line, for the
+    first argument that is no data."""
     for name, value in given.items():
         if isinstance(value, Missing) and name not in _IGNORED:
             raise Unsuitable(f"{name} is {value}, which is not computed here")
@@ -484,7 +486,7 @@ _WITH_CONSTANT: dict[str, Any] = {
 def torch_expression(
     expected: _Array, inputs: Mapping[str, _Array], constants: Mapping[str, float]
 ) -> str:
-    """The answer as a torch expression over the inputs' names; "" if none is found."""
+    """The expected result as a torch expression over the inputs' names; "" if none is found."""
     if expected.dtype.kind != "f" or not np.isfinite(expected).all():
         return ""
     named = {name: array for name, array in inputs.items() if array.dtype.kind in "fiu"}
@@ -577,7 +579,7 @@ _GLUED = re.compile(
 
 
 def variants_of(function: Callable[..., Any], tunables: Tunables) -> tuple[Variant, ...]:
-    """The texts that the function writes. NotWritten when these are too many or too long."""
+    """The texts that the function writes. Raises NotWritten if these are too many or too long."""
     call = called(function, tunables)
 
     def text(values: Combination, marked: Combination) -> str:

@@ -31,19 +31,20 @@ _CHANGING = ("os.remove", "os.rename", "os.rmdir", "shutil.rmtree", "os.truncate
 
 
 class NeedsGpu(Exception):
-    """The script needs the value of something that only a GPU or Kernel Tuner can give."""
+    """Raised if the script needs the value of something that only a GPU or Kernel Tuner can
+    provide."""
 
 
 class Finished(BaseException):
-    """The call is recorded. No `except Exception` of a script stops it."""
+    """Raised once the call is recorded. No `except Exception` of a script catches it."""
 
 
 class Written(BaseException):
-    """The script is about to change a file after it got an invented result."""
+    """Raised if the script is about to change a file after it got an invented result."""
 
 
 class Missing:
-    """Something that is not here: a module's attribute, a function's result."""
+    """Stands for something that is not installed: a module's attribute, or a function's result."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -100,8 +101,8 @@ def named_calls(
     on_call: Callable[[Mapping[str, object], FrameType], object],
     on_invented: Callable[[], None],
 ) -> tuple[Callable[..., object], Callable[..., object]]:
-    """`tune_kernel` and `run_kernel`. `on_call` gets the arguments of the former by name;
-    `on_invented` is called before the latter returns."""
+    """The stubs `tune_kernel` and `run_kernel`. `on_call` is called with the arguments of the
+    former by name, `on_invented` before the latter returns."""
 
     def tune_kernel(  # noqa: PLR0917 (in the order of the real one)
         kernel_name: object, kernel_source: object, problem_size: object, arguments: object,
@@ -141,7 +142,7 @@ def _invented(value: object) -> object:
 
 
 def install(functions: Mapping[str, object]) -> None:
-    """Puts the modules first among those that an import finds. `functions`: of kernel_tuner."""
+    """Makes imports find the stub modules first. `functions`: the functions of kernel_tuner."""
     sys.meta_path.insert(0, _Finder(functions))
 
 

@@ -1,4 +1,5 @@
-"""The texts of space.yaml and problem.py, names in them, and the one line about a script."""
+"""Writes space.yaml and problem.py, chooses names in them, and makes error messages about a
+script."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def unparsed(node: ast.expr) -> str:
 
 
 def c_text(node: ast.expr) -> str:
-    """The expression as C; NotWritten when C has no operator for a part of it."""
+    """The expression as C. Raises NotWritten if C has no operator for a part of it."""
     match node:
         case ast.Constant() if type(node.value) is int:
             return str(node.value)
@@ -46,8 +47,8 @@ def c_text(node: ast.expr) -> str:
 
 
 def from_text(text: str, names: NamesOf) -> ast.expr:
-    """An expression that the script has as text, over its tunables. What no space has stays in it,
-    for `checked` to refuse."""
+    """Parses an expression over tunables that the script has as text. It may contain what no space
+    allows, which `checked` refuses."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
         return cast(ast.expr, _Translated(names).visit(tree.body))
@@ -56,7 +57,7 @@ def from_text(text: str, names: NamesOf) -> ast.expr:
 
 
 def whole_number(node: ast.expr) -> ast.expr:
-    """The expression with the int() that Kernel Tuner puts around it."""
+    """The expression rounded down, as by the int() that Kernel Tuner puts around it."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return ast.BinOp(node.left, ast.FloorDiv(), node.right)
     return node
@@ -116,7 +117,7 @@ def as_condition(node: ast.expr) -> ast.expr:
 
 
 def checked(node: ast.expr) -> str:
-    """The expression's text; NotWritten when a space's own parser refuses it."""
+    """The expression's text. Raises NotWritten if the parser of spaces refuses it."""
     text = unparsed(node)
     try:
         parse_expression(text, Position())
@@ -134,7 +135,7 @@ _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True)
 class ScriptError:
-    """Makes the errors about a call at `line` of `file`: `FILE.py:LINE: message`."""
+    """Makes errors about a call at `line` of `file`: `FILE.py:LINE: message`."""
 
     file: str
     line: int

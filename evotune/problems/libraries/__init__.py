@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 
 class UnusableBaseline(Exception):
-    """A library cannot compute a case here. The message is the reason, one line."""
+    """Raised if a library cannot compute a case on this machine. The message is the reason, one
+    line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ LIBRARIES: Mapping[str, Library] = {
     "flashinfer": Library("flashinfer-python", "flashinfer", "flashinfer", "FlashInfer"),
     "flex": Library("torch", "torch.nn.attention.flex_attention", "flex", "FlexAttention"),
 }
-"""By the name of the baseline."""
+"""The libraries by the name of their baseline."""
 FAMILY = "library"
-"""`baseline: library:best` is the fastest of them."""
+"""The family of all libraries: `baseline: library:best` chooses the fastest of them."""
 
 
 def asked(baseline: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Calls of a library on one case.
 
-All that a user's program does once lies outside the call that is timed: importing, copying inputs
-into the library's layout, planning, building masks, compiling. An output is a view of what the
-library returns. The flash libraries and FlashInfer take (batch, length, heads, head_dim): their
-inputs are contiguous in that order, as a projection leaves them, whatever the case's layout is.
-FlexAttention takes (batch, heads, length, head_dim), with the strides of the case.
+What a user's program does once is not timed: importing, copying inputs into the library's layout,
+planning, building masks, compiling. An output is a view of what the library returns. The flash
+libraries and FlashInfer take (batch, length, heads, head_dim): their inputs are contiguous in that
+order, as a projection leaves them, whatever the case's layout is. FlexAttention takes (batch,
+heads, length, head_dim), with the strides of the case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Caller(Protocol):
 
 
 def calls(case: Case, inputs: Tensors, name: str) -> dict[str, Callable[[], Tensors]]:
-    """The library's call by its name. If there is none, calling it raises UnusableBaseline."""
+    """The library's call, by the baseline's name. If the library cannot compute the case, the call
+    raises UnusableBaseline."""
     return {name: _call(case, inputs, name)}
 
 
@@ -125,8 +126,8 @@ def rows_before_heads(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def usable_pages(case: Case, inputs: Tensors) -> torch.Tensor:
-    """The page table with page 0 in the entries beyond a sequence's length: programs that use
-    these libraries leave no place that is not a page there."""
+    """The page table with page 0 in the entries beyond a sequence's length, because these libraries
+    may read them and need valid pages."""
     size = int(case.symbols["page_size"])
     table, lengths = inputs["page_table"], inputs["seq_lens"]
     first_key = torch.arange(table.shape[1], device=table.device) * size

@@ -50,7 +50,8 @@ from evotune.util.words import printable, shorten
 __all__ = ["MOST_TRIALS", "Explained", "html_page"]
 
 MOST_TRIALS: Final = 20_000
-"""Most trials on a page; of a longer run it holds a sample. A browser takes seconds for 100,000."""
+"""The most trials on a page; of a longer run it shows a sample. A browser takes seconds for
+100,000."""
 
 
 _SCRIPTS = (
@@ -71,7 +72,7 @@ _SCRIPTS = (
 def html_page(runs: Sequence[RunData], explanations: Sequence[Explained | None] = ()) -> str:
     """The page of one or more runs.
 
-    `explanations`: for each run the one of its winner, or None (`explain.report_parts`).
+    `explanations`: for each run the explanation of its winner, or None (`explain.report_parts`).
     """
     found = explanations or [None] * len(runs)
     payloads = [run_payload(run, each) for run, each in zip(runs, found, strict=True)]
@@ -206,7 +207,7 @@ def printable_json(value: Json) -> Json:
 
 
 def short(figure: float | None) -> float | None:
-    """Five significant digits, as many as a chart or a table can show."""
+    """The figure with five significant digits, as many as a chart or a table can show."""
     if figure is None or not math.isfinite(figure):
         return None
     return float(f"{figure:.5g}")
@@ -239,6 +240,7 @@ def _facts(data: RunData, summary: RunSummary) -> list[list[str]]:
         "device": summary.device_text,
         "beside": wording.beside_text(summary.beside),
         "problem": data.facts.problem.text,
+        "its own tolerance": data.facts.problem.tolerance,
         "cases": ", ".join(data.cases),
         "held out": ", ".join(data.held_out_cases),
         "search": f"{summary.strategy}, seed {summary.seed}",

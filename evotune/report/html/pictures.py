@@ -49,7 +49,7 @@ class Drawing:
         self.shapes.append(Shape("line", look, {"x1": x1, "y1": y1, "x2": x2, "y2": y2}))
 
     def box(self, look: str, corner: tuple[float, float], width: float, height: float) -> None:
-        """A rectangle; `corner` is the upper left one."""
+        """Adds a rectangle. `corner`: the upper left corner."""
         at = {"x": corner[0], "y": corner[1], "width": max(width, 0.0), "height": height, "rx": 2}
         self.shapes.append(Shape("rect", look, at))
 
@@ -65,8 +65,8 @@ class Drawing:
         anchor: Literal["start", "middle", "end"] = "start",
         turned: float = 0.0,
     ) -> None:
-        """A line of text. `place`: the point of its base line at which `anchor` (start, middle or
-        end) lies. `turned`: degrees clockwise.
+        """Adds a line of text. `place`: the point of its base line at which `anchor` (start, middle
+        or end) lies. `turned`: degrees clockwise.
         """
         x, y = place
         at: dict[str, float | str] = {"x": x, "y": y, "text-anchor": anchor}
@@ -77,8 +77,8 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`title`: the heading above it. `note`: a sentence below it that says how to read it.
-    `alternative`: the content in words, for readers who do not see it."""
+    """A picture of a page. `title`: the heading above it. `note`: a sentence below it that says how
+    to read it. `alternative`: its content in words, for readers who cannot see it."""
 
     title: str
     alternative: str
@@ -108,7 +108,7 @@ def figure_html(picture: Picture) -> str:
 
 
 def picture_json(picture: Picture) -> dict[str, Json]:
-    """The picture for `pictures.js`, every text `printable`."""
+    """The picture as JSON for `pictures.js`, with every text `printable`."""
     return {
         "title": printable(picture.title),
         "note": printable(picture.note),
@@ -129,7 +129,7 @@ def picture_json(picture: Picture) -> dict[str, Json]:
 
 
 def fitting(text: str, width: float) -> str:
-    """The text, cut to the part that has room in `width` pixels."""
+    """The text, cut to the part that fits `width` pixels."""
     if text_width(text) <= width:
         return text
     while text and text_width(text) + _CAPITAL > width:

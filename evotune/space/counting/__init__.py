@@ -1,6 +1,6 @@
-"""The set of all valid combinations, factored into parts that share no constraint.
+"""Represents the set of all valid combinations, factored into parts that share no constraint.
 
-It has exact counts and samples without the Cartesian product.
+It counts and samples exactly without enumerating the Cartesian product.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _IN_ORDER, _REORDERED = 1 / 8, 3 / 8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Variables connected by conditions, with no connection to any other part."""
+    """Variables that conditions connect with each other and with no other variable."""
 
     variables: tuple[Variable, ...]
     conditions: tuple[Node, ...]
@@ -53,7 +53,7 @@ class Part:
 def independent_parts(
     variables: Sequence[Variable], conditions: Sequence[Node], interner: Interner
 ) -> tuple[list[Part], list[Node]]:
-    """The parts, in the order of their first variables, and conditions without variables."""
+    """The parts, in the order of their first variables, and the conditions without variables."""
     leader = {variable.name: variable.name for variable in variables}
 
     def find(name: str) -> str:
@@ -105,7 +105,8 @@ def completing_order(part: Part, interner: Interner) -> list[Variable]:
 
 
 class Members:
-    """All valid combinations of a space's genes, as value indices."""
+    """The set of all valid combinations of a space's genes. A combination is a list of value
+    indices."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class Members:
         """Whether it is certain that no combination is valid."""
 
     def sample(self, rng: random.Random) -> list[int]:
-        """One member, uniformly if counting is exact."""
+        """A random member, uniformly if counting is exact."""
         return self._joined([diagram.sample(rng) for diagram in self._diagrams])
 
     def nearest(self, wanted: Sequence[int], rng: random.Random) -> list[int]:
@@ -244,7 +245,7 @@ _CALLS = 30  # numpy calls for a state, apart from those that evaluate its condi
 
 
 class Backtracking:
-    """Walks the variables in their order; a step can turn out to be a dead end."""
+    """Walks the variables in their order. A step may turn out to be a dead end."""
 
     root = ROOT
 
@@ -258,7 +259,8 @@ class Backtracking:
         self._steps = [residuals.learn(variable.name) for variable in variables]
 
     def steps(self, depth: int, state: States, patience: Patience) -> Iterator[tuple[int, States]]:
-        """The possible values and the states that they lead to. OutOfSteps when patience ends."""
+        """The possible values of a variable, and the state that each leads to. Raises OutOfSteps
+        when patience ends."""
         patience.spend(_CALLS + self._steps[depth].length)
         rows, states = expand(self._variables[depth], self._steps[depth], state, self._unknown)
         for number, index in enumerate(rows.tolist()):
@@ -285,9 +287,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Diagram:
-    """All valid combinations; every state can be completed to one.
+    """A decision diagram of all valid combinations. Every state can be completed to a combination.
 
-    When not `exact`, it holds a random part of them, and `count` estimates the number of all.
+    If it is not `exact`, it has a random part of the combinations, and `count` estimates the number
+    of all.
     """
 
     variables: tuple[Variable, ...]
@@ -303,7 +306,7 @@ class Diagram:
         return sum(len(layer.choices) for layer in self.layers)
 
     def sample(self, rng: random.Random) -> list[int]:
-        """Value indices of one combination, uniformly."""
+        """The value indices of one combination, drawn uniformly."""
         rank = rng.randrange(self.members)
         if len(self._columns) == 1:  # a parameter without constraints needs no more
             return [self._columns[0][1][rank]]
@@ -326,7 +329,8 @@ class Diagram:
         ]
 
     def steps(self, depth: int, state: int, patience: Patience) -> Iterator[tuple[int, int]]:
-        """The value indices possible in this state, ascending, and the states they lead to."""
+        """The value indices that are possible in a state, ascending, and the state that each leads
+        to."""
         layer = self.layers[depth]
         owned = slice(layer.starts[state], layer.starts[state + 1])
         return zip(layer.choices[owned].tolist(), layer.targets[owned].tolist(), strict=True)
@@ -334,7 +338,7 @@ class Diagram:
     def nearest(self, wanted: Sequence[int], rng: random.Random) -> list[int]:
         """A combination that differs from `wanted` in as few variables as possible.
 
-        An index of -1 wants no value in particular. Among equally near combinations `rng` chooses.
+        An index of -1 accepts any value. Among equally near combinations `rng` chooses.
         """
         costs = self._costs(wanted)
         state, chosen = 0, []
@@ -366,7 +370,8 @@ def _readable(array: Array) -> Sequence[int]:
 
 
 class Budget:
-    """Limits a whole diagram: it is given up when its layers together took more rows or steps."""
+    """A limit on a whole diagram, which is given up when its layers together take more rows or
+    steps."""
 
     def __init__(self, max_rows: int, max_steps: int, deadline: Deadline) -> None:
         self.deadline = deadline
@@ -380,8 +385,8 @@ class Budget:
 
 
 class Thinning:
-    """Limits each layer. If a layer would take more rows than allowed, or more than its share of
-    the steps, it keeps a random sample of its states."""
+    """A limit on each layer. A layer that would take more rows than allowed, or more than its share
+    of the steps, has a random sample of its states."""
 
     def __init__(
         self, max_layer_rows: int, max_steps: int, layers: int, seed: int, deadline: Deadline
@@ -405,8 +410,8 @@ class Thinning:
 def build_diagram(
     variables: Sequence[Variable], conditions: Sequence[Node], interner: Interner, budget: Budget
 ) -> Diagram | None:
-    """The diagram of the combinations for which all conditions hold, or None if the budget is
-    too small. A condition that cannot be evaluated does not hold. OutOfTime when the budget's
+    """The diagram of the combinations for which all conditions hold, or None if the budget is too
+    small. A condition that cannot be evaluated does not hold. Raises OutOfTime when the budget's
     deadline passes."""
     return _build(variables, conditions, interner, budget)
 

@@ -1,4 +1,5 @@
-"""How much each constraint removes (`evotune check`), and which constraints empty a space."""
+"""Finds how much each constraint removes (for `evotune check`), and which constraints empty a
+space."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ _LISTED = 6
 class ConstraintReport:
     """How much one constraint removes. A count is None if there was no time for it.
 
-    - `removes_alone`: the points that it removes from the space without any constraint.
+    - `removes_alone`: the points that it removes from the space that has no other constraint.
     - `removes_last`: the points that only this constraint removes.
-    - `without_value`: the points of `removes_alone` at which it has no value.
+    - `without_value`: those of the points of `removes_alone` at which the constraint has no value.
     - `exact`: False if the counts are estimates.
     """
 
@@ -93,7 +94,8 @@ def report_constraints(
     interner: Interner,
     deadline: Deadline,
 ) -> list[ConstraintReport]:
-    """A report for each constraint, in the file's order. Each gets the same share of the time."""
+    """A report for each constraint, in the file's order. Each constraint gets the same share of the
+    time."""
     counter = _Counter(variables, genes, interner)
     shares = len(constraints) + 1
     bounds = unknown_bounds(variables)
@@ -142,7 +144,7 @@ def blame_empty(
     interner: Interner,
     deadline: Deadline,
 ) -> SpaceError:
-    """The error for an empty space. It names a smallest set of constraints that empties the space,
+    """The error for an empty space. It names a minimal set of constraints that empties the space,
     if there is time to find one."""
     counter = _Counter(variables, genes, interner)
 
@@ -238,7 +240,7 @@ def _and_more(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Parameters that must all differ from each other, with only `values` values in all."""
+    """Parameters that must all differ from each other but have only `values` values in all."""
 
     names: tuple[str, ...]
     values: int

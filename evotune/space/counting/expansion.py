@@ -1,4 +1,4 @@
-"""Makes a layer of partial configurations from the layer before it, with numpy."""
+"""Makes a layer of partial configurations from the previous layer, with numpy."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from evotune.trial import Value
 # A search must not depend on how fast or how busy a machine is. So counted steps limit the work for
 # a search's questions. Seconds limit only the work for a text that is shown to a user.
 SHOWN_S = 10.0
-"""Time to find how much each constraint removes, or which constraints leave a space empty."""
+"""The seconds for finding how much each constraint removes, or which constraints empty a space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Limits on the work of solving a space.
 
-    A diagram of the space is made in the order of its parameters. If that exceeds a limit, a better
-    order is tried. If that does too, each layer keeps only a random part of its states.
+    A diagram of the space is made in the order of its parameters. If it exceeds a limit, a better
+    order is tried. If that diagram exceeds a limit too, each layer gets only a random part of its
+    states.
 
-    - `in_order_rows`, `reordered_rows`: rows of a diagram in the first and in the better order. A
-      row is a state with one value of the next parameter.
-    - `thinned_layer_rows`: rows of one layer that keeps a part of its states.
-    - `thinned_tries`: how many diagrams with such layers are tried.
-    - `steps`: numbers read or written, in all attempts on all parts of the space together. A row
-      costs a step for each operation in the conditions of its layer.
+    - `in_order_rows`, `reordered_rows`: the most rows of a diagram in the first and in the better
+      order. A row is a state with one value of the next parameter.
+    - `thinned_layer_rows`: the most rows of one layer that has a part of its states.
+    - `thinned_tries`: how many diagrams with thinned layers are tried.
+    - `steps`: the most numbers read or written, in all attempts on all parts of the space together.
+      A row costs a step for each operation in the conditions of its layer.
     """
 
     in_order_rows: int = 1_000_000
@@ -57,7 +58,7 @@ QUICK = Effort(300_000, 300_000, 100_000, 1, 500_000_000)  # for each constraint
 
 
 class OutOfTime(Exception):
-    """A deadline has passed."""
+    """Raised when a deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,13 @@ class Deadline:
         return cls(clock() + seconds, clock)
 
     def check(self) -> None:
-        """OutOfTime when the deadline has passed."""
+        """Raises OutOfTime if the deadline has passed."""
         if self.clock() > self.end_s:
             raise OutOfTime
 
     def share(self, parts: int) -> Deadline:
-        """The deadline of the first part, if the time left is divided into `parts` equal ones."""
+        """The deadline of the first part if the remaining time is divided into `parts` equal
+        parts."""
         now_s = self.clock()
         return Deadline(now_s + max(0.0, self.end_s - now_s) / parts, self.clock)
 
@@ -86,7 +88,8 @@ NEVER = Deadline(float("inf"), lambda: 0.0)
 
 
 class Patience:
-    """Steps that a walk may take from one configuration to the next; OutOfSteps beyond."""
+    """Counts the steps that a walk takes from one configuration to the next. Raises OutOfSteps
+    beyond the limit."""
 
     MOST = 200_000
 
@@ -103,7 +106,7 @@ class Patience:
 
 
 class OutOfSteps(Exception):
-    """A walk found no more configurations in the steps that it may take."""
+    """Raised when a walk finds no configuration within the steps that it may take."""
 
 
 # Reduces a set of constraints to what it still needs once some parameters are known.
@@ -118,12 +121,12 @@ ASSOCIATIVE = frozenset({"and", "or", "min", "max"})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work that is due when one more parameter becomes known.
+    """The work to do when one more parameter becomes known.
 
     - `checks`: the conditions that must hold now.
     - `slots`: each new slot's name, and the tree over old slots and the parameter that computes it.
-    - `prospects`: the conditions that the parameter has brought closer to a decision, over new
-      slots and unknown parameters.
+    - `prospects`: the undecided conditions in which the parameter occurs, over new slots and
+      unknown parameters.
     """
 
     checks: tuple[Node, ...]
@@ -138,7 +141,7 @@ class Step:
 
     @property
     def row_steps(self) -> int:
-        """About how many numbers are read or written for a row."""
+        """An estimate of the numbers that are read or written for a row."""
         exact = self._nodes([*self.checks, *(node for _, node in self.slots)])
         return 1 + exact + _BOUNDS * self._nodes(self.prospects) + _SORTING * len(self.slots)
 
@@ -166,7 +169,7 @@ def conjuncts(node: Node) -> Iterable[Node]:
 
 
 class Residuals:
-    """The conditions not decided yet, rewritten parameter by parameter."""
+    """The conditions that are not decided yet, rewritten as parameters become known."""
 
     def __init__(self, conditions: Iterable[Node], interner: Interner) -> None:
         self.interner = interner
@@ -182,7 +185,7 @@ class Residuals:
         return constant
 
     def learn(self, parameter: str) -> Step:
-        """Makes `parameter` known, and returns the step that this takes."""
+        """Makes `parameter` known, and returns the work for it."""
         self._layer += 1
         known = self._known | {parameter}
         rewrite = _Rewrite(self.interner, known, self._layer)
@@ -263,7 +266,7 @@ CHUNK_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A parameter and the values it can take in a valid configuration."""
+    """A parameter and the values that it can have in a valid configuration."""
 
     name: str
     values: Sequence[Value]
@@ -299,8 +302,8 @@ def expand(
     """Joins every state with every value of the variable. A row stays if the checks of `step` hold
     and its prospects may still hold within the bounds of the `unknown` variables.
 
-    Returns the rows that stay, numbered state x width + value, and their slots. OutOfTime when the
-    deadline passes.
+    Returns the rows that stay, numbered state x width + value, and their slots. Raises OutOfTime
+    when the deadline passes.
     """
     layer = _Layer(variable.name, column_of(variable.values), step, states, unknown)
     width = len(variable.values)
@@ -320,7 +323,8 @@ def expand(
 
 
 def merge(states: States) -> tuple[States, Array]:
-    """Makes one state of all states with equal slots. Also returns each old state's new number."""
+    """Merges states with equal slots. Returns the merged states, and each old state's new
+    number."""
     code, _ = codes(list(states.slots.values()), states.count)
     _, firsts, numbers = np.unique(code, return_index=True, return_inverse=True)
     return states.take(firsts), numbers

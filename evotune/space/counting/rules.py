@@ -1,4 +1,5 @@
-"""Validity of one configuration: domains, conditions and constraints, as fast closures."""
+"""Checks the validity of one configuration: domains, conditions and constraints, as fast
+closures."""
 
 from __future__ import annotations
 
@@ -73,12 +74,13 @@ class Rules:
         return 0 <= self._indices[name](value) < self._domain_sizes[name]
 
     def is_active(self, name: str, values: Mapping[str, Value]) -> bool:
-        """Whether the parameter's `when` holds; one that cannot be evaluated does not."""
+        """Whether the parameter's `when` holds. A condition that cannot be evaluated does not
+        hold."""
         when = self._when.get(name)
         return when is None or _holds(when, values)
 
     def active(self, values: Mapping[str, Value]) -> frozenset[str]:
-        """The active parameters."""
+        """The names of the active parameters."""
         inactive = {name for name, when in self._when.items() if not _holds(when, values)}
         return frozenset(name for name in self.names if name not in inactive)
 
@@ -98,7 +100,7 @@ class Rules:
         return result
 
     def is_canonical(self, values: Mapping[str, Value]) -> bool:
-        """Whether every parameter has a value it may have, given the others."""
+        """Whether every parameter has a value that it may have, given the others."""
         if values.keys() != self._indices.keys():
             return False
         for gene in self.genes:
@@ -115,7 +117,8 @@ class Rules:
         return True
 
     def satisfied(self, values: Mapping[str, Value]) -> bool:
-        """Whether all constraints hold and every `when` has a value; for canonical values."""
+        """Whether all constraints hold and every `when` has a value. The values must be
+        canonical."""
         return _all_met(self._required, values)
 
     def switches(self, name: str) -> bool:
@@ -123,7 +126,7 @@ class Rules:
         return name in self._switching
 
     def still_satisfied(self, values: Mapping[str, Value], changed: str) -> bool:
-        """`satisfied`, for values that differ from satisfying ones in `changed` only."""
+        """`satisfied` for values that differ from valid values only in `changed`."""
         return _all_met(self._required_of[changed], values)
 
     def involved_in_violations(self, values: Mapping[str, Value]) -> frozenset[str]:
@@ -132,7 +135,7 @@ class Rules:
         return frozenset[str]().union(*(self._interner.names(node) for node in nodes))
 
     def violated(self, values: Mapping[str, Value]) -> list[tuple[BoundConstraint, str]]:
-        """The constraints that do not hold, each with the reason if it has no value, else ""."""
+        """The constraints that do not hold. Each has the reason if it has no value, else ""."""
         environment: dict[Any, Value] = dict(values)
         found = []
         for constraint, conditions in zip(self.constraints, self._holding, strict=True):
@@ -187,7 +190,7 @@ def _all_met(requirements: Iterable[_Requirement], values: Mapping[str, Value]) 
 
 
 def initial(gene: Gene) -> Value:
-    """The value a parameter starts from when nothing else is known."""
+    """The value of a parameter in a default configuration that does not name it."""
     default = gene.spec.default
     return gene.spec.parameter.values[0] if default is None else default
 
@@ -249,8 +252,9 @@ MAX_FIXES = 512
 
 
 def neighbours(rules: Rules, values: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
-    """Valid canonical values that differ in one active parameter. Others change only if a condition
-    starts or stops holding. Nearest first, then in the order of the parameters."""
+    """Valid canonical values that differ in one active parameter. Other parameters change only if
+    their condition starts or stops holding. The nearest come first, then the order is that of the
+    parameters."""
     values = dict(values)
     active = rules.active(values)
     moves = sorted(
@@ -272,8 +276,8 @@ def neighbours(rules: Rules, values: Mapping[str, Value]) -> Iterator[dict[str, 
 def fixed_by_one_change(
     rules: Rules, values: Mapping[str, Value], rng: random.Random
 ) -> dict[str, Value] | None:
-    """Canonical values made valid by changing one parameter of a constraint they violate, in
-    an order that `rng` chooses; None if no single change is enough."""
+    """Makes canonical values valid by changing one parameter of a violated constraint, and tries
+    changes in an order that `rng` chooses. None if no single change is enough."""
     involved = rules.involved_in_violations(values)
     moves = [
         (gene, index)

@@ -1,8 +1,8 @@
 """The expression language of a space file: constraints, `when`, `let`, launch sizes.
 
-A small closed language of integers, floats, booleans and identifiers. Every number x
-satisfies |x| < 2**63. A larger result and a division by zero have no value. `nodes` has the tree
-and evaluates it for one configuration, `columns` for many at once.
+A small closed language of integers, floats, booleans and identifiers. Every number x satisfies |x|
+< 2**63. An operation with a larger result, or a division by zero, has no value. `nodes` has the
+tree and evaluates it for one configuration, `columns` for many at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Expression:
         return self.position.error(message, offset)
 
     def evaluate(self, scope: Mapping[str, Value]) -> Value:
-        """The expression's value, with names as in `scope`. Raises SpaceError if it has none."""
+        """The expression's value, with the values of names from `scope`. Raises SpaceError if it
+        has none."""
         self._require_names(scope)
         try:
             return self.closure(dict(scope))
@@ -63,7 +64,8 @@ class Expression:
             raise self.position.error(f"{error} in `{self.text}`") from error
 
     def evaluate_columns(self, scope: Mapping[str, Array]) -> tuple[Array, Array]:
-        """Values of many rows at once, and which rows have none. All arrays have one length."""
+        """The values of many rows at once, and a mask of the rows without a value. All arrays have
+        the same length."""
         self._require_names(scope)
         rows = max((len(array) for array in scope.values()), default=1)
         known: dict[str, Column] = {}
@@ -81,7 +83,7 @@ class Expression:
 
 
 def parse_expression(text: Value, position: Position | None = None) -> Expression:
-    """The expression in `text`, which YAML may already have read as a number or boolean."""
+    """Parses `text`, which YAML may already have read as a number or boolean."""
     position = position or Position()
     words = str(text).lower() if isinstance(text, bool) else str(text)
     node = parse_node(words, position)
@@ -123,7 +125,7 @@ _FOREIGN = re.compile(r"[^\x20-\x7e]|[#\\;@`$?]")
 
 
 def parse_node(text: str, position: Position) -> Node:
-    """The tree of `text`, or a SpaceError at the part that is not in the language."""
+    """The tree of `text`. Raises SpaceError at the part that is not in the language."""
     if len(text) > MAX_LENGTH:
         raise position.error(f"an expression has at most {MAX_LENGTH} characters")
     flat = text.replace("\n", " ").replace("\t", " ")

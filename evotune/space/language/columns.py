@@ -4,8 +4,8 @@ The results are exactly those of `compile_scalar` for each row. Where numpy's ar
 differ from Python's (overflow, floats of large integers, mixed types), the rows are evaluated one
 by one instead, each distinct combination once.
 
-Interval arithmetic finds rows in which a condition can no longer hold. Bounds are float64 and
-rounded outwards where float64 is not exact. So a row is given up only when no values of the unknown
+Interval arithmetic finds rows in which a condition can no longer hold. Bounds are float64, rounded
+outwards where float64 is not exact. So a row is given up only if no values of the unknown
 parameters make the condition true.
 """
 
@@ -42,9 +42,9 @@ _POWERS_OF_TWO = np.array([1 << exponent for exponent in range(63)], dtype=np.in
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value a row; rows where `failed` have none. `failed` is None if no row failed.
+    """One value for each row. `failed` is a mask of the rows without a value; None if all have one.
 
-    `values` are bool, int64, float64, fixed-width text, or objects where types are mixed.
+    `values` are bool, int64, float64, fixed-width text, or objects if types are mixed.
     """
 
     values: Array
@@ -70,7 +70,7 @@ def column_of(values: Sequence[Value]) -> Column:
 
 
 def evaluate_columns(node: Node, known: Mapping[str, Column], rows: int) -> Column:
-    """The expression's column; `known` holds the columns of the names in it."""
+    """The expression's column. `known` has the columns of the names in it."""
     if rows == 0:
         return Column(np.empty(0, dtype=np.int64))
     try:
@@ -82,7 +82,8 @@ def evaluate_columns(node: Node, known: Mapping[str, Column], rows: int) -> Colu
 
 
 def codes(columns: Sequence[Column], rows: int) -> tuple[Array, int]:
-    """A number below `count` for every row, equal exactly where all columns are equal."""
+    """A number for every row, such that two rows have equal numbers if and only if all their
+    columns are equal; and the count of numbers."""
     combined, count = np.zeros(rows, dtype=np.int64), 1
     for column in columns:
         part, distinct = _codes_of(column.values)
@@ -340,7 +341,8 @@ def _bits(operator: str, values: Array, failed: Array | None) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lowest and highest possible value, by row or for all rows; text is unbounded."""
+    """The lowest and the highest possible value, for each row or for all rows. Text is
+    unbounded."""
 
     low: Array
     high: Array
@@ -372,13 +374,13 @@ def bounds_of_column(column: Column) -> Bounds:
 
 
 def can_hold(condition: Node, known: Mapping[str, Bounds]) -> Array:
-    """By row (or for all), whether the condition may hold for values within the bounds."""
+    """Whether the condition may hold for values within the bounds, for each row or for all rows."""
     with np.errstate(all="ignore"):
         return _truth_bounds(_Intervals(known).bounds(condition)).high > 0
 
 
 def may_fail(node: Node, known: Mapping[str, Bounds]) -> bool:
-    """Whether some values within the bounds may leave the expression without a value."""
+    """Whether the expression may have no value for some values within the bounds."""
     with np.errstate(all="ignore"):
         intervals = _Intervals(known)
         intervals.bounds(node)

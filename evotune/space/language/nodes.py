@@ -36,7 +36,8 @@ FUNCTIONS: dict[str, tuple[int, int]] = {  # name: fewest and most arguments
 
 
 class EvaluationError(Exception):
-    """An expression has no value here: a division by zero, an overflow, text as a number."""
+    """Raised if an expression has no value: a division by zero, an overflow, text used as a
+    number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +55,8 @@ class Name:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """`operator` is a Python operator, `neg`, `if` (condition, then, else) or a function.
+    """An operation on operands. `operator`: a Python operator, `neg`, `if` (condition, then, else)
+    or a function.
 
     `and`, `or`, `if` evaluate only the operands they need.
     """
@@ -76,9 +78,9 @@ def post_order(
     done: Container[Node],
     needs: Callable[[Node], Iterable[Node]] = operands_of,
 ) -> Iterator[Node]:
-    """Every node that is not in `done`, after the nodes that it `needs`. The caller must enter each
-    node in `done` before it asks for the next. There is no recursion, since `let` makes trees of
-    thousands of levels."""
+    """Every node below `root` that is not in `done`, each after the nodes that it `needs`. The
+    caller must add each node to `done` before it takes the next one. It does not recurse, because
+    `let` makes trees of thousands of levels."""
     waiting = [root]
     while waiting:
         node = waiting[-1]
@@ -137,9 +139,9 @@ def is_condition(node: Node) -> bool:
 
 
 class KindChecker:
-    """Infers types; refuses arithmetic on text and comparisons that can never hold.
+    """Infers types. Refuses arithmetic on text, and comparisons that can never hold.
 
-    `name_kinds` gives a name's types, `choices` the values a name of text can have.
+    `name_kinds` has each name's types, `choices` the possible values of a name whose value is text.
     """
 
     def __init__(
@@ -329,7 +331,8 @@ STRICT: Mapping[str, Callable[..., Value]] = {
 
 
 def compile_scalar(node: Node, shared: frozenset[Node] = frozenset()) -> Evaluate:
-    """A function from names' values to the expression's value; raises EvaluationError.
+    """Compiles an expression to a function from the values of names to the expression's value. The
+    function raises EvaluationError if there is none.
 
     A node in `shared` stores its value in the environment, with itself as the key, so that a
     subtree that many expressions use is evaluated once.
@@ -455,7 +458,7 @@ def _found_before(stage: Evaluate) -> Evaluate:
 
 
 def apply(node: Operation, values: Sequence[Any]) -> Value:
-    """The operation on known values; raises EvaluationError."""
+    """The result of an operation on known values. Raises EvaluationError if there is none."""
     if node.operator in STRICT:
         return STRICT[node.operator](*values)
     literals = tuple(Literal(value) for value in values)
@@ -467,7 +470,7 @@ def apply(node: Operation, values: Sequence[Any]) -> Value:
 # So a subtree that many constraints, lets or shapes share is stored, compared and evaluated
 # once, and equality of expressions is identity of nodes.
 class Interner:
-    """Makes nodes; equal arguments give the same node."""
+    """Makes nodes, the same one for equal arguments."""
 
     def __init__(self) -> None:
         self._nodes: dict[object, Node] = {}
@@ -475,7 +478,7 @@ class Interner:
         self._failures: dict[Node, str] = {}
 
     def names(self, node: Node) -> frozenset[str]:
-        """The names the node depends on."""
+        """The names on which the node depends."""
         return self._names[node]
 
     def failure(self, node: Node) -> str:
@@ -499,7 +502,7 @@ class Interner:
         return self._intern(("name", name), Name(name), frozenset((name,)))
 
     def operation(self, operator: str, operands: Iterable[Node]) -> Node:
-        """The operation on interned operands, with literals evaluated."""
+        """The node of an operation on interned operands, with operations on literals evaluated."""
         nodes = tuple(operands)
         if operator in ("and", "or"):
             nodes = _needed(nodes, stop=operator == "or")

@@ -1,6 +1,6 @@
 """Spaces made of Python objects: `Space`, its kernels and the values of its parameters.
 
-They become the very data that a space file holds, and are checked in the same way.
+They are converted to the data of a space file, and checked in the same way.
 """
 
 from evotune.space.objects.kernel_objects import (
@@ -11,6 +11,7 @@ from evotune.space.objects.kernel_objects import (
     Domain,
     Kernel,
     Launch,
+    PythonCallable,
     TensorMap,
     TritonKernel,
     Workspace,
@@ -30,6 +31,7 @@ __all__ = [
     "Domain",
     "Kernel",
     "Launch",
+    "PythonCallable",
     "Space",
     "TensorMap",
     "TritonKernel",

@@ -1,11 +1,14 @@
-"""A kernel as Python objects: its source, its arguments and its launches.
+"""Python objects for a kernel: its source, its arguments and its launches.
 
 `plain` turns the objects into the plain data of a space file.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import operator
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
@@ -24,7 +27,7 @@ from evotune.trial import Value
 from evotune.util.words import describe
 
 Expression: TypeAlias = str | int | float | bool
-"""Text in the expression language of space files, or a number."""
+"""An expression: text in the language of space files, or a number."""
 
 
 class Described(ABC):
@@ -32,11 +35,12 @@ class Described(ABC):
 
     @abstractmethod
     def to_data(self) -> Mapping[str, object]:
-        """The mapping. A key whose value is None is left out, so that the file's default holds."""
+        """The mapping. A key whose value is None is left out, so the file's default applies."""
 
 
 def plain(value: object, path: DataPath, place: Callable[[DataPath], str]) -> Data:
-    """The value as YAML would give it. Raises SpaceError for a value that no file can hold.
+    """The value in the form in which YAML would read it. Raises SpaceError for a value that no file
+    can have.
 
     `path` leads to the value from the top of the space, and `place` names it in messages.
     """
@@ -188,8 +192,9 @@ class Kernel(Described):
     - `specialise`: `let`s that are compiled in for measured cases only, and 0 for all others.
     - `further_arguments`: `{"when": …, "names": […]}`, arguments that follow in some cases.
     - `workspace`: scratch buffers by name.
-    - `constant_memory`: CUDA: `__constant__` variable -> the input tensor that it is a copy of.
-    - `options`: compiler options; `-O{LEVEL}` holds a parameter's value.
+    - `constant_memory`: for CUDA, by `__constant__` variable the input tensor of which it is a
+      copy.
+    - `options`: compiler options; `-O{LEVEL}` contains a parameter's value.
     - `deterministic`: False if two launches may differ in bits.
     - `alternative`: the name of a space for devices that this kernel does not support.
     """
@@ -215,7 +220,7 @@ class Kernel(Described):
     alternative: str | None = None
 
     def to_data(self) -> Mapping[str, object]:
-        """The kernel's mapping. `source` is as given: the space makes it relative to its root."""
+        """The kernel's mapping. `source` is unchanged; the space makes it relative to its root."""
         source = self.source
         if source is None and self.source_text is not None:
             source = f"{self.name or self.entry}{self.suffix}"
@@ -270,6 +275,46 @@ class TritonKernel(Kernel):
 
     language: ClassVar[str] = "triton"
     suffix: ClassVar[str] = ".py"
+
+
+@dataclass(frozen=True)
+class PythonCallable(Kernel):
+    """`make(configuration, case)` in Python, which returns the function to be timed. Offered as
+    `evotune.Callable`.
+
+    `source` is `"module:make"`, found as `import` finds modules, or a file with `entry="make"`.
+    `configuration` and `case` are dicts: a value for each parameter, and for each symbol of the
+    case. The function gets all inputs by name. It gets the outputs too if it has parameters of
+    their names; else it returns them: a tensor, a list, or a dict. Each case is built separately,
+    within `timeouts: {compile_s}`.
+
+    >>> kernel = PythonCallable("softmax.py", entry="make")
+    >>> kernel.language
+    'python'
+    """
+
+    language: ClassVar[str] = "python"
+    suffix: ClassVar[str] = ".py"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, str) and self.entry is None and ":" in self.source:
+            module, _, entry = self.source.rpartition(":")
+            object.__setattr__(self, "entry", entry)
+            object.__setattr__(self, "source", _module_file(module))
+
+
+def _module_file(module: str) -> Path:
+    """The file that `import` would read, without importing anything. Raises SpaceError if there is
+    none."""
+    path: Sequence[str] = [*sys.path, os.getcwd()]
+    found, name = None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        path = [] if found is None else list(found.submodule_search_locations or ())
+    if found is None or not (found.origin or "").endswith(".py"):
+        raise Position(place="Callable").error(f"there is no module {module!r} in Python")
+    return Path(str(found.origin))
 
 
 # The values that a parameter may have, and the constraints on them, as Python objects.
@@ -379,8 +424,8 @@ def values(
     otherwise: Value | None = None,
     default: Value | None = None,
 ) -> Domain:
-    """A list of integers, of booleans or of words. Needed only with one of the other arguments;
-    else pass the list itself.
+    """A list of integers, of booleans or of words. Without `when`, `otherwise` or `default`, pass
+    the list itself to the space instead.
 
     >>> values([64, 128], default=128).given
     [64, 128]

@@ -61,13 +61,14 @@ class Space:
     object, as in `Space.parameters["BLOCK"]: expected at least 1 item, found 0`.
 
     - `name`: the name in reports; the kernel's if not given. `description`: one line for readers.
-    - `kernel`, or `kernels` if there are several: `CudaKernel`, `CppKernel`, `TritonKernel`.
+    - `kernel`, or `kernels` if there are several: `CudaKernel`, `CppKernel`, `TritonKernel`,
+      `evotune.Callable`.
     - `root`: the folder that holds the kernels' and the problem's files: the current directory
       unless it is given, not the folder of the calling script.
     - `problem`: the name of a problem that ships with evotune, `path/to/problem.py:ClassName`, or a
       class derived from `evotune.Problem`. The class may be defined in a script or a notebook: its
       source, and the source of everything that it uses there, is written into a separate file.
-    - `dtype`: float16, bfloat16 or float32, as text or torch's own.
+    - `dtype`: float16, bfloat16, float32 or float64, as text or torch's own.
     - `shapes`: the sizes to tune for, all at once. `variants`: further symbols; each shape is tuned
       in each variant. `held_out`: shapes on which only the champion is judged.
     - `parameters`: name -> a list of values, `ints`, `powers_of_two`, `choices`, `booleans`.
@@ -134,7 +135,7 @@ class Space:
 
     @functools.cached_property
     def document(self) -> SpaceDocument:
-        """The space as evotune uses it, after all checks that need no device."""
+        """The space in evotune's internal form, after all checks that need no device."""
         root = self._root
         self._check_source_texts()
         text = MADE_OF_OBJECTS + yaml_text({**self._data, "root": root.as_posix()})
@@ -145,20 +146,21 @@ class Space:
     def to_yaml(self) -> str:
         """The same space as a space file, to be saved in the folder that is its `root`.
 
-        It names kernels passed as text and a problem passed as a class, and does not contain them:
-        `written_files` has them.
+        It refers to kernels passed as text, and to a problem passed as a class, by file names;
+        `written_files` has these files.
         """
         return yaml_text(self._data)
 
     def to_run_yaml(self) -> str:
-        """`to_yaml` for a folder of evotune's own: messages name the objects, not lines."""
+        """`to_yaml` for a folder that evotune makes. Error messages then name the objects, not
+        lines."""
         return MADE_OF_OBJECTS + self.to_yaml()
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Space:
-        """The space of a file. SpaceError, with file, line and column, for a mistake in it.
+        """The space of a file. Raises SpaceError, with file, line and column, for a mistake in it.
 
-        Sources stay where the file finds them: `root` is that folder.
+        `root` is the folder in which the file finds its sources.
         """
         document = load_space(Path(path))
         data = read_yaml(Path(path)).data
@@ -186,7 +188,8 @@ class Space:
 
     @functools.cached_property
     def written_files(self) -> Mapping[str, bytes]:
-        """Path under the root -> content, of kernels passed as text and of a problem's class."""
+        """The files of kernels passed as text and of a problem passed as a class: their contents by
+        path under the root."""
         files = {
             str(self._kernel_data[name]["source"]): kernel.source_text.encode()
             for name, kernel in self._named_kernels.items()
@@ -319,7 +322,7 @@ _IMPLICIT = {"__name__", "__file__", "__doc__", "__class__", "__module__", "__qu
 
 
 class Unusable(Exception):
-    """No module can be made of the class; the message names the reason."""
+    """Raised if no module can be made of a class. The message has the reason."""
 
 
 class Gatherer:
@@ -413,7 +416,7 @@ class Gatherer:
 
 
 def constant_text(value: object) -> str | None:
-    """Python text that gives an equal value; None if the value is no plain constant."""
+    """Python source of an equal value; None if the value is no plain constant."""
     try:
         return _constant(value)
     except TypeError:
@@ -555,7 +558,7 @@ _ANY_NAME = "problem.py"
 
 
 def module_of_class(kind: type, position: Position) -> tuple[str, str]:
-    """(file name, text) of a module that defines the class.
+    """The file name and the text of a module that defines the class.
 
     Raises SpaceError at `position` for a class whose source cannot be read, and for a global that
     is neither a module, a function, a class nor a constant.
@@ -606,7 +609,7 @@ _OPTIONS = ("when", "otherwise", "default")
 
 
 def kernel_from_data(name: str, language: str, data: Mapping[str, Any]) -> Kernel:
-    """The kernel `name` as an object. `data` was read and checked before."""
+    """The kernel `name` as an object. `data` must have been read and checked."""
     given = {key: value for key, value in data.items() if key != "language"}
     if "arguments" in given:
         given["arguments"] = [_argument(value) for value in given["arguments"]]
@@ -626,7 +629,7 @@ def _kernel_class(language: str) -> type[Kernel]:
 
 
 def domain_from_data(data: Any) -> Any:
-    """A parameter's `Domain`; a plain list of values stays a list."""
+    """A parameter's values as a `Domain`; a plain list stays a list."""
     if not isinstance(data, dict):
         return data
     ((form, given),) = ((key, value) for key, value in data.items() if key not in _OPTIONS)
@@ -634,7 +637,7 @@ def domain_from_data(data: Any) -> Any:
 
 
 def condition_from_data(data: Any) -> Any:
-    """A `Constraint`; an expression without a reason stays as it is."""
+    """A condition as a `Constraint`; an expression without a reason stays text."""
     return Constraint(**data) if isinstance(data, dict) else data
 
 
@@ -675,7 +678,7 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(data: Mapping[str, Data]) -> str:
-    """A document that `evotune.space.reading` reads as `data`."""
+    """A YAML document that `evotune.space.reading` reads as `data`."""
     text: str = yaml.dump(
         dict(data),
         Dumper=_Dumper,
@@ -690,7 +693,7 @@ def yaml_text(data: Mapping[str, Data]) -> str:
 # Finds the source of a class or a function, also in a notebook's cell: `find_source`.
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The whole lines of a class or a function in `file`, from `line` to `end`."""
+    """The source of a class or a function: whole lines of `file`, from `line` to `end`."""
 
     file: str
     line: int
@@ -701,7 +704,7 @@ class Piece:
 
 
 def find_source(value: type | FunctionType) -> Piece | None:
-    """The source of a class or a function; None without one: it was typed at a prompt or generated.
+    """The source of a class or a function; None if it was typed at a prompt or generated.
 
     `inspect.getsource` looks for a class in its module's file, and a notebook has none. But a
     method's code object names its file and line, in a cell as well.

@@ -1,9 +1,10 @@
 """Reads cases to tune for: a list in YAML or JSON, or the miss log of an exported package.
 
-An entry of a list has the symbols of a shape and of a variant side by side, as in `{batch: 1,
+An entry of a list has the symbols of a shape and of a variant in one mapping, as in `{batch: 1,
 heads: 8, seq_len: 512, head_dim: 64, causal: true, count: 3}`. An entry of a miss log has them
-apart, under `shape` and `variant`. Both may name a `dtype`. A recording (`evotune record`) is such
-a log: its entries also name the `problem`, and under `call` what a call has that no case has.
+separately, under `shape` and `variant`. Both may name a `dtype`. A recording (`evotune record`) is
+a miss log whose entries also name the `problem` and have, under `call`, the facts of a call that no
+case has.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ _BESIDE_SYMBOLS = ("count", "dtype")
 
 @dataclass(frozen=True, slots=True)
 class CaseEntry:
-    """An entry of the file.
+    """An entry of a file of cases.
 
-    - `symbols`: of a shape and a variant together; the problem knows which is which.
-    - `shape`, `variant`: the same apart, in an entry of a miss log.
+    - `symbols`: the symbols of a shape and a variant together; the problem knows which is which.
+    - `shape`, `variant`: the same symbols separately, in an entry of a miss log.
     - `dtype`: None if the entry names none. `count`: the weight of the case.
-    - `problem`: None where the entry names none. `call`: facts of a recorded call.
-    - `position`: the entry's place; `places`: that of each symbol.
+    - `problem`: None if the entry names none. `call`: facts of a recorded call.
+    - `position`: the entry's position.
+    - `places`: the position of each symbol.
     """
 
     symbols: Mapping[str, Value] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class CaseEntry:
 
     @property
     def logged(self) -> bool:
-        """Whether a program wrote the entry: it may be a case that no problem has."""
+        """Whether a program wrote the entry, so that it may be a case that no problem has."""
         return bool(self.shape)
 
     def at(self, name: str) -> Position:
@@ -66,14 +68,14 @@ class CaseEntry:
 
 
 def read_cases(path: Path) -> list[CaseEntry]:
-    """The entries of a file. SpaceError, with file, line and column (of JSON, with the path of the
-    value), at the first mistake."""
+    """The entries of a file. Raises SpaceError for the first mistake, with file, line and column,
+    or with the path of the value in JSON."""
     text = read_text(path, _MOST_BYTES, "the file of cases")
     return _entries(_source(text, path))
 
 
 def given_cases(cases: Sequence[Mapping[str, Value]]) -> list[CaseEntry]:
-    """The entries of a list in Python; its mistakes name `cases[NUMBER]`."""
+    """The entries of a Python list. Errors name `cases[NUMBER]`."""
     return _entries(_plain_source("cases", cases))
 
 

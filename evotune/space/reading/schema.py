@@ -154,8 +154,8 @@ class ProblemModel(SpaceModel):
     """A built-in problem (`attention`, `attention_varlen`, `attention_paged`), or
     `path/to/problem.py:ClassName` under the root."""
     dtype: Identifier = "float32"
-    """Element type of every tensor that has none of its own: float16, bfloat16 or float32; also the
-    macro DTYPE."""
+    """Element type of every tensor that has none of its own: float16, bfloat16, float32 or float64;
+    also the macro DTYPE."""
     shapes: Annotated[list[Symbols], Field(min_length=1, max_length=1000)]
     """Shapes, each a size for each name that the problem has; tuned for all of them at once."""
     variants: Annotated[list[Symbols], Field(min_length=1, max_length=100)] = [{}]
@@ -247,10 +247,12 @@ class KernelModel(SpaceModel):
     source: Text
     """The kernel's file, under the root."""
     entry: Identifier
-    """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`."""
+    """The function to call: `extern "C"`, and `__global__` in CUDA; in Triton `@triton.jit`; in
+    python `make(configuration, case)`, which returns the function."""
     language: LanguageName | None = None
-    """cpp, cuda or triton; if not given, by the suffix (.cpp, .cc, .cxx; .cu; .py). Must be given
-    for .h and .hpp, for .cuh (cuda) and for .c (cpp, compiled as C++)."""
+    """cpp, cuda, triton or python; if not given, by the suffix (.cpp, .cc, .cxx; .cu; .py for
+    triton). Must be given for python, for .h and .hpp, for .cuh (cuda) and for .c (cpp, compiled as
+    C++)."""
     supports: dict[Identifier, Support] = {}
     """Symbol -> values it takes, or what must hold of it, as `">= 80"` or `"% 64 == 0"`; other
     shapes are left out."""

@@ -53,11 +53,12 @@ _TAG_TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a space file, counted from 1; `line` 0 means the text came from no file.
+    """A position in a space file. `line` and `column` count from 1; `line` is 0 if the text comes
+    from no file.
 
-    When `inline`, the scalar's text stands in the file character for character from here,
-    so that an offset into it is an offset in the line. In a space made of Python objects, `place`
-    is the object's path, and messages name it instead of file, line and column.
+    If `inline`, the scalar's text begins at this position in the file character for character, so
+    an offset in the text is an offset in the line. In a space made of Python objects, `place` is
+    the object's path, and messages name it instead of file, line and column.
     """
 
     file: str = ""
@@ -92,7 +93,8 @@ class YamlSource:
     def position(self, path: DataPath) -> Position:
         """The position of the value at `path`, or of the innermost one around it that exists.
 
-        Steps that are not in the file are skipped: validators add some of their own.
+        Steps of the path that are not in the file are skipped, because validators add some of their
+        own.
         """
         known: DataPath = ()
         for step in path:
@@ -110,8 +112,8 @@ def read_yaml(path: Path) -> YamlSource:
 
 
 def read_text(path: Path, most_bytes: int, what: str) -> str:
-    """The text of a file that a user names; `what` it is, in words. Raises SpaceError if it cannot
-    be read."""
+    """The text of a file that a user names. `what`: a word for the file in messages. Raises
+    SpaceError if it cannot be read."""
     file = str(path)
     try:
         raw = read_regular(path, most_bytes + 1)
@@ -129,7 +131,8 @@ def read_text(path: Path, most_bytes: int, what: str) -> str:
 
 
 def parse_yaml(text: str, file: str = "") -> YamlSource:
-    """The single document in `text`; a SpaceError says where it is malformed."""
+    """Parses the single document in `text`. Raises SpaceError, with its position, if it is
+    malformed."""
     control = _CONTROL.search(text)
     if control:
         line, column = _line_and_column(text[: control.start()])
@@ -341,8 +344,8 @@ def object_path(path: DataPath, data: Data) -> str:
 
 
 def class_name(language: str) -> str:
-    """`CudaKernel` for cuda."""
-    return f"{language.capitalize()}Kernel"
+    """The name of the class for kernels of a language: `CudaKernel` for cuda."""
+    return "Callable" if language == "python" else f"{language.capitalize()}Kernel"
 
 
 def _kernel(name: str, data: Data) -> str:

@@ -67,6 +67,7 @@
 #include "../parts/arithmetic.cuh"
 #include "../parts/async_copy.cuh"
 #include "../parts/features.h"
+#include "../parts/mask.cuh"
 #include "shared_rows.cuh"
 
 namespace {
@@ -81,10 +82,12 @@ constexpr int kWarpRows = 16 * kRowTiles;
 constexpr int kWarpKeys = 8 * kKeyTiles;
 
 static_assert(BLOCK_M % (16 * WARPS_Q) == 0 && BLOCK_N % (16 * WARPS_KV) == 0, "warps have whole tiles");
+static_assert(kWarpKeys % (4 * LANE_KEYS) == 0 || LANE_KEYS == 2, "a warp has whole groups of keys");
 static_assert(Q_IN_REGS || !SHARE_QK_SMEM, "Q must leave before K arrives");
 
-using Rows = SharedRows<kDimTiles, SWIZZLE>;  // of Q, K, and `out`
-using ValueRows = SharedRows<kValueTiles, SWIZZLE>;
+using Rows = SharedRows<kDimTiles, SWIZZLE>;  // of Q and `out`
+using KeyRows = SharedRows<kDimTiles, SWIZZLE, LANE_KEYS>;
+using ValueRows = SharedRows<kValueTiles, SWIZZLE, LANE_KEYS>;
 using KeyPolicy = CopyPolicy<KV_EVICTION == KV_EVICTION_FIRST>;
 
 // Shared memory: Q, later `out`, and behind it the stages (K, V, K, V, ...).

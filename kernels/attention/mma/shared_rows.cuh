@@ -7,6 +7,8 @@
 //              xor   chunk c of row r lies where chunk c ^ f(r) would: no conflicts, no more memory; f(r) repeats after
 //                    eight rows
 //              pad   one more chunk a row: no conflicts, more memory, plain sums as addresses
+//            LANE_KEYS beyond 2 (parts/mask.cuh): ldmatrix reads rows LANE_KEYS i and LANE_KEYS i + 1, i < 4. f(r) then
+//            depends on these bits of r, and repeats after 4 LANE_KEYS rows. pad has conflicts.
 //            The base of a tile must be a multiple of a row's bytes where these are a power of two, else of 256 bytes:
 //            along() flips bits of an address, and the base must have none of these bits.
 // Copies     A thread copies one chunk of its first row, and the same chunk of every kRows-th row from there: within a
@@ -22,15 +24,22 @@
 
 namespace {
 
-template <int CHUNKS, int SWIZZLE_KIND>
+template <int CHUNKS, int SWIZZLE_KIND, int LANE_ROWS = 2>
 struct SharedRows {
   static_assert(CHUNKS % 2 == 0, "head dimensions are multiples of 16");
   static constexpr bool kXor = SWIZZLE_KIND == SWIZZLE_XOR;
   static constexpr int kRowBytes = 16 * (CHUNKS + (SWIZZLE_KIND == SWIZZLE_PAD ? 1 : 0));
+  static constexpr int kRepeats = 4 * LANE_ROWS;
+
+  // The bits of a chunk's number that change in a row.
+  __device__ static __forceinline__ constexpr unsigned flipped(unsigned row) {
+    if constexpr (LANE_ROWS > 2) row = (row / LANE_ROWS & 3) << 1 | (row & 1);
+    return CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
+  }
 
   // Byte offset of a chunk.
   __device__ static __forceinline__ unsigned offset(unsigned row, unsigned chunk) {
-    if constexpr (kXor) chunk ^= CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
+    if constexpr (kXor) chunk ^= flipped(row);
     return row * kRowBytes + chunk * 16;
   }
 
@@ -65,7 +74,10 @@ struct RowCopy {
     return (THREADS % CHUNKS == 0 || row < kRows) && ((i + 1) * kRows <= rows || row + i * kRows < rows);
   }
   __device__ __forceinline__ unsigned to(int i) const {
-    return kRows % 8 == 0 ? at + i * kRows * Layout::kRowBytes : Layout::offset(row + i * kRows, chunk);
+    if constexpr (kRows % Layout::kRepeats == 0) return at + i * kRows * Layout::kRowBytes;
+    if constexpr (kRows % 8 == 0 && (kRows & (kRows - 1)) == 0)  // row has none of the bits of i * kRows
+      return (Layout::kXor ? at ^ Layout::flipped(i * kRows) * 16 : at) + i * kRows * Layout::kRowBytes;
+    return Layout::offset(row + i * kRows, chunk);
   }
 
   // Copies ROWS rows, DISTANCE elements apart; `from` is the first of them plus start(). Only the first `valid` exist:

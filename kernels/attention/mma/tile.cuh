@@ -11,6 +11,7 @@
 
 #include "../parts/arithmetic.cuh"
 #include "../parts/features.h"
+#include "../parts/mask.cuh"
 #include "../parts/score_change.cuh"
 #include "../parts/strides.cuh"
 #include "block.cuh"
@@ -47,14 +48,15 @@ struct Problem {
   int group, tile_heads;  // group: query heads per kv head; tile_heads: of one batch, kv heads if packed
   int seq_len_q, seq_len_k;
   Features features;
+  MASK_MEMBER;
 
   __device__ Problem(const Element* q, const Element* k, const Element* v, Element* out, float* partials, int* counter,
                      float softmax_scale, int heads, int kv_heads, int seq_len_q, int seq_len_k,
-                     const Features& features STRIDE_PARAMETERS)
+                     const Features& features MASK_FROM(const AttnMask& mask) STRIDE_PARAMETERS)
       : q(q), k(k), v(v), out(out), partials(partials), counter(counter), softmax_scale(softmax_scale),
         scale_log2(softmax_scale * kLog2e), group(heads == kv_heads ? 1 : heads / kv_heads),
         tile_heads(PACK_GQA ? kv_heads : heads), seq_len_q(seq_len_q), seq_len_k(seq_len_k),
-        features(features) STRIDE_MEMBERS {}
+        features(features) MASK_FROM(mask(mask)) STRIDE_MEMBERS {}
 
 #if STRIDED
   StridesOf<Q_ROW, HEAD_DIM> q_strides;
@@ -74,13 +76,13 @@ struct Tile {
   const Problem& problem;
   int head, first_row, rows;  // head: over the batch, of kv heads if packed; rows: of the whole head
 
-#if STRIDED
+#if STRIDED || HAS_MASK
   int batch, of_batch, kv_head;  // head: of_batch of this batch, whose keys are those of kv_head
 #endif
 
   __device__ Tile(const Problem& of, int head, int row_block)
       : problem(of), head(head), first_row(row_block * BLOCK_M), rows(of.rows()) {
-#if STRIDED  // divisions take long: the first batch needs none, nor does a head with keys of its own
+#if STRIDED || HAS_MASK  // divisions take long: the first batch needs none, nor does a head with keys of its own
     batch = head < of.tile_heads ? 0 : head / of.tile_heads;
     of_batch = head - batch * of.tile_heads;
     kv_head = PACK_GQA || of.group == 1 ? of_batch : of_batch / of.group;
@@ -92,7 +94,7 @@ struct Tile {
   __device__ int position(int row) const { return PACK_GQA ? row / problem.group : row; }
   // The number of a row's head of queries in its batch.
   __device__ int query_head(int row) const {
-#if !STRIDED
+#if !STRIDED && !HAS_MASK
     const int of_batch = head % problem.tile_heads;
 #endif
     return PACK_GQA ? of_batch * problem.group + row % problem.group : of_batch;
@@ -129,6 +131,15 @@ struct Tile {
     return static_cast<long long>(of_kv) * problem.seq_len_k * DIM;
   }
 
+#if HAS_MASK
+  // Where a row of the mask begins. A row past the end has that of the last one; of padding a batch has one.
+  __device__ const char* mask_row(int row) const {
+    const int existing = min(row, rows - 1);
+    const int of_head = MASK_IS_PADDING ? 0 : query_head(existing), of_row = MASK_IS_PADDING ? 0 : position(existing);
+    return reinterpret_cast<const char*>(problem.mask.in_batch(batch).template at<MaskElement>(of_head, of_row, 0));
+  }
+#endif
+
   // ---- which keys a row sees: those before keys_seen(row), from first_seen(row) on ----
 
   __device__ int own_key(int row) const {
@@ -146,7 +157,8 @@ struct Tile {
   // `tells` this lane stores the logarithm of the sum: one lane of each row does.
   __device__ __forceinline__ float total(int row, bool tells, float sum, float maximum) const {
     const float sink = SINKS ? kLog2e * problem.features.sinks[query_head(row)] : 0.0f;
-    const float shift = maximum * problem.exponent_scale();
+    float shift = maximum * problem.exponent_scale();
+    if constexpr (kReachesFar) shift = fminf(fmaxf(shift, kLowestFloat), -kLowestFloat);  // it may be infinite
     if constexpr (LSE)
       if (tells) problem.features.lse[offset<1>(row)] = logarithm(sum, shift, sink);
     // A sink far above all scores makes the sum infinite, and the row 0.

@@ -9,7 +9,7 @@
 // Contract   A Tile has rows and the keys that they see, as in mma/tile.cuh:
 //              problem, first_row, rows, last_row(), keys_seen(row); first_seen(row) for HAS_WINDOW; total() for SINKS
 //              and LSE
-//              position(row), query_head(row) for SCORES_CHANGE; own_key(row) for ALIBI
+//              position(row), query_head(row) for SCORES_CHANGE; own_key(row) for ALIBI; mask_row(row) for HAS_MASK
 //              row_at() and keys_at() if STRIDED, else offset<DIM>(row) and keys_offset<DIM>(): where rows and keys lie
 //            attend_all() leaves the sums over a split's keys in `part`. store_rows() divides and stores them, or a
 //            kernel merges them with other parts first (parts/merge.cuh).
@@ -20,6 +20,7 @@
 
 #include "../parts/arithmetic.cuh"
 #include "../parts/async_copy.cuh"
+#include "../parts/mask.cuh"
 #include "../parts/merge.cuh"
 #include "../parts/score_change.cuh"
 #include "../parts/strides.cuh"
@@ -30,7 +31,19 @@ namespace {
 
 constexpr bool kReverse = KV_ORDER == KV_ORDER_REVERSE;
 constexpr bool kWaitEarly = STAGES > 1 && V_WAIT == V_WAIT_EARLY;
-constexpr float kLowest = -1e30f;  // finite, so that a row of -inf scores does not compute -inf - (-inf) = NaN
+constexpr bool kKeepsFirst = MASK_IS_PADDING && SPLIT_KV == 1 && !kReverse;  // its copies begin before padding is read
+constexpr bool kMaskAhead = MASK_AHEAD && !MASK_IS_PADDING;
+constexpr float kLowest = kFirstMaximum;
+
+// The keys that a lane addresses for load_matrix() of two tiles of 8 keys, as in parts/mask.cuh. Macros, since calls
+// change the machine code of kernels without masks.
+#if LANE_KEYS == 2
+#define KEY_ROW lane % 8 + lane / 16 * 8
+#define VALUE_ROW lane % 16
+#else
+#define KEY_ROW column_key(lane / 16, lane % 8)
+#define VALUE_ROW column_key(lane / 8 % 2, lane % 8)
+#endif
 
 // A warp's share of a tile.
 template <class Tile>
@@ -41,7 +54,7 @@ struct Worker {
   int first_block, blocks;        // of the split
   int loaded, stage, load_stage;  // blocks whose copies have begun; the stage that is worked on; that of the next copy
   const RowCopy<kDimTiles, kThreads, Rows> copier;
-  const RowCopy<kDimTiles, kThreads, Rows, KeyPolicy> key_copier;
+  const RowCopy<kDimTiles, kThreads, KeyRows, KeyPolicy> key_copier;
 #if VALUE_DIM != HEAD_DIM
   const RowCopy<kValueTiles, kThreads, ValueRows, KeyPolicy> value_copier;
 #define VALUE_COPIER value_copier
@@ -53,6 +66,16 @@ struct Worker {
   const Element *keys, *values;  // where this thread copies from, at block 0
   PartFragments<kRowTiles, kValueTiles> part;
   unsigned query[kRowTiles][Q_IN_REGS ? HEAD_DIM / 16 : 1][4];
+#if MASK_IS_PADDING
+  SeenBlocks<BLOCK_N> seen_blocks;
+  PaddingBits<kKeyTiles> padding;  // of this warp's keys
+#elif HAS_MASK
+  const char* mask_at[kRowTiles][2];  // where this lane's rows of the mask begin
+  MaskRow<kKeyTiles> mask[kRowTiles][2];
+#if !MASK_IS_BIAS
+  MaskBits<kKeyTiles> mask_bits[kRowTiles][2];
+#endif
+#endif
 #if ALIBI
   float slopes[kRowTiles][2];  // of this lane's rows, in the unit of scores
 #endif
@@ -60,8 +83,8 @@ struct Worker {
   __device__ __forceinline__ Worker(const Tile& of, unsigned base)
       : tile(of), lane(threadIdx.x % 32), warp_q(threadIdx.x / 32 % WARPS_Q), warp_kv(threadIdx.x / 32 / WARPS_Q),
         shared(base), query_at(base + Rows::offset(warp_q * kWarpRows + lane % 16, lane / 16)),
-        keys_at(base + kStagesAt + Rows::offset(warp_kv * kWarpKeys + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
-        values_at(base + kStagesAt + kKeyBytes + ValueRows::offset(warp_kv * kWarpKeys + lane % 16, lane / 16)),
+        keys_at(base + kStagesAt + KeyRows::offset(warp_kv * kWarpKeys + KEY_ROW, lane / 8 % 2)),
+        values_at(base + kStagesAt + kKeyBytes + ValueRows::offset(warp_kv * kWarpKeys + VALUE_ROW, lane / 16)),
         loaded(0), stage(0), load_stage(0) {
 #if STRIDED
     keys = copier.start_of(of.keys_at(of.problem.k, of.problem.k_strides), of.problem.k_strides);
@@ -73,6 +96,13 @@ struct Worker {
              (VALUE_DIM == HEAD_DIM ? from : of.template keys_offset<VALUE_DIM>() + VALUES_FROM.start());
 #endif
     part.begin(kLowest);
+#if HAS_MASK && !MASK_IS_PADDING
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        mask_at[i][half] = of.mask_row(row_of(i, half)) + (warp_kv * kWarpKeys + lane % 4 * LANE_KEYS) * kMaskBytes;
+#endif
 #if ALIBI
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -86,7 +116,12 @@ struct Worker {
     return tile.first_row + warp_q * kWarpRows + 16 * row_tile + 8 * half + lane / 4;
   }
   __device__ __forceinline__ int key_of(int step) const {
-    return (kReverse ? first_block + blocks - 1 - step : first_block + step) * BLOCK_N;
+    const int block = kReverse ? first_block + blocks - 1 - step : first_block + step;
+#if MASK_IS_PADDING
+    return seen_blocks.number(block) * BLOCK_N;
+#else
+    return block * BLOCK_N;
+#endif
   }
 
   // How many keys from `key` on a window hides from a row.
@@ -163,16 +198,18 @@ struct Worker {
   }
 
   // Starts the copies of Q and of the first blocks, and loads Q's fragments into registers. To find packed rows needs
-  // divisions: then the first K goes ahead of Q.
-  __device__ __forceinline__ void begin() {
-    constexpr bool keys_first = PACK_GQA && !SHARE_QK_SMEM;
+  // divisions: then the first K goes ahead of Q. Padding says which blocks there are, and is read under these copies.
+  __device__ __forceinline__ void begin(int split) {
+    constexpr bool keys_first = PACK_GQA && !SHARE_QK_SMEM && !MASK_IS_PADDING;
     constexpr int groups = (STAGES == 1 ? 2 : 2 * (STAGES - 1)) - keys_first;  // closed after Q's group
     if constexpr (keys_first) load_keys(0, 0);
     load_query();
+    if constexpr (MASK_IS_PADDING && !kKeepsFirst) choose_blocks(split);
     if constexpr (SHARE_QK_SMEM) take_query<0>();
     if constexpr (SHARE_QK_SMEM) __syncthreads();
     if constexpr (!keys_first) load_keys(0, 0);
     load_values(0, 0);
+    if constexpr (kKeepsFirst) choose_blocks(split);
     loaded = load_stage = 1;
 #pragma unroll
     for (int i = 1; i < STAGES - 1; ++i) load_next_stage();
@@ -194,11 +231,12 @@ struct Worker {
 
   using Scores = float[kRowTiles][kKeyTiles][4];
 
-  // Whether no row of the warp sees any of the 16 keys from number n * 8 on. The keys from `seen` on are hidden from
-  // all rows by the mask, the first `hidden` by the window.
+  // Whether no row of the warp sees any of the keys of tiles n and n + 1. The keys from `seen` on are hidden from all
+  // rows by the causal mask, the first `hidden` by the window.
   template <bool MASKED>
   __device__ static __forceinline__ bool skips(int n, int seen, int hidden) {
-    return MASKED && SKIP_MASKED && (n * 8 >= seen || (HAS_WINDOW && n * 8 + 16 <= hidden));
+    const int first = LANE_KEY(n, 0), end = LANE_KEY(n + 1, 1) + 3 * LANE_KEYS + 1;
+    return MASKED && SKIP_MASKED && (first >= seen || (HAS_WINDOW && end <= hidden));
   }
 
   // Multiplies 16 keys at a time, unless they are skipped. Those scores stay undefined here: the mask replaces them.
@@ -215,7 +253,7 @@ struct Worker {
       for (int n = 0; n < kKeyTiles; n += 2) {
         if (skips<MASKED>(n, seen, hidden)) continue;
         unsigned key[4];
-        load_matrix(key, Rows::along(from, 2 * d) + n * 8 * Rows::kRowBytes);
+        load_matrix(key, KeyRows::along(from, 2 * d) + LANE_KEY(n, 0) * KeyRows::kRowBytes);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
           const unsigned(&q)[4] = query[i][Q_IN_REGS ? d : 0];
@@ -258,19 +296,112 @@ struct Worker {
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(i, half);
         const bool exists = row < tile.rows;
-        const int seen = MASKED ? tile.keys_seen(row) - key - lane % 4 * 2 : 0;
-        const int hidden = hidden_of<MASKED>(row, key) - lane % 4 * 2;
+        const int seen = MASKED ? tile.keys_seen(row) - key - lane % 4 * LANE_KEYS : 0;
+        const int hidden = hidden_of<MASKED>(row, key) - lane % 4 * LANE_KEYS;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e)
-            if (exists && !(MASKED && (n * 8 + e >= seen || (HAS_WINDOW && n * 8 + e < hidden))))
+            if (exists && !(MASKED && (LANE_KEY(n, e) >= seen || (HAS_WINDOW && LANE_KEY(n, e) < hidden))))
               largest = fmaxf(largest, fabsf(scores[i][n][2 * half + e]));
       }
     const float softcap = tile.problem.features.softcap;
     const SoftCap cap = SoftCap::of(softcap, tile.problem.softmax_scale / softcap);
     cap(reinterpret_cast<float(&)[sizeof(Scores) / sizeof(float)]>(scores), largest);
   }
+#endif
+
+#if HAS_MASK
+  // ---- the mask ----
+
+  // Loads this lane's part of the mask for the block of step `step`, if there is one. `key`: the warp's first key.
+  __device__ __forceinline__ void load_mask(int step) {
+    const int key = key_of(step);
+#if MASK_IS_PADDING
+    const int own = key + warp_kv * kWarpKeys;
+    padding.load(tile.mask_row(0) + own, tile.problem.seq_len_k - own);
+#else
+    const int own = key + warp_kv * kWarpKeys + lane % 4 * LANE_KEYS;
+    const int exist = step < blocks ? tile.problem.seq_len_k - own : 0;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        mask[i][half].load(mask_at[i][half] + static_cast<long long>(key) * kMaskBytes, exist);
+#endif
+  }
+
+  // The loaded bytes become bits. False if they hide all keys from all rows of the warp.
+  __device__ __forceinline__ bool take_mask() {
+#if MASK_IS_PADDING
+    padding.seal();
+    return padding.sees_any();
+#elif !MASK_IS_BIAS
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        mask_bits[i][half] = MaskBits<kKeyTiles>(mask[i][half]);
+        any |= mask_bits[i][half].sees_any();
+      }
+    return __any_sync(~0u, any);
+#else
+    return true;
+#endif
+  }
+
+  // Scores that the mask hides become -inf, and a bias is added, after all other changes. `key` as in weigh().
+  template <bool MASKED>
+  __device__ __forceinline__ void mask_scores(Scores& scores, int key) {
+#if !MASK_IS_BIAS && !MASK_IS_PADDING
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) all &= mask_bits[i][0].sees_all() && mask_bits[i][1].sees_all();
+    all = !__any_sync(~0u, !all);
+#endif
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto score = [&](int number) -> float& { return scores[i][number / 2][2 * half + number % 2]; };
+#if SCORES_CHANGE
+        const ScoreChange change = change_of(i, half, key + lane % 4 * LANE_KEYS);
+#pragma unroll
+        for (int number = 0; number < 2 * kKeyTiles; ++number)
+          score(number) = change(score(number), lane_key(number));
+#endif
+#if MASK_IS_BIAS
+#pragma unroll
+        for (int number = 0; number < 2 * kKeyTiles; ++number) {
+          const float bias = mask[i][half].bias(number);
+          score(number) = SCORES_CHANGE ? score(number) + bias : fmaf(score(number), tile.problem.softmax_scale, bias);
+        }
+#elif MASK_IS_PADDING
+        if constexpr (MASKED) padding.hide(score);
+#else
+        if (!all) mask_bits[i][half].hide(score);
+#endif
+      }
+  }
+
+#if MASK_IS_BIAS
+  // Subtracts the rows' maxima from the scores, if that of any row of the warp is far from 0.
+  __device__ __forceinline__ bool subtract_far_maxima(Scores& scores) const {
+    bool far = false;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) far |= is_far(part.maximum[i][0]) || is_far(part.maximum[i][1]);
+    far = kReachesFar && __any_sync(~0u, far);
+    if (far)
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) scores[i][n][e] -= part.maximum[i][e / 2];
+    return far;
+  }
+#endif
 #endif
 
   // Scores become weights; maxima, sums and output follow. `key` is the warp's first key.
@@ -280,15 +411,18 @@ struct Worker {
 #if HAS_SOFTCAP
     cap_scores<MASKED>(scores, key);
 #endif
+#if HAS_MASK
+    mask_scores<MASKED>(scores, key);
+#endif
     float next[kRowTiles][2];
     bool moved = RESCALE_LOG2 == 0;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int seen = MASKED ? tile.keys_seen(row_of(i, half)) - key - lane % 4 * 2 : 0;
-        const int hidden = hidden_of<MASKED>(row_of(i, half), key) - lane % 4 * 2;
-#if SCORES_CHANGE
+        const int seen = MASKED ? tile.keys_seen(row_of(i, half)) - key - lane % 4 * LANE_KEYS : 0;
+        const int hidden = hidden_of<MASKED>(row_of(i, half), key) - lane % 4 * LANE_KEYS;
+#if SCORES_CHANGE && !HAS_MASK
         const ScoreChange change = change_of(i, half, key + lane % 4 * 2);
 #endif
         const float before = part.maximum[i][half];
@@ -298,10 +432,10 @@ struct Worker {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = scores[i][n][2 * half + e];
-#if SCORES_CHANGE
+#if SCORES_CHANGE && !HAS_MASK
             score = change(score, n * 8 + e);
 #endif
-            if (MASKED && (n * 8 + e >= seen || (HAS_WINDOW && n * 8 + e < hidden)))
+            if (MASKED && (LANE_KEY(n, e) >= seen || (HAS_WINDOW && LANE_KEY(n, e) < hidden)))
               score = __int_as_float(0xff800000);  // -inf
             top = fmaxf(top, score);
           }
@@ -327,11 +461,18 @@ struct Worker {
             for (int e = 0; e < 2; ++e) part.output[i][n][2 * half + e] *= alpha;
         }
     }
+#if MASK_IS_BIAS
+    const bool far = subtract_far_maxima(scores);
+#endif
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+#if MASK_IS_BIAS
+        const float shift = far ? 0.0f : part.maximum[i][half] * scale;
+#else
         const float shift = part.maximum[i][half] * scale;
+#endif
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
@@ -358,7 +499,7 @@ struct Worker {
 #pragma unroll
       for (int d = 0; d < kValueTiles; d += 2) {
         unsigned value[4];
-        load_matrix_transposed(value, ValueRows::along(from, d) + n * 8 * ValueRows::kRowBytes);
+        load_matrix_transposed(value, ValueRows::along(from, d) + LANE_KEY(n, 0) * ValueRows::kRowBytes);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
           multiply_add<kBfloat16>(part.output[i][d], weight[i], value[0], value[1]);
@@ -374,7 +515,13 @@ struct Worker {
     const int last = min(tile.first_row + (warp_q + 1) * kWarpRows, tile.rows) - 1;  // the warp's last row
     const int seen = MASKED ? tile.keys_seen(last) - key : kWarpKeys;
     const int hidden = hidden_of<MASKED>(tile.first_row + warp_q * kWarpRows, key);
-    const bool busy = !MASKED || !SKIP_MASKED || (seen > 0 && (!HAS_WINDOW || hidden < kWarpKeys));
+    bool busy = !MASKED || !SKIP_MASKED || (seen > 0 && (!HAS_WINDOW || hidden < kWarpKeys));
+#if HAS_MASK
+    constexpr bool mask_now = MASK_IS_PADDING ? MASKED : !kMaskAhead;
+    if constexpr (kMaskAhead && !MASK_IS_BIAS) busy = take_mask() && busy;
+    if constexpr (mask_now) load_mask(step);
+    if constexpr (kMaskAhead && !MASK_IS_BIAS) load_mask(step + 1);
+#endif
     Scores scores;
     if constexpr (STAGES == 1) {
       wait_copy_groups<1>();
@@ -392,7 +539,13 @@ struct Worker {
       load_keys(step + 1, 0);
       close_copy_group();  // empty, in the place of V's group at step 0, so that the first wait above fits every step
     }
+#if HAS_MASK
+    if constexpr (mask_now) busy = take_mask() && busy;
+#endif
     if (busy) weigh<MASKED>(scores, key);
+#if HAS_MASK
+    if constexpr (kMaskAhead && MASK_IS_BIAS) load_mask(step + 1);
+#endif
     if constexpr (STAGES > 1 && !kWaitEarly) {
       wait_copy_groups<2 * STAGES - 2>();
       __syncthreads();
@@ -401,30 +554,62 @@ struct Worker {
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
-  // Works through all blocks of one split; blocks that every row sees whole need no mask.
-  __device__ __forceinline__ void attend_all(int split) {
+  // Whether padding hides no key of the block that begins with `key`.
+  __device__ __forceinline__ bool padding_leaves(int key) const {
+#if MASK_IS_PADDING
+    return seen_blocks.is_whole(key / BLOCK_N);
+#else
+    return true;
+#endif
+  }
+
+  // Finds the blocks of this split: among those that padding leaves, if there is one, else among all that a row sees.
+  // kKeepsFirst: the first one alone, unless its copies have begun.
+  __device__ __forceinline__ void choose_blocks(int split, bool has_first = true) {
     const int end = (tile.keys_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N;
 #if HAS_WINDOW
-    // Windows begin at the first row's first key. Whole blocks lie behind the last row's first key.
-    const int start = tile.first_seen(tile.first_row) / BLOCK_N, count = max(end - start, 0);
-    first_block = start + count * split / SPLIT_KV;
-    blocks = start + count * (split + 1) / SPLIT_KV - first_block;
+    const int start = tile.first_seen(tile.first_row) / BLOCK_N;  // of the first row's first key
+#else
+    constexpr int start = 0;
+#endif
+#if MASK_IS_PADDING
+    if (kKeepsFirst && !has_first)
+      seen_blocks = {start, end};
+    else
+      seen_blocks = SeenBlocks<BLOCK_N>::template of<kKeepsFirst>(tile.mask_row(0), tile.problem.seq_len_k, start, end);
+    const int from = 0, count = seen_blocks.count;
+#else
+    const int from = start, count = HAS_WINDOW ? max(end - start, 0) : end;
+#endif
+    first_block = from + count * split / SPLIT_KV;
+    blocks = from + count * (split + 1) / SPLIT_KV - first_block;
+  }
+
+  // Works through all blocks of one split; blocks that every row sees whole need no mask.
+  __device__ __forceinline__ void attend_all(int split) {
+    if constexpr (!MASK_IS_PADDING || kKeepsFirst) choose_blocks(split, false);
+#if HAS_MASK
+    if constexpr (kMaskAhead) load_mask(0);
+#endif
+#if HAS_WINDOW || MASK_IS_PADDING
+    // Whole blocks lie behind the last row's first key.
+#if HAS_WINDOW
     const int first_whole = (tile.first_seen(tile.last_row()) + BLOCK_N - 1) / BLOCK_N * BLOCK_N;
+#else
+    constexpr int first_whole = 0;
+#endif
     const int end_whole = tile.keys_seen(tile.first_row) / BLOCK_N * BLOCK_N;
-    begin();
+    begin(split);
     for (int step = 0; step < blocks; ++step) {
       const int key = key_of(step);
-      if (key >= first_whole && key < end_whole)
+      if (key >= first_whole && key < end_whole && padding_leaves(key))
         attend<false>(step);
       else
         attend<true>(step);
     }
 #else
-    const int count = end;
-    first_block = count * split / SPLIT_KV;
-    blocks = count * (split + 1) / SPLIT_KV - first_block;
     const int whole = min(max(tile.keys_seen(tile.first_row) / BLOCK_N - first_block, 0), blocks);
-    begin();
+    begin(split);
     int step = 0;
     if constexpr (kReverse)
       for (; step < blocks - whole; ++step) attend<true>(step);

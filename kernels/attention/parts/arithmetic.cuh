@@ -12,8 +12,8 @@
 //            called by whole warps.
 //
 // Archs      sm_80 and later.
-// References PTX ISA: "cvt", "max", "bmsk", "ex2", "rcp", "ldmatrix", "Matrix Fragments for mma.m16n8k16 with floating
-//            point type".
+// References PTX ISA: "cvt", "mul" (.wide), "max", "bmsk", "ex2", "rcp", "ldmatrix", "Matrix Fragments for
+//            mma.m16n8k16 with floating point type".
 #pragma once
 
 namespace {
@@ -62,6 +62,13 @@ __device__ __forceinline__ VectorOf<WIDTH> load_vector(const Element* from) {
   } bits;
   bits.word = *reinterpret_cast<const Word*>(from);
   return bits.vector;
+}
+
+// Of 64 bits, by one instruction also where the compiler does not know that a 64-bit factor has 32 bits.
+__device__ __forceinline__ long long wide_product(int a, int b) {
+  long long product;
+  asm("mul.wide.s32 %0, %1, %2;\n" : "=l"(product) : "r"(a), "r"(b));
+  return product;
 }
 
 // The greater one; NaN if either is NaN, where fmaxf would give the other one.
@@ -137,6 +144,15 @@ __device__ __forceinline__ float unpack_low(unsigned packed) {
   if constexpr (BFLOAT16) return __uint_as_float(packed << 16);
   float value;
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}\n" : "=f"(value) : "r"(packed));
+  return value;
+}
+
+// The value of the high half.
+template <bool BFLOAT16>
+__device__ __forceinline__ float unpack_high(unsigned packed) {
+  if constexpr (BFLOAT16) return __uint_as_float(packed & 0xffff0000u);
+  float value;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}\n" : "=f"(value) : "r"(packed));
   return value;
 }
 

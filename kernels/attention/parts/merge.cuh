@@ -18,6 +18,7 @@
 
 #include "arithmetic.cuh"
 #include "blocks.cuh"
+#include "mask.cuh"
 
 namespace {
 
@@ -210,7 +211,7 @@ __device__ __forceinline__ void merge_split_parts(const float* parts, int count,
       const int here = min(cell + c * stride, cells - 1);  // past the end: the last cell again, not stored
       from[c] = parts + 4 * here;
       statistics_from[c] = parts + Part::statistics(here / Part::kRowCells);
-      top[c] = -1e30f;  // like the part of a split without keys
+      top[c] = kFirstMaximum;  // like the part of a split without keys
       sum[c] = o[c][0] = o[c][1] = o[c][2] = o[c][3] = 0.0f;
     }
 #pragma unroll

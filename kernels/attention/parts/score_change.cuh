@@ -1,7 +1,7 @@
 // Features that change scores before their softmax, and the logarithm of a row's sum.
 //
 // Changed scores reach the softmax in units of log2(e), so that a weight is 2^(s - m) without a factor. After a score
-// modification they have no such unit, and the weight's exponent has the factor.
+// modification, or with a mask that is added, they have no such unit, and the weight's exponent has the factor.
 // parts/features.h says what the features are.
 //
 //   softcap  cap tanh(x), x = q k softmax_scale / cap, of all scores of a warp at once. Where each |x| <= 1/2: an odd
@@ -21,6 +21,7 @@
 #include "arithmetic.cuh"
 #include "features.h"
 #include "key_place.cuh"
+#include "mask.h"
 
 namespace {
 
@@ -28,7 +29,7 @@ namespace {
 #define BIAS_IN_PRODUCT 0
 #endif
 #define SCORES_CHANGE (HAS_SOFTCAP || ALIBI || HAS_SCORE_MOD)
-#define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE)
+#define CAPS_ALONE (HAS_SOFTCAP && !ALIBI && !HAS_SCORE_MOD && !LSE && !HAS_MASK)
 constexpr float kLog2e = 1.44269504088896341f;
 
 // A bias that is linear in the key. A score modification is one where it compiles for a score and a key that have no
@@ -81,11 +82,12 @@ using LinearMod = Modification<NoScore, NoKey>;
 // Whether such a change, or ALiBi, comes out of the product q k already, but for a number for each row and block: see
 // wgmma/key_bias.cuh.
 constexpr bool kModRides = LinearMod::kIsLinear && !ALIBI;
-constexpr bool kBiasRides = BIAS_IN_PRODUCT && !HAS_SOFTCAP && (kModRides || (ALIBI && CAUSAL && !HAS_SCORE_MOD));
-constexpr bool kScoresChange = SCORES_CHANGE && !kBiasRides;
+constexpr bool kBiasRides =
+    BIAS_IN_PRODUCT && !HAS_SOFTCAP && !MASK_IS_BIAS && (kModRides || (ALIBI && CAUSAL && !HAS_SCORE_MOD));
+constexpr bool kScoresChange = (SCORES_CHANGE || MASK_IS_BIAS) && !kBiasRides;
 
-// A score modification takes scores as they are. Others come times log2(e) already.
-constexpr float kUnit = HAS_SCORE_MOD ? 1.0f : kLog2e;
+// A score modification takes scores as they are, and so does a mask that is added. Others come times log2(e) already.
+constexpr float kUnit = HAS_SCORE_MOD || MASK_IS_BIAS ? 1.0f : kLog2e;
 constexpr float kChangedExponent = kLog2e / kUnit;  // from a changed score to the exponent of 2
 
 // Called by whole warps, for a number that all lanes have. ptxas then keeps it. Otherwise it does a cap's three

@@ -10,11 +10,15 @@
 //                   score
 //   READS_AHEAD     whether a tile's place is read before the end of the tile before
 //   HIDES_BLOCKS    whether a tile may see no key, or none of the first ones
+//   MASK_BITS       whether a mask of bytes hides keys; MASK_TILES  whether a bias comes through shared memory: see
+//                   wgmma/mask_ring.cuh
+//   HIDES_BY_BITS   whether hidden keys are known by a bit for each score
 //
 // Archs      any.
 #pragma once
 
 #include "../parts/features.h"
+#include "../parts/mask.h"
 
 #ifndef ROW_ORDER_DESCENDING
 #define ROW_ORDER_DESCENDING 0
@@ -40,6 +44,19 @@
 #ifndef PACKED
 #define PACKED 0
 #endif
+#ifndef EXP2_FMA_SHARE
+#define EXP2_FMA_SHARE 0
+#endif
+#ifndef WEIGHT_SETS
+#define WEIGHT_SETS 1
+#endif
+#ifndef MASK_VIA
+#define MASK_VIA 0
+#define MASK_VIA_SHARED 1
+#endif
+#ifndef MASK_STAGES
+#define MASK_STAGES 1
+#endif
 
 #define BLOCK_M (64 * CONSUMER_WARPGROUPS)
 #define CLUSTER_BLOCKS (CLUSTER * SPLIT_KV)
@@ -47,3 +64,6 @@
 #define KEEPS_MAXIMUM (KEEP_MAXIMUM && !HAS_SOFTCAP)
 #define READS_AHEAD (HIDE_ENDS && HAS_WINDOW)
 #define HIDES_BLOCKS (HAS_WINDOW || BOTTOM_RIGHT)
+#define MASK_BITS (HAS_MASK && !MASK_IS_BIAS)
+#define MASK_TILES (MASK_IS_BIAS && MASK_VIA == MASK_VIA_SHARED)
+#define HIDES_BY_BITS (HAS_WINDOW || MASK_BITS)

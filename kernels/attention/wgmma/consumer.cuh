@@ -39,6 +39,7 @@
 #include "../parts/blocks.cuh"
 #include "../parts/score_change.cuh"
 #include "key_bias.cuh"
+#include "mask_ring.cuh"
 #include "product.cuh"
 #include "rings.cuh"
 #include "softmax.cuh"
@@ -55,9 +56,27 @@ enum Part { kWhole, kFirstHalf, kSecondHalf };
 __device__ __forceinline__ constexpr int keys_of(Part part) { return part == kWhole ? BLOCK_N : BLOCK_N / 2; }
 __device__ __forceinline__ constexpr int first_of(Part part) { return part == kSecondHalf ? BLOCK_N / 2 : 0; }
 
-// With a window a block's hidden scores become -inf before the softmax, so that blocks with and without a mask are the
-// same code. Else the mask is part of the softmax, where it costs less.
-constexpr bool kHidesApart = HAS_WINDOW && !kScoresChange && EXP2_FMA_SHARE == 0;
+// With a window, or a mask of bytes, a block's hidden scores become -inf before the softmax, so that blocks with and
+// without a mask are the same code. Else the mask is part of the softmax, where it costs less.
+constexpr bool kHidesApart = HIDES_BY_BITS && !kScoresChange && EXP2_FMA_SHARE == 0;
+
+// The changes of a block's scores: those of features, then the bias, which is added to a score that is scaled.
+struct BlockChange {
+  ScoreChange rows[2];
+#if MASK_IS_BIAS
+  BlockBias& bias;
+  float scale;
+#endif
+  __device__ __forceinline__ float operator()(int half, int tile, int e, float score) const {
+#if SCORES_CHANGE
+    score = rows[half](score, 8 * tile + e);
+#endif
+#if MASK_IS_BIAS
+    score = fmaf(score, SCORES_CHANGE ? 1.0f : scale, bias.of(half, tile, e));
+#endif
+    return score;
+  }
+};
 
 struct Consumer {
   const Problem& problem;
@@ -83,7 +102,16 @@ struct Consumer {
   float scale[2];     // the factors of this thread's rows, computed while the last product runs
   bool owes = false;  // whether the tile before still has its stage of Q, from which TMA reads its output
 #endif
-#if HAS_WINDOW
+#if MASK_BITS
+  Ring<kBitSlots> slots;
+  bool tile_ends;  // whether the block that was heard of is the tile's last one
+#elif MASK_IS_BIAS
+  BlockBias bias;
+#endif
+#if MASK_TILES
+  Ring<MASK_STAGES> tiles;
+#endif
+#if HIDES_BY_BITS
   RowMasks<BLOCK_N / 2> block_masks;
   RowMasks<BLOCK_N / 4> half_masks;
 #endif
@@ -122,6 +150,16 @@ struct Consumer {
       }
     }
   }
+
+#if MASK_BITS
+  // Waits for the next block's keys. The block's step.
+  __device__ __forceinline__ int hear() {
+    wait_keys();
+    const int word = block_in_slot(slots.stage);
+    tile_ends = word % 2 != 0;
+    return word / 2;
+  }
+#endif
 
   __device__ __forceinline__ void wait_keys() const { wait_mbarrier(key_full(key.stage), key.parity); }
   __device__ __forceinline__ void wait_values() const { wait_mbarrier(value_full(value.stage), value.parity); }
@@ -203,6 +241,17 @@ struct Consumer {
   __device__ __forceinline__ void give_back_keys() {
     give_back_block(key_empty(key.stage));
     key.advance();
+#if MASK_BITS
+    slots.advance();
+#endif
+  }
+  // MASK_TILES: the tile of the bias.
+  __device__ __forceinline__ void give_back_tile() {
+#if MASK_TILES
+    __syncwarp();
+    give_back(mask_empty(tiles.stage));
+    tiles.advance();
+#endif
   }
   __device__ __forceinline__ void give_back_values() {
     give_back_block(value_empty(value.stage));
@@ -361,7 +410,7 @@ struct Consumer {
 #endif
   }
 
-#if HAS_WINDOW
+#if HIDES_BY_BITS
   template <Part PART>
   __device__ __forceinline__ RowMasks<keys_of(PART) / 2>& masks_of() {
     if constexpr (PART == kWhole)
@@ -371,10 +420,33 @@ struct Consumer {
   }
 #endif
 
-  // kHidesApart: finds the hidden keys of a block. They depend on no score, so this is done while a product runs.
+#if MASK_BITS
+  // The columns of one of this thread's rows that their place does not hide.
+  __device__ __forceinline__ Mask<BLOCK_N / 2, true> mask_of_place(const Place& place, int step, int half) const {
+    const int first = place.first_key(step) + lane % 4 * 2, query = place.query_of(group, row_of(half));
+    return {place.keys_seen(query) - first, HAS_WINDOW ? place.first_seen(query) - first : 0};
+  }
+#endif
+
+  // Finds the hidden keys of a block, or its bias. They depend on no score, so this is done while a product runs.
+  // `masked`: whether keys may be hidden by their place.
   template <Part PART>
   __device__ __forceinline__ void find_masks(const Place& place, int step, bool masked) {
-#if HAS_WINDOW
+#if MASK_TILES
+    wait_mbarrier(mask_full(tiles.stage), tiles.parity);
+    bias.open(tiles.stage, 64 * group + 16 * warp);
+#elif MASK_IS_BIAS
+    bias.load(place, 64 * group + 16 * warp, place.first_key(step));
+#elif MASK_BITS
+    Mask<BLOCK_N / 2, true>(&rows)[2] = block_masks.rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows[half] = {};
+      if (masked) rows[half] = mask_of_place(place, step, half);
+      keep_seen(rows[half].visible, slots.stage, 64 * group + row_of(half));
+    }
+    block_masks.look();
+#elif HAS_WINDOW
     if constexpr (kHidesApart) {
       masks_of<PART>() = {};
       if (!masked) return;
@@ -397,7 +469,11 @@ struct Consumer {
     const int first = place.first_key(step) + first_of(PART);
     auto& part = scores_of<PART>();
     int seen[2], hidden[2] = {};
-    ScoreChange change[2];
+    BlockChange change{
+#if MASK_IS_BIAS
+        {}, bias, problem.softmax_scale
+#endif
+    };
     float offset[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -407,33 +483,40 @@ struct Consumer {
 #endif
       if constexpr (kBiasRides) offset[half] = bias_of(place, half, place.first_key(step)).base;
 #if SCORES_CHANGE
-      change[half] = change_of(place, half, place.query_of(group, row_of(half)), first + lane % 4 * 2);
+      change.rows[half] = change_of(place, half, place.query_of(group, row_of(half)), first + lane % 4 * 2);
 #endif
     }
+#if MASK_BITS
+    const auto mask_of = [&](int half) { return block_masks.rows[half]; };
+#else
+    const auto mask_of = [&](int half) { return Mask<keys_of(PART) / 2, HAS_WINDOW>(seen[half], hidden[half]); };
+#endif
 #if HAS_SOFTCAP
     // Rows and keys that do not exist are zeros: tensor maps fill them in.
     const float largest = largest_of(part);
 #if CAPS_ALONE
     if (!MASKED && !__any_sync(~0u, !small_cap.is_small(largest))) {  // NaN is not small
-      softmax.weigh<false>(part, seen, hidden, change, offset, problem.exponent_scale(), small_cap);
+      softmax.weigh<false>(part, mask_of, change, offset, problem.exponent_scale(), small_cap);
       return;
     }
 #endif
     SoftCap::of(problem.features.softcap, cap_scale)(part, largest);
 #endif
     constexpr bool kKeeps = KEEPS_MAXIMUM && !FIRST && (kHidesApart || !MASKED);
-#if HAS_WINDOW
+#if HIDES_BY_BITS
     if constexpr (kHidesApart) softmax.hide(part, masks_of<PART>());
 #endif
     if constexpr (kKeeps) {
       if (softmax.weigh_kept(part, change, offset, problem.exponent_scale())) return;
       scores_again();
-#if HAS_WINDOW
+#if HIDES_BY_BITS || MASK_IS_BIAS
       find_masks<PART>(place, step, masked);  // again, so that no register holds them until here
+#endif
+#if HIDES_BY_BITS
       if constexpr (kHidesApart) softmax.hide(part, masks_of<PART>());
 #endif
     }
-    softmax.weigh<MASKED && !kHidesApart>(part, seen, hidden, change, offset, problem.exponent_scale(), NoCap());
+    softmax.weigh<MASKED && !kHidesApart>(part, mask_of, change, offset, problem.exponent_scale(), NoCap());
   }
 
   template <int SET, Part PART>
@@ -448,7 +531,7 @@ struct Consumer {
   // Computes the scores of the first block, and their weights.
   template <Part PART>
   __device__ __forceinline__ void begin_part(const Place& place, int step, bool masked) {
-    wait_keys();
+    if (!MASK_BITS) wait_keys();
     fence_products();
     issue_scores<PART>();
     if (kPingPong && !OVERLAP) give_turn();
@@ -456,10 +539,11 @@ struct Consumer {
     wait_products<0>();
     pin(scores);
     give_back_keys();
-    if (kHidesApart || masked)
+    if (kHidesApart || MASK_BITS || masked)
       weigh<true, PART, true>(place, step);
     else
       weigh<false, PART, true>(place, step);
+    give_back_tile();
     pack_weights<0, PART>();
     if constexpr (PART == kFirstHalf) {
 #pragma unroll
@@ -473,7 +557,7 @@ struct Consumer {
   __device__ __forceinline__ void advance(const Place& place, int step, bool masked = MASKED) {
     constexpr int kNext = (SET + 1) % WEIGHT_SETS;
     constexpr bool kHoldsKeys = KEEPS_MAXIMUM && (kHidesApart || !MASKED);  // scores may have to be computed again
-    wait_keys();
+    if (!MASK_BITS) wait_keys();
     if constexpr (OVERLAP) {
       take_turn();
       fence_products();
@@ -487,6 +571,7 @@ struct Consumer {
       pin(scores);
       if (!kHoldsKeys) give_back_keys();
       weigh<MASKED, PART>(place, step, masked);
+      give_back_tile();
       if (kHoldsKeys) give_back_keys();
       const float sums = softmax.sum[0] + softmax.sum[1];
       if constexpr (kNext == SET) {
@@ -508,6 +593,7 @@ struct Consumer {
       pin(scores);
       if (!kHoldsKeys) give_back_keys();
       weigh<MASKED, PART>(place, step, masked);
+      give_back_tile();
       if (kHoldsKeys) give_back_keys();
     }
     softmax.rescale(output);
@@ -561,17 +647,44 @@ struct Consumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) row_bias.set(half, bias_of(place, half, 0).step);
     }
+#if MASK_BITS
+    int step = hear();
+#else
     int step = place.first_step;
+#endif
     if constexpr (kSkipMasked) {
       const int last = min(place.query_of(group, 63), place.seq_len_q() - 1);
       const int unseen = place.blocks - (place.keys_seen(last) + BLOCK_N - 1) / BLOCK_N;
+#if MASK_BITS
+      for (; step < unseen && !tile_ends; step = hear()) skip();
+#else
       for (; step < min(unseen, place.end_step - 1); ++step) skip();
+#endif
     }
     if (!OVERLAP) take_turn();
     return step;
   }
 
-#if HAS_WINDOW
+#if MASK_BITS
+  // Sums weights and weighted values over the blocks of this block's share of the keys that the producers found.
+  __device__ __forceinline__ void sum_share(const Place& place) {
+    int step = begin_tile(place);
+    const int masked = masked_steps(place);
+    // As below: from this step on, the window of the group's last row begins within the block, or after it.
+    const int last_query = min(place.query_of(group, 63), place.seq_len_q() - 1);
+    const int left = place.blocks - (place.first_seen(last_query) + BLOCK_N - 1) / BLOCK_N;
+    const auto is_masked = [&](int at) { return (CAUSAL && at < masked) || (HAS_WINDOW && (at < masked || at >= left)); };
+    begin(place, step, is_masked(step), false);
+#if HIDE_ENDS
+    give_back_stored();
+#endif
+    while (!tile_ends) {
+      step = hear();
+      advance<!kHidesApart>(place, step, is_masked(step));
+    }
+    add_last<0>(place);
+  }
+#elif HAS_WINDOW
   // Sums weights and weighted values over this block's share of the keys, which is not empty.
   __device__ __forceinline__ void sum_share(const Place& place) {
     const int masked = masked_steps(place);
@@ -660,6 +773,10 @@ struct Consumer {
     wait_keys();
     __syncwarp();
     give_back_keys();
+#if MASK_TILES
+    wait_mbarrier(mask_full(tiles.stage), tiles.parity);
+#endif
+    give_back_tile();
     if constexpr (TAKES_TURN) {
       take_turn();
       give_turn();

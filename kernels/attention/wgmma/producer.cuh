@@ -6,6 +6,10 @@
 // CLUSTER, a stage is loaded in all blocks, so the consumers of all blocks must give it back. Its bytes may arrive in a
 // block before that block's own thread has announced them.
 //
+// MASK_BITS, MASK_TILES: the warps that bring the mask follow its walk over the blocks (wgmma/mask_ring.cuh). K is asked
+// for before the mask of the block, and V after it. A consumer needs a stage's mask to give back the V of the block
+// before, so a wait for that must not come first.
+//
 // HIDE_ENDS: this thread also tells the consumers where a tile lies, and that there are no more.
 //
 // PACKED (attention_varlen_wgmma.cu): another warp finds the tiles, and the kernel's own loop calls load_tile() for
@@ -16,6 +20,7 @@
 #pragma once
 
 #include "choices.cuh"
+#include "mask_ring.cuh"
 #include "rings.cuh"
 #include "tile.cuh"
 #include "tma.cuh"
@@ -26,6 +31,12 @@ struct Producer {
   const Problem& problem;
   Ring<QUERY_STAGES> queries;
   Ring<STAGES> keys;  // the values' ring as well: both move on together
+#if MASK_BITS
+  MaskFinder finder = MaskFinder(problem);
+  Ring<kBitSlots> slots;
+#elif MASK_TILES
+  Ring<MASK_STAGES> tiles;
+#endif
 
   __device__ Producer(const Problem& of) : problem(of) {}
 
@@ -68,18 +79,75 @@ struct Producer {
 #endif
   }
 
-  __device__ __forceinline__ void load_blocks(const Place& place) {
+  __device__ __forceinline__ void wait_for_keys() const { wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1); }
+
+  __device__ __forceinline__ void load_values(const Place& place, int row) const {
+    wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
+    expect_bytes(value_full(keys.stage), kValueBytes);
+    load_block<ValueRows>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
+  }
+
+#if MASK_BITS
+  // Called by all threads that bring the mask; `loads` in the one that loads. A block's bits are in slots.stage before
+  // its turn. All wait for the keys' stage: then the slot behind is free, too.
+  __device__ __forceinline__ void load_tile(const Place& place, bool loads) {
+    const int end = place.end_step;
+    int step = finder.find(place, place.first_step, slots.stage);
+    if (step == end) step = place.first_step;  // one block, all of whose keys are hidden
+    if (loads) load_queries(place);
+    for (bool last = false; !last;) {
+      const int row = place.first_key(step), slot = slots.stage;
+      wait_for_keys();
+      if (loads) load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
+      __syncwarp();
+      finder.write(place, step, slot);
+      slots.advance();
+      const int next = finder.find(place, step + 1, slots.stage);
+      last = next == end;
+      if (loads) store_word(bit_slot_at(slot), 2 * step + last);
+      __syncwarp();  // the bits of all lanes
+      if (loads)
+        expect_bytes(key_full(keys.stage), kKeyBytes);
+      else if (threadIdx.x % 32 == 0)
+        arrive_at_mbarrier(key_full(keys.stage));
+      if (loads) load_values(place, row);
+      __syncwarp();
+      keys.advance();
+      step = next;
+    }
+  }
+#elif MASK_TILES
+  // Called by all threads that bring the mask; `loads` in the one that loads.
+  __device__ __forceinline__ void load_tile(const Place& place, bool loads) {
+    if (loads) load_queries(place);
     for (int step = place.first_step; step < place.end_step; ++step) {
       const int row = place.first_key(step);
-      wait_mbarrier(key_empty(keys.stage), keys.parity ^ 1);
-      expect_bytes(key_full(keys.stage), kKeyBytes);
-      load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
-      wait_mbarrier(value_empty(keys.stage), keys.parity ^ 1);
-      expect_bytes(value_full(keys.stage), kValueBytes);
-      load_block<ValueRows>(value_at(keys.stage), problem.v, value_full(keys.stage), row, place);
+      if (loads) {
+        wait_for_keys();
+        expect_bytes(key_full(keys.stage), kKeyBytes);
+        load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
+      }
+      __syncwarp();
+      wait_mbarrier(mask_empty(tiles.stage), tiles.parity ^ 1);
+      copy_mask_tile(place, step, tiles.stage);
+      tiles.advance();
+      if (loads) load_values(place, row);
+      __syncwarp();
       keys.advance();
     }
   }
+#else
+  __device__ __forceinline__ void load_blocks(const Place& place) {
+    for (int step = place.first_step; step < place.end_step; ++step) {
+      const int row = place.first_key(step);
+      wait_for_keys();
+      expect_bytes(key_full(keys.stage), kKeyBytes);
+      load_block<Rows>(key_at(keys.stage), problem.k, key_full(keys.stage), row, place);
+      load_values(place, row);
+      keys.advance();
+    }
+  }
+#endif
 
 #if PACKED
   __device__ __forceinline__ void prefetch_maps() const {
@@ -101,16 +169,28 @@ struct Producer {
   }
 #else
   __device__ __forceinline__ void run() {
-    prefetch_map(problem.q);
-    prefetch_map(problem.k);
-    prefetch_map(problem.v);
+#if MASK_BITS || MASK_TILES
+    const bool loads = threadIdx.x == 128 * CONSUMER_WARPGROUPS;
+#else
+    constexpr bool loads = true;
+#endif
+    if (loads) {
+      prefetch_map(problem.q);
+      prefetch_map(problem.k);
+      prefetch_map(problem.v);
+    }
     for (Walk walk(problem.tail); walk.has(problem.tiles); walk.next()) {
       const Place place(problem, walk);
       if (place.is_empty()) continue;  // nobody would wait for its Q
+#if MASK_BITS || MASK_TILES
+      load_tile(place, loads);
+#else
       load_queries(place);
       load_blocks(place);
+#endif
     }
 #if HIDE_ENDS
+    if (!loads) return;
     wait_mbarrier(query_empty(queries.stage), queries.parity ^ 1);
     ConsumerWalk::tell(queries.stage, {});
     arrive_at_mbarrier(query_full(queries.stage));

@@ -31,6 +31,9 @@ __device__ __forceinline__ void pin(float (&values)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// Keeps loads from there behind the products that were issued before.
+__device__ __forceinline__ void pin(const char*& from) { asm volatile("" : "+l"(from)::"memory"); }
+
 // Keeps the code that makes `value` (never negative) before this place. ptxas 12.9 moves a softmax behind the wait that
 // follows it in the source, to where no MMA runs beside it (seen in the SASS: all of its ex2), and neither pin()
 // nor the vote of the lazy rescale prevents that. A store that depends on `value` does, though it never happens. (A

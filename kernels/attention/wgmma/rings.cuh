@@ -9,6 +9,7 @@
 
 #include "../parts/arithmetic.cuh"
 #include "../parts/features.h"
+#include "../parts/mask.cuh"
 #include "../parts/score_change.cuh"
 #include "choices.cuh"
 #include "panels.cuh"
@@ -36,6 +37,10 @@ constexpr bool kMoveRegisters =
 // Named barriers; 0 is __syncthreads().
 constexpr int kFirstTurn = 1;
 constexpr int kFirstStore = kFirstTurn + CONSUMER_WARPGROUPS;
+constexpr int kMaskMeeting = kFirstStore + CONSUMER_WARPGROUPS;
+
+// Threads that bring a mask to shared memory: the first ones of the producers.
+constexpr int kMaskWarps = MASK_IS_PADDING ? 1 : PRODUCER_WARPS;
 
 static_assert(CONSUMER_WARPGROUPS >= 1 && CONSUMER_WARPGROUPS <= 3, "warpgroups of 64 rows");
 static_assert(PRODUCER_WARPS == 1 || PRODUCER_WARPS == 4, "a warp or a warpgroup loads");
@@ -49,9 +54,12 @@ static_assert(!KEEP_MAXIMUM || EXP2_FMA_SHARE == 0, "MUFU alone makes infinity o
 static_assert(WEIGHT_SETS == 1 || !HAS_WINDOW, "blocks at both ends of a window are masked, one by one");
 static_assert(VALUE_DIM <= HEAD_DIM, "the output goes through Q's shared memory");
 static_assert(QUERY_STAGES >= 1 && STAGES >= 1, "at least one");
+static_assert(!HAS_MASK || (EXP2_FMA_SHARE == 0 && WEIGHT_SETS == 1 && !HALF_BLOCKS && !BIAS_IN_PRODUCT),
+              "any key may be hidden, and blocks come one by one");
+static_assert(MASK_STAGES >= 1, "at least one");
 
-// Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, and behind them their
-// mbarriers. Every tile begins at a multiple of 1024. With SPLIT_KV, the parts that other blocks send lie before the
+// Shared memory: the rings of Q, K and V, with BIAS_IN_PRODUCT the columns that K gets, with a mask its ring
+// (wgmma/mask_ring.cuh), and behind them their mbarriers. Every tile begins at a multiple of 1024. With SPLIT_KV, the parts that other blocks send lie before the
 // mbarriers, and the last mbarrier counts their bytes. Behind the mbarriers HIDE_ENDS and PACKED keep where tiles lie.
 constexpr unsigned kGroupQueryBytes = 2 * 64 * HEAD_DIM;
 constexpr unsigned kQueryBytes = CONSUMER_WARPGROUPS * kGroupQueryBytes;
@@ -60,12 +68,20 @@ constexpr unsigned kKeysAt = QUERY_STAGES * kQueryBytes;
 constexpr unsigned kValuesAt = kKeysAt + STAGES * kKeyBytes;
 constexpr unsigned kBiasBytes = BIAS_IN_PRODUCT ? 32 * BLOCK_N : 0;
 constexpr unsigned kBiasAt = kValuesAt + STAGES * kValueBytes;
-constexpr unsigned kPartsAt = kBiasAt + kBiasBytes;
+constexpr int kBitSlots = STAGES + 1, kBitWords = (BLOCK_N + 127) / 128;  // words: of a thread's columns in a row
+constexpr unsigned kBitRowBytes = 16 * kBitWords;
+constexpr unsigned kBitSlotBytes = 16 + kBitRowBytes * (MASK_IS_PADDING ? 1 : BLOCK_M);
+constexpr unsigned kMaskRowBytes = (BLOCK_N + 8) * kMaskBytes;  // of a bias: 8 rows begin in different banks
+constexpr unsigned kMaskTileBytes = BLOCK_M * kMaskRowBytes;
+constexpr unsigned kMaskAt = kBiasAt + kBiasBytes;
+constexpr unsigned kMaskRingBytes = MASK_BITS ? kBitSlots * kBitSlotBytes : MASK_TILES ? MASK_STAGES * kMaskTileBytes : 0;
+constexpr unsigned kPartsAt = kMaskAt + kMaskRingBytes;
 constexpr int kMergedTiles = VALUE_DIM / 8 / SPLIT_KV;  // tiles of 8 columns that a block merges
 constexpr unsigned kWarpPartBytes = 512 * (1 + kMergedTiles);
 constexpr unsigned kPartBytes = 4 * CONSUMER_WARPGROUPS * kWarpPartBytes;
 constexpr unsigned kBarriersAt = kPartsAt + (SPLIT_KV - 1) * kPartBytes;
-constexpr int kBarriers = 2 * (QUERY_STAGES + 2 * STAGES);
+constexpr int kRingBarriers = 2 * (QUERY_STAGES + 2 * STAGES);
+constexpr int kBarriers = kRingBarriers + (MASK_TILES ? 2 * MASK_STAGES : 0);
 static_assert(kGroupQueryBytes % 1024 == 0 && kKeyBytes % 1024 == 0 && kValueBytes % 1024 == 0,
               "the swizzle repeats after 1024 bytes");
 extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -89,6 +105,8 @@ __device__ __forceinline__ unsigned key_empty(int stage) { return barrier_at(kFi
 __device__ __forceinline__ unsigned value_empty(int stage) {
   return barrier_at(kFirstEmpty + QUERY_STAGES + STAGES + stage);
 }
+__device__ __forceinline__ unsigned mask_full(int stage) { return barrier_at(kRingBarriers + stage); }
+__device__ __forceinline__ unsigned mask_empty(int stage) { return barrier_at(kRingBarriers + MASK_STAGES + stage); }
 
 // Where a tile lies, in shared memory: a thread of the producers writes it, and consumers read 32 bytes of it.
 template <int COUNT>
@@ -108,14 +126,21 @@ __device__ __forceinline__ void load_tile_words(int (&words)[8], unsigned at) {
 
 // Called by one thread, before the block's (or the cluster's) barrier.
 __device__ __forceinline__ void start_rings() {
-  for (int i = 0; i < kBarriers; ++i) {
+  for (int i = 0; i < kRingBarriers; ++i) {
     const bool empty = i >= kFirstEmpty, query = empty && i < kFirstEmpty + QUERY_STAGES;
-    // The number of arrivals that end a phase. `full`: 1, the producer. `empty` of K and V: every consumer warp of
+    // The number of arrivals that end a phase. `full`: 1, the producer; of K, each warp that brings a mask's bits.
+    // `empty` of K and V: every consumer warp of
     // all blocks of the cluster. `empty` of Q: every consumer warp, or one thread of each warpgroup if the output
     // goes through Q's memory: the thread that stored it.
     const int givers = query ? (kThroughShared ? 1 : 4) : 4 * CLUSTER;
-    start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : 1);
+    const int bringers = MASK_BITS && i >= QUERY_STAGES && i < QUERY_STAGES + STAGES ? kMaskWarps : 1;
+    start_mbarrier(barrier_at(i), empty ? CONSUMER_WARPGROUPS * givers : bringers);
   }
+  if constexpr (MASK_TILES)
+    for (int stage = 0; stage < MASK_STAGES; ++stage) {
+      start_mbarrier(mask_full(stage), 32 * kMaskWarps);
+      start_mbarrier(mask_empty(stage), 4 * CONSUMER_WARPGROUPS);
+    }
   publish_mbarriers();
 }
 

@@ -17,7 +17,9 @@
 
 #include "../parts/arithmetic.cuh"
 #include "../parts/features.h"
+#include "../parts/mask.cuh"
 #include "../parts/score_change.cuh"
+#include "choices.cuh"
 
 namespace {
 
@@ -25,7 +27,6 @@ namespace {
 // 65504). With RESCALE_LOG2 8 weights up to 256 leave the maximum as it is, so that as many as there are columns must
 // pass.
 __device__ __forceinline__ constexpr float most_added(int columns) { return columns > 32 ? 256.0f * columns : 8192.0f; }
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
 
 // |x| <= 126; below -126 the result is about 2^-126.
 __device__ __forceinline__ float exp2_polynomial(float x) {
@@ -62,13 +63,18 @@ struct Mask {
   __device__ __forceinline__ bool hides(int column) const { return column >= seen; }
 };
 
-// A window's mask has two ends. With a bit for each of the thread's COUNT / 2 columns, a score needs no comparison: R2P
-// moves bits into predicates.
+// A window's mask has two ends, and one of bytes has any. With a bit for each of the thread's COUNT / 2 columns, a score
+// needs no comparison: R2P moves bits into predicates.
 template <int COUNT>
 struct Mask<COUNT, true> {
   static constexpr int kWords = (COUNT / 2 + 31) / 32;
   unsigned visible[kWords];
 
+  // All columns.
+  __device__ __forceinline__ Mask() {
+#pragma unroll
+    for (unsigned& word : visible) word = ~0u;
+  }
   // The columns from `hidden` on, before `seen`; both may be negative, or beyond the last column.
   __device__ __forceinline__ Mask(int seen, int hidden) {
     const int end = columns_before(seen), begin = columns_before(hidden);
@@ -107,9 +113,13 @@ struct RowMasks {
   bool hides[2] = {};
 
   __device__ __forceinline__ RowMasks() {}
-  // The arguments as of Softmax::weigh().
+  // `seen`: how many columns of each row, from the thread's first one on, are visible, without the first `hidden`.
   __device__ __forceinline__ RowMasks(const int (&seen)[2], const int (&hidden)[2])
       : rows{{seen[0], hidden[0]}, {seen[1], hidden[1]}} {
+    look();
+  }
+  // Called by whole warps, when the rows are known.
+  __device__ __forceinline__ void look() {
     hides[0] = __any_sync(~0u, rows[0].template hides_some<0>() || rows[1].template hides_some<0>());
     hides[1] = __any_sync(~0u, rows[0].template hides_some<1>() || rows[1].template hides_some<1>());
   }
@@ -123,12 +133,12 @@ struct Softmax {
   __device__ __forceinline__ void begin() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      maximum[half] = kLowest;
+      maximum[half] = kFirstMaximum;
       sum[half] = 0.0f;
     }
   }
 
-#if HAS_WINDOW
+#if HIDES_BY_BITS
   // Hidden scores become -inf. A warp whose rows see all of a half of the block leaves that half out.
   template <int COUNT>
   __device__ __forceinline__ void hide(float (&scores)[COUNT], const RowMasks<COUNT>& masks) const {
@@ -144,27 +154,26 @@ struct Softmax {
   }
 #endif
 
-  // Scores become weights. `seen`: how many columns of each row, from the thread's first one on, are visible, without
-  // the first `hidden`. `change`: where features change the scores of a row. `cap`: where scores are small, not
-  // masked, and to be capped yet. `offset`: with kBiasRides, what each row's scores lack.
-  template <bool MASKED, class Cap, int COUNT>
-  __device__ __forceinline__ void weigh(float (&scores)[COUNT], const int (&seen)[2], const int (&hidden)[2],
-                                        const ScoreChange (&change)[2], const float (&offset)[2], float scale,
-                                        const Cap& cap) {
+  // Scores become weights. `mask_of(half)`: the mask of a row. `change`: where features or a bias change the scores:
+  // (half, tile, e, score). `cap`: where scores are small, not masked, and to be capped yet. `offset`: with kBiasRides,
+  // what each row's scores lack.
+  template <bool MASKED, class Cap, class MaskOf, class Change, int COUNT>
+  __device__ __forceinline__ void weigh(float (&scores)[COUNT], const MaskOf& mask_of, Change& change,
+                                        const float (&offset)[2], float scale, const Cap& cap) {
     float next[2];
     bool grown = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float before = maximum[half];
-      float top = kBiasRides ? kLowest : before;
+      float top = kBiasRides ? kFirstMaximum : before;
       if constexpr (Cap::kIsNone) {
-        const Mask<COUNT, HAS_WINDOW> mask(seen[half], hidden[half]);
+        const Mask<COUNT, HIDES_BY_BITS> mask = mask_of(half);
 #pragma unroll
         for (int i = 0; i < COUNT; i += 4)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = scores[i + 2 * half + e];
-            if constexpr (kScoresChange) score = change[half](score, 2 * i + e);
+            if constexpr (kScoresChange) score = change(half, i / 4, e, score);
             if (MASKED && mask.hides(2 * i + e)) score = __int_as_float(0xff800000);  // -inf
             top = greater_score(top, score);
           }
@@ -185,7 +194,8 @@ struct Softmax {
       maximum[half] = next[half];
       sum[half] *= alpha[half];
       if (EXP2_FMA_SHARE > 0) sum[half] += next[half] - next[half];
-      const float shift = (kBiasRides ? next[half] - offset[half] : next[half]) * scale;
+      const bool far = is_far(next[half]);
+      const float shift = far ? 0.0f : (kBiasRides ? next[half] - offset[half] : next[half]) * scale;
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4)
 #pragma unroll
@@ -193,6 +203,7 @@ struct Softmax {
           float& weight = scores[i + 2 * half + e];
           float factor = scale;
           if constexpr (!Cap::kIsNone) factor = cap(weight);
+          if constexpr (kReachesFar) weight -= far ? next[half] : 0.0f;
           const float x = fmaf(weight, factor, -shift);
           weight = !MASKED && by_polynomial(i / 2 + e) ? exp2_polynomial(x) : exp2_approximate(x);
           sum[half] += weight;
@@ -203,20 +214,22 @@ struct Softmax {
   // KEEP_MAXIMUM: scores become weights relative to the maximum so far, and no maximum is looked for. False if this
   // cannot be kept: a row has no maximum yet, or a weight is far above 1, infinite or no number. Then the scores are
   // lost, and nothing else has changed. Arguments: as of weigh().
-  template <int COUNT>
-  __device__ __forceinline__ bool weigh_kept(float (&scores)[COUNT], const ScoreChange (&change)[2],
-                                             const float (&offset)[2], float scale) {
+  template <class Change, int COUNT>
+  __device__ __forceinline__ bool weigh_kept(float (&scores)[COUNT], Change& change, const float (&offset)[2],
+                                             float scale) {
     float added[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float shift = (kBiasRides ? maximum[half] - offset[half] : maximum[half]) * scale;
+      const bool far = is_far(maximum[half]);
+      const float shift = far ? 0.0f : (kBiasRides ? maximum[half] - offset[half] : maximum[half]) * scale;
       added[half] = 0.0f;
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& weight = scores[i + 2 * half + e];
-          if constexpr (kScoresChange) weight = change[half](weight, 2 * i + e);
+          if constexpr (kScoresChange) weight = change(half, i / 4, e, weight);
+          if constexpr (kReachesFar) weight -= far ? maximum[half] : 0.0f;
           weight = exp2_approximate(fmaf(weight, scale, -shift));
           added[half] += weight;
         }

@@ -6,7 +6,8 @@
 //
 //   Heads    are divided into sections of HEAD_SECTION. All tiles of a section come before the next section, so that
 //            the section's K and V stay in the L2 cache. Within a section, the tiles of all heads at the same rows are
-//            neighbours.
+//            neighbours. A bias may be the same for all batches, so with one the tiles of a head follow each other
+//            over the batch.
 //   Rows     ROW_ORDER descending begins with the last rows: under a causal mask their tiles take longest.
 //   Blocks   Of G persistent blocks, block b takes tiles b, b + G, b + 2 G, ... WALK snake reverses every other round:
 //            the block with the longest tile of one round gets the shortest of the next. With SPLIT_KV all blocks of a
@@ -33,6 +34,7 @@
 
 #include "../parts/arithmetic.cuh"
 #include "../parts/features.h"
+#include "../parts/mask.cuh"
 #include "../parts/score_change.cuh"
 #include "../parts/strides.cuh"
 #include "rings.cuh"
@@ -153,6 +155,10 @@ struct Problem {
   float* const parts;
   const float softmax_scale;
   const Features features;
+#if HAS_MASK
+  const int batches;
+#endif
+  MASK_MEMBER;
 
   // From scores, as the softmax meets them, to exponents of 2.
   __device__ __forceinline__ float exponent_scale() const { return kScoresChange ? kChangedExponent : scale_log2; }
@@ -165,7 +171,8 @@ __device__ __forceinline__ int packed_queries_log2(int group) { return PACK_GQA 
 __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
                                               const TensorMap& out_map, Element* out, const Strides& out_strides,
                                               float softmax_scale, int batch, int heads, int kv_heads, int seq_len_q,
-                                              int seq_len_k, float* parts, const Features& features) {
+                                              int seq_len_k, float* parts,
+                                              const Features& features MASK_FROM(const AttnMask& mask)) {
   const int group = heads == kv_heads ? 1 : heads / kv_heads;
   const int queries_log2 = packed_queries_log2(group);
   const int queries = CLUSTER * CONSUMER_WARPGROUPS << queries_log2, tile_heads = batch * heads >> (6 - queries_log2);
@@ -186,7 +193,7 @@ __device__ __forceinline__ Problem problem_of(const TensorMap& q_map, const Tens
           Tail(tiles, (seq_len_k + BLOCK_N - 1) / BLOCK_N),
           parts,
           softmax_scale,
-          features};
+          features MASK_FROM(batch, mask)};
 }
 
 #if HIDE_ENDS
@@ -262,9 +269,14 @@ struct Place {
   __device__ __forceinline__ Place(const Problem& of, int number) : problem(of) {
     int tile_head, row_block;
     of.tiles.find(number, tile_head, row_block);
+#if MASK_IS_BIAS
+    batch = tile_head % of.batches;
+    head = tile_head / of.batches << (PACK_GQA ? 6 - of.queries_log2 : 0);
+#else
     head = PACK_GQA ? tile_head << (6 - of.queries_log2) : tile_head;  // over the batch
     batch = head / of.heads;
     head -= batch * of.heads;
+#endif
     kv_head = of.group == 1 ? head : head / of.group;
     first_query = queries_in((row_block * CLUSTER + number_in_cluster()) * CONSUMER_WARPGROUPS);
     const int end_query = queries_in((row_block + 1) * CLUSTER * CONSUMER_WARPGROUPS);
@@ -310,6 +322,15 @@ struct Place {
     return PACK_GQA ? head + (row >> problem.queries_log2) : head;
   }
 
+#if HAS_MASK
+  // A row 0 .. BLOCK_M - 1 of the tile in the mask, from `key` on. The last query's where the row does not exist.
+  __device__ __forceinline__ const MaskElement* mask_row(int row, int key) const {
+    const int query = min(PACK_GQA ? query_of(row / 64, row % 64) : first_query + row, seq_len_q() - 1);
+    return problem.mask.in_batch(batch).template at<MaskElement>(head_of(row % 64), 0, key) +
+           wide_product(query, static_cast<int>(problem.mask.row));
+  }
+#endif
+
   // A query sees the keys before keys_seen(query), from first_seen(query) on.
   __device__ __forceinline__ int own_key(int query) const {
     return Features::own_key(query, problem.seq_len_q, problem.seq_len_k);
@@ -331,7 +352,8 @@ struct Place {
   // `tells` this lane stores the logarithm of the sum: one lane of each row does.
   __device__ __forceinline__ float total(int of_head, int query, bool tells, float sum, float maximum) const {
     const float sink = SINKS ? kLog2e * problem.features.sinks[of_head] : 0.0f;
-    const float shift = maximum * problem.exponent_scale();
+    float shift = maximum * problem.exponent_scale();
+    if constexpr (kReachesFar) shift = fminf(fmaxf(shift, kLowestFloat), -kLowestFloat);  // it may be infinite
     if constexpr (LSE) {
       const long long row = static_cast<long long>(batch * problem.heads + of_head) * problem.seq_len_q + query;
       if (tells) problem.features.lse[row] = logarithm(sum, shift, sink);

@@ -17,7 +17,7 @@
 // Archs      sm_90 and later.
 // References PTX ISA: "Tensors", "cp.async.bulk.tensor" (.multicast::cluster), "cp.async.bulk.commit_group",
 //            "cp.async.bulk.wait_group", "mbarrier.expect-tx", "Async proxy", "fence.proxy.async", "prefetch",
-//            "barrier{.cta}", "setmaxnreg".
+//            "barrier{.cta}" (.red), "setmaxnreg".
 #pragma once
 
 #include "../parts/async_copy.cuh"
@@ -109,6 +109,26 @@ __device__ __forceinline__ void store_zeros_16(unsigned shared) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(shared), "r"(0) : "memory");
 }
 
+__device__ __forceinline__ void store_byte(unsigned shared, unsigned byte) {
+  asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(shared), "r"(byte) : "memory");
+}
+
+__device__ __forceinline__ void store_words(unsigned shared, const unsigned (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+
+__device__ __forceinline__ unsigned load_word(unsigned shared) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(word) : "r"(shared) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ void load_pair(unsigned& first, unsigned& second, unsigned shared) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(first), "=r"(second) : "r"(shared) : "memory");
+}
+
 __device__ __forceinline__ void load_words(float (&words)[4], unsigned shared) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                : "=f"(words[0]), "=f"(words[1]), "=f"(words[2]), "=f"(words[3])
@@ -136,6 +156,17 @@ __device__ __forceinline__ void sync_named(int number, int threads) {
 
 __device__ __forceinline__ void arrive_named(int number, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
+}
+
+// sync_named() that tells each thread whether `value` was true in any.
+__device__ __forceinline__ bool any_of_named(int number, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(number), "r"(threads), "r"(static_cast<int>(value))
+      : "memory");
+  return any;
 }
 
 // A ring of stages with an mbarrier each: the stage of the next use, and the parity of its phase.

@@ -35,6 +35,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline int atomicAdd(int* to, int by) { return (*to += by) - by; }
 template <class T> T __ldcg(const T* from) { return *from; }
+template <class T> T __ldg(const T* from) { return *from; }
 
 inline Index first_block, grid_size;
 #define threadIdx (cluster->current->thread)
@@ -43,8 +44,13 @@ inline Index first_block, grid_size;
 
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (bits & 31));
+}
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+inline float __uint_as_float(unsigned bits) { return __int_as_float(static_cast<int>(bits)); }
 inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }
 inline float __fdividef(float a, float b) { return a / b; }
 
@@ -95,6 +101,7 @@ struct Block {
   std::vector<unsigned char> shared_bytes;
   std::map<unsigned, Mbarrier> mbarriers;
   Meeting everybody, named[16];
+  bool any[16][2];  // of the threads at a named barrier, by its generation
   Warp warps[32];
   Warpgroup warpgroups[4];
   std::map<int, int> stores_left;
@@ -123,6 +130,13 @@ inline int block_threads;
 inline void __syncthreads() { own_block.everybody.meet(block_threads); }
 inline void sync_named(int number, int threads) { own_block.named[number].meet(threads); }
 inline void arrive_named(int number, int threads) { own_block.named[number].arrive(threads); }
+inline bool any_of_named(int number, int threads, bool value) {
+  Meeting& meeting = own_block.named[number];
+  bool& any = own_block.any[number][meeting.generation % 2];
+  any = value || (meeting.arrived > 0 && any);
+  meeting.meet(threads);
+  return any;
+}
 
 const unsigned* exchange(unsigned word);
 inline void __syncwarp() { exchange(0); }
@@ -139,6 +153,13 @@ inline bool __any_sync(unsigned, bool value) {
   for (int i = 0; i < 32; ++i)
     if (words[i]) return true;
   return false;
+}
+
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const unsigned* words = exchange(value);
+  unsigned found = 0;
+  for (int i = 0; i < 32; ++i) found |= (words[i] & 1u) << i;
+  return found;
 }
 
 // 16-bit elements.
@@ -171,6 +192,9 @@ float unpack_low(unsigned packed) {
   std::memcpy(&value, &bits, 2);
   return static_cast<float>(value);
 }
+template <bool BFLOAT16>
+float unpack_high(unsigned packed) { return unpack_low<BFLOAT16>(packed >> 16); }
+inline long long wide_product(int a, int b) { return static_cast<long long>(a) * b; }
 inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float maximum_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 inline float reciprocal_approximate(float x) { return 1.0f / x; }
@@ -202,7 +226,7 @@ struct __align__(64) TensorMap {
 };
 inline void prefetch_map(const TensorMap&) {}
 
-constexpr int kLoads = 0, kStores = 1000, kSends = 2000;  // engines; 1 + w: warpgroup w's products
+constexpr int kLoads = 0, kStores = 1000, kSends = 2000, kCopies = 3000;  // engines; 1 + w: warpgroup w's products
 void load_box_at(int of, unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch);
 inline void load_box(unsigned shared, const TensorMap& map, unsigned full, int column, int row, int head, int batch) {
   load_box_at(rank, shared, map, full, column, row, head, batch);
@@ -217,6 +241,16 @@ inline void store_packed_box(const TensorMap& map, unsigned shared, int column, 
 void wait_stores_read();
 inline void share_with_engines() {}
 inline void store_word(unsigned shared, unsigned word) { shared_word<unsigned>(shared) = word; }
+inline void store_byte(unsigned shared, unsigned byte) { shared_word<uint8_t>(shared) = static_cast<uint8_t>(byte); }
+inline void store_words(unsigned shared, const unsigned (&words)[4]) {
+  if (shared % 16) fail("misaligned in shared memory");
+  for (int i = 0; i < 4; ++i) shared_word<unsigned>(shared + 4 * i) = words[i];
+}
+inline unsigned load_word(unsigned shared) { return shared_word<unsigned>(shared); }
+inline void load_pair(unsigned& first, unsigned& second, unsigned shared) {
+  if (shared % 8) fail("misaligned in shared memory");
+  first = load_word(shared), second = load_word(shared + 4);
+}
 inline void store_zeros_16(unsigned shared) {
   if (shared % 16) fail("misaligned in shared memory");
   for (int i = 0; i < 4; ++i) shared_word<unsigned>(shared + 4 * i) = 0;
@@ -225,6 +259,28 @@ inline void load_words(float (&words)[4], unsigned shared) {
   if (shared % 16) fail("misaligned in shared memory");
   for (int i = 0; i < 4; ++i) words[i] = shared_word<float>(shared + 4 * i);
 }
+#ifndef HAS_OTHER_COPIES
+// cp.async: each thread's copies in their order, at any time after they were issued.
+template <int BYTES>
+void copy_async(unsigned shared, const void* from, bool exists = true) {
+  static_assert(BYTES == 16, "the kernel has no other copies");
+  if (shared % 16 || reinterpret_cast<uintptr_t>(from) % 16) fail("a copy that is not aligned");
+  store_words(shared, {~0u, ~0u, ~0u, ~0u});
+  do_later(kCopies + threadIdx.x, [=] {
+    unsigned words[4] = {};
+    if (exists) std::memcpy(words, from, 16);
+    store_words(shared, words);
+    return true;
+  });
+}
+inline void arrive_when_copied(unsigned at) {
+  do_later(kCopies + threadIdx.x, [at] {
+    arrive_at_mbarrier(at);
+    return true;
+  });
+}
+#endif
+
 template <int COUNT> void give_registers() {}
 template <int COUNT> void take_registers() {}
 
@@ -290,6 +346,7 @@ void close_products();
 void wait_products(int left);
 template <int GROUPS> void wait_products() { wait_products(GROUPS); }
 template <int COUNT> void pin(float (&)[COUNT]) {}
+inline void pin(const char*&) {}
 inline void finish_first(float value) {
   if (value < 0) fail("a negative sum of weights");
 }

@@ -28,7 +28,8 @@ HERE = Path(__file__).parent
 KERNELS = Path(__file__).parents[3] / "kernels" / "attention"
 REPLACED = ("parts/arithmetic.cuh", "parts/blocks.cuh", "wgmma/product.cuh", "wgmma/tma.cuh")
 REPLACEMENT = "#pragma once\nusing Element = unsigned short;\n"
-COMPILED = ("4_tma.cu", "5_wgmma.cu", "wgmma/*.cuh", "parts/*.cuh", "parts/features.h")
+COMPILED = ("4_tma.cu", "5_wgmma.cu", "wgmma/*.cuh", "parts/*.cuh")
+COMPILED += ("parts/features.h", "parts/mask.h")
 COMPILER = (
     *("g++", "-std=c++20", "-Og", "-w", "-Wno-psabi", "-fPIC"),
     # A GPU stops at an address that is no multiple of the access's size, and so does the model.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#define HAS_OTHER_COPIES
 #include "../hopper/device.hpp"
 
 #undef __launch_bounds__
@@ -33,19 +34,11 @@ inline float __shfl_xor_sync(unsigned mask, float value, unsigned lanes) {
 }
 
 inline float fminf(float a, float b) { return std::fmin(a, b); }
-template <class T> T __ldg(const T* from) { return *from; }
-inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned __shfl_up_sync(unsigned, unsigned value, int lanes) {
   const int lane = threadIdx.x % 32;
   return exchange(value)[lane < lanes ? lane : lane - lanes];
-}
-inline unsigned __ballot_sync(unsigned, bool value) {
-  const unsigned* words = exchange(value);
-  unsigned found = 0;
-  for (int i = 0; i < 32; ++i) found |= (words[i] & 1u) << i;
-  return found;
 }
 
 bool __syncthreads_or(bool value);

@@ -49,7 +49,7 @@ def build(folder: Path, job: CaseJob, mistakes: Mapping[str, str] | None = None)
     for alignment in _SHARED:
         declared = f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];\n"
         replaced[declared] = ""
-    for source in (*KERNELS.rglob("*.cu*"), KERNELS / "parts/features.h"):
+    for source in (*KERNELS.rglob("*.cu*"), *KERNELS.rglob("*.h")):
         text = source.read_text()
         for old, new in replaced.items():
             text = text.replace(old, new)

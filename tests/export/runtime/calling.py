@@ -29,6 +29,8 @@ def arguments(
         "score_mod": asked.score_mod,
         "return_lse": asked.lse,
     }
+    if (mask := inputs.get("attn_mask")) is not None:
+        named["attn_mask"] = mask.view(torch.bool) if mask.dtype == torch.uint8 else mask
     options = {"is_causal": bool(case.symbols["causal"]), "enable_gqa": True}
     return [inputs[name] for name in "qkv"], {**options, **named}, inputs
 

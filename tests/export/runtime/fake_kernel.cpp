@@ -1,6 +1,7 @@
 // An attention kernel for the fake driver. Its arguments: q as a tensor map, k, v, out, a scratch buffer, a counter that
 // is zero between launches, scale, batch, heads, kv_heads, rows, keys; with FEATURES also the sinks, or null, and a row
-// of v and out has VALUE_DIM elements. What is not as it should be gives NaN.
+// of v and out has VALUE_DIM elements; with MASKED a boolean mask, or null, and its three strides. What is not as it
+// should be gives NaN.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -11,6 +12,10 @@
 #ifndef FEATURES
 #define FEATURES 0
 #define VALUE_DIM HEAD_DIM
+#endif
+
+#ifndef MASKED
+#define MASKED 0
 #endif
 
 extern "C" {
@@ -39,6 +44,9 @@ extern "C" void attention(void** arguments) {
   const int kv_heads = argument<int>(arguments, 9), rows = argument<int>(arguments, 10);
   const int keys = argument<int>(arguments, 11);
   const float* sinks = FEATURES ? argument<const float*>(arguments, 12) : nullptr;
+  const bool* mask = MASKED ? argument<const bool*>(arguments, 12) : nullptr;
+  std::int64_t strides[3] = {};
+  for (int i = 0; MASKED && i < 3; ++i) strides[i] = argument<std::int64_t>(arguments, 13 + i);
   if (counter->fetch_add(1) != 0 || !aligned) scale = NAN;
   if (table[0] != 0) scale *= table[0];
   for (int head = 0; head < batch * heads; ++head)
@@ -51,6 +59,8 @@ extern "C" void attention(void** arguments) {
         double score = 0;
         for (int d = 0; d < HEAD_DIM; ++d)
           score += double(q[(head * rows + i) * HEAD_DIM + d]) * k[(group * keys + j) * HEAD_DIM + d];
+        if (mask && !mask[head / heads * strides[0] + head % heads * strides[1] + i * strides[2] + j])
+          score = -INFINITY;
         top = std::max(top, weights[j] = score * scale);
       }
       double sum = sinks ? std::exp(sinks[head % heads] - top) : 0;
@@ -58,7 +68,7 @@ extern "C" void attention(void** arguments) {
       for (int d = 0; d < VALUE_DIM; ++d) {
         double value = 0;
         for (int j = 0; j < seen; ++j) value += weights[j] * v[(group * keys + j) * VALUE_DIM + d];
-        out[(head * rows + i) * VALUE_DIM + d] = float(value / sum);
+        out[(head * rows + i) * VALUE_DIM + d] = sum ? float(value / sum) : 0;
       }
     }
   counter->fetch_sub(1);

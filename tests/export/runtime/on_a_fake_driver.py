@@ -124,7 +124,11 @@ def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def make(
-            native: bool = True, measured_with: str = "", value_dim: int = 0, **changes: Any
+            native: bool = True,
+            measured_with: str = "",
+            value_dim: int = 0,
+            masked: bool = False,
+            **changes: Any,
         ) -> ModuleType:
             name = f"gpu_{next(_numbers)}"
             device = {"backend": "cuda", "name": "Fake", "multiprocessors": 2}
@@ -139,6 +143,9 @@ def opened(driver: Any, tmp_path: Path, binaries: Path) -> Iterator[Open]:
                 if value_dim:
                     options += ["-DFEATURES=1", f"-DVALUE_DIM={value_dim}"]
                     code = f"{value_dim}_{code}"
+                if masked:
+                    options.append("-DMASKED=1")
+                    code = f"masked_{code}"
                 made, path = binaries / code, tmp_path / code
                 if not made.exists():
                     built(HERE / "fake_kernel.cpp", made, *options)
@@ -650,6 +657,130 @@ def test_a_size_of_values_that_is_not_served_says_nothing_of_others(
     for _ in range(2):
         module.attention(q, k, v[..., :8].contiguous(), **GROUPED)
     assert module.info()["calls"] == 2
+
+
+def with_masks() -> dict[str, Any]:
+    """Changes of a package whose kernel takes padding and boolean masks, and no causal ones."""
+    strides = (f"attn_mask_stride_{each}" for each in ("batch", "head", "row"))
+    arguments = [
+        {"type": "tensor", "name": "attn_mask", "given": {"name": "has_mask"}},
+        *({"type": "int64", "value": {"name": name}} for name in strides),
+    ]
+    made = region(**CASE)
+    none = {**made["fixed"], **NONE, "value_dim": HEAD_DIM}
+    regions = [{**made, "fixed": none}]
+    for mask, sizes in (("padding", ["- 1 1"]), ("bool", ["- 1 rows", "- heads rows"])):
+        regions.append({**made, "fixed": {**none, "mask": mask}, "mask_sizes": sizes})
+    plan = {**PLAN, "arguments": [*ARGUMENTS, *arguments]}
+    return {"plan": plan, "served": regions, "domain": regions, "masked": True}
+
+
+SERVED_MASKS: list[tuple[int, ...]] = [
+    (1, 1, 1, 40),
+    (1, 40),
+    (40, 40),
+    (4, 40, 40),
+    (1, 4, 40, 40),
+]
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_masks_reach_the_driver(
+    opened: Open, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = opened(native, **with_masks())
+    q, k, v = inputs()
+    calls = 0
+    if native:  # what calls the operator, and what Python launches
+        monkeypatch.setattr(module._loaded._calls, "_native", None)  # type: ignore[attr-defined]
+        monkeypatch.setattr(module._loaded._kernels, "serve", None)  # type: ignore[attr-defined]
+    with module.active():
+        for shape in (None, *SERVED_MASKS, None):
+            mask = None if shape is None else torch.rand(shape) < 0.6
+            for _ in range(2):
+                wanted = sdpa(q, k, v, attn_mask=mask, **GROUPED)
+                for found in (
+                    functional.scaled_dot_product_attention(q, k, v, mask, **GROUPED),
+                    module.attention(q, k, v, attn_mask=mask, **GROUPED),
+                ):
+                    torch.testing.assert_close(found, wanted)
+                    calls += 1
+                if mask is not None:
+                    mask.logical_not_()  # a graph or a loop may write into it
+    assert module.info()["calls"] == calls, module.misses()
+    assert module.check()
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_masks_of_the_operators_reach_the_driver(opened: Open, native: bool) -> None:
+    module = opened(native, **with_masks())
+    q, k, v = inputs()
+    operators = getattr(torch.ops, module.__name__)
+    for shape in SERVED_MASKS:
+        mask = torch.rand(shape) < 0.6
+        wanted = sdpa(q, k, v, attn_mask=mask, **GROUPED)
+        rest = False, float("nan"), True, mask
+        for found in (
+            operators.attention(q, k, v, **GROUPED, attn_mask=mask),
+            operators._served(q, k, v, *rest),
+            *([operators._attempt(q, k, v, *rest)] if native else []),
+            operators.attention_with_features(q, k, v, **GROUPED, attn_mask=mask)[0],
+        ):
+            torch.testing.assert_close(found, wanted)
+    assert module.info()["calls"] == (3 + native) * len(SERVED_MASKS), module.misses()
+    odd = torch.rand(1, 4, 1, 40) < 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not native or operators._attempt(q, k, v, *rest[:3], odd) is None
+        found = operators._served(q, k, v, *rest[:3], odd)
+        assert torch.equal(found, sdpa(q, k, v, attn_mask=odd, **GROUPED))
+        with_grad = [t.requires_grad_() for t in inputs()]
+        torch.library.opcheck(operators.attention.default, (*with_grad, False, None, True, mask))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_masks_that_no_kernel_takes_get_the_bits_of_sdpa(opened: Open, native: bool) -> None:
+    module = opened(native, **with_masks())
+    q, k, v = inputs()
+    room = torch.rand(40 * 40 + 1) < 0.5
+    masks: list[tuple[str, torch.Tensor]] = [
+        ("outside the domain", torch.rand(1, 4, 1, 40) < 0.5),
+        ("mask", torch.randn(40, 40)),
+        ("layout", (torch.rand(40, 40) < 0.5).mT),
+        ("layout", (torch.rand(40, 41) < 0.5)[:, :40]),
+        ("alignment", room[1:].view(40, 40)),
+        ("mask", torch.randn(40, 40, requires_grad=True)),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind, mask in masks:
+            before = module.info()["misses"].get(kind, {"count": 0})["count"]
+            wanted = sdpa(q, k, v, attn_mask=mask, **GROUPED)
+            for _ in range(3):
+                found = module.attention(q, k, v, attn_mask=mask, **GROUPED)
+                assert torch.equal(found, wanted)
+                assert found.requires_grad == mask.requires_grad
+            assert module.info()["misses"][kind]["count"] == before + 3, kind
+    assert module.info()["calls"] == 0
+
+
+def test_native_code_sees_which_masks_autocast_casts(opened: Open) -> None:
+    module = opened(**with_masks())
+    direct = module._loaded._calls._direct  # type: ignore[attr-defined]
+    q, k, v = inputs()
+    mask, bias = torch.rand(40, 40) < 0.6, torch.randn(40, 40)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for each in (mask, bias, bias.half()):
+            direct(q, k, v, each, 0.0, False, None, True)  # decided
+        with autocast_to(torch.float32):
+            assert direct(q, k, v, mask, 0.0, False, None, True) is not None
+            assert direct(q, k, v, bias, 0.0, False, None, True) is False
+            assert direct(q, k, v, bias.half(), 0.0, False, None, True) is None
+        with autocast_to(torch.float16):
+            assert direct(q, k, v, mask, 0.0, False, None, True) is None
+    with torch.enable_grad():
+        assert direct(q, k, v, bias.requires_grad_(), 0.0, False, None, True) is False
 
 
 @pytest.mark.parametrize("native", NATIVE)

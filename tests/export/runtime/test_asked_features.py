@@ -148,7 +148,8 @@ def test_gradients_of_every_feature_are_right_and_finite() -> None:
     asked = Asked(True, 1, -1, 2.0, alibi=True, sinks=True, lse=True)
 
     def attend(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        call = Call(*given[:3], True, 0.7, True, asked, *given[3:])  # type: ignore[call-arg,misc]
+        q, k, v, slopes, sinks = given
+        call = Call(q, k, v, True, 0.7, True, None, asked, slopes, sinks)
         return explicit(call, {})
 
     out, lse = attend(*tensors)
@@ -186,15 +187,16 @@ def test_rows_are_computed_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_masks_join_the_features() -> None:
     q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
-    call = Call(q, k, v, False, None, False, Asked(sinks=True), None, torch.full((4,), -math.inf))
+    asked, sinks = Asked(sinks=True), torch.full((4,), -math.inf)
+    call = Call(q, k, v, False, None, False, None, asked, None, sinks)
     allowed = torch.rand(2, 1, 6, 6) < 0.6
     allowed[..., 0] = True
     plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, allowed)
     added = torch.where(allowed, 0.0, -math.inf)
     for mask in (allowed, added):
-        torch.testing.assert_close(plain_with_features(call, {}, mask)[0], plain)
+        torch.testing.assert_close(plain_with_features(call._replace(mask=mask), {})[0], plain)
     allowed[0, 0, 3] = False
-    assert not plain_with_features(call, {}, allowed)[0][0, :, 3].any()
+    assert not plain_with_features(call._replace(mask=allowed), {})[0][0, :, 3].any()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_numbers_may_be_those_of_numpy() -> None:
 
 def test_regions_name_every_feature_that_a_package_knows() -> None:
     named = NONE._asdict().keys() - {"window_left", "window_right", "softcap"}
-    assert named | {"given"} == NOTHING_FIXED.keys()
+    assert named | {"given", "mask_dtype"} == NOTHING_FIXED.keys()
     assert {name: NONE.symbols()[name] for name in NOTHING_FIXED} == NOTHING_FIXED
     case = Attention("float32").case(
         {"batch": 1, "heads": 2, "seq_len": 5, "head_dim": 4, "softcap": 2.0, "window_left": 1,

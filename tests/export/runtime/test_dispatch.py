@@ -172,3 +172,17 @@ def test_a_domain_holds_only_sizes_that_were_executed() -> None:
     assert why_not(1, 51) == {"seq_len_q": 51}
     assert why_not(5, 40) == {"batch": 5, "seq_len_q": 40}
     assert why_not(9, 40) == {}, "outside of the ranges"
+
+
+@pytest.mark.parametrize(
+    ("mask_sizes", "found"),
+    [("batch 1 rows", 0), ("- 1 rows", 0), ("- - -", 0), ("batch 1 1", "not measured to win")],
+)
+def test_a_mask_must_be_broadcast_in_one_of_the_regions_ways(
+    mask_sizes: str, found: int | str
+) -> None:
+    served = {**region(**CASE), "mask_sizes": ["1 1 rows", "batch 1 rows"]}
+    chosen = dispatch(served).choose({**SYMBOLS, "mask_sizes": mask_sizes}, "contiguous")
+    assert kernel_of(chosen) == found
+    (case,) = dispatch(served).exact_cases()
+    assert case["mask_sizes"] == "1 1 rows"

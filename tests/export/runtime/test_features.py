@@ -241,7 +241,7 @@ def test_the_operator_keeps_its_promises(package: ModuleType) -> None:
     for told in (WINDOW, {"score_mod": SCORE_MOD}, {**WINDOW, "window_left": 3}, CAPPED):
         given, named, inputs = arguments(case_of(**told))
         asked = asked_of(case_of(**told).symbols)
-        options = {n: v for n, v in asked._asdict().items() if n not in ("alibi", "sinks")}
+        options = {n: v for n, v in asked._asdict().items() if n not in ("alibi", "sinks", "mask")}
         options |= {"is_causal": named["is_causal"], "enable_gqa": True}
         further = [inputs.get("alibi_slopes"), inputs.get("sinks")]
         torch.library.opcheck(
@@ -301,7 +301,7 @@ def test_check_sees_a_wrong_output_and_a_wrong_logarithm() -> None:
     _, _, inputs = arguments(case_of(**CAPPED))
     asked = asked_of(case_of(**CAPPED).symbols)
     q, k, v = (inputs[name] for name in "qkv")
-    call = Call(q, k, v, True, None, True, asked, inputs["alibi_slopes"])
+    call = Call(q, k, v, True, None, True, None, asked, inputs["alibi_slopes"])
     reference = PROBLEM.reference(case_of(**CAPPED), inputs)
     out, lse = reference["out"].float(), reference["lse"].float()
     error, allowed = compared(call, {}, (out, lse))

@@ -92,7 +92,7 @@ def test_a_call_under_autocast_that_is_known_to_be_missed_is_not_cast(
     opened: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     module = opened()
-    calls = sys.modules[f"{module.__name__}._attention_calls"]
+    calls = sys.modules[f"{module.__name__}._attention_package"]
     cast: list[torch.Tensor] = []
 
     def noting(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
@@ -157,7 +157,6 @@ def test_the_benchmark_times_each_state(
 def test_a_masked_call_is_counted_as_such_whatever_its_sizes(
     opened: Callable[..., ModuleType],
 ) -> None:
-    """Nothing is asked of the tensors, so no mode of PyTorch makes it cost more."""
     module = opened()
     given, mask = tensors(9, heads=4), torch.ones(9, 9, dtype=torch.bool)
     with module.active(), torch.autocast("cpu", torch.bfloat16):

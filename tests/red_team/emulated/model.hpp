@@ -30,6 +30,7 @@
 
 struct Index { unsigned x; };
 struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
 
 struct Copy { void* to; const void* from; };
 
@@ -64,7 +65,7 @@ inline Fiber* current = nullptr;
 inline Meeting whole_block;
 inline std::vector<Meeting> warps;
 inline std::function<void()> body;
-inline Index blockIdx, gridDim;
+inline Index blockIdx, blockDim, gridDim;
 constexpr unsigned long long kBlockNs = 300;
 
 inline unsigned long long clock_ns = 1;
@@ -157,7 +158,7 @@ void launch(void (*kernel)(Arguments...), int grid, int threads, unsigned seed, 
   std::vector<int> order(grid);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
-  gridDim.x = grid;
+  gridDim.x = grid, blockDim.x = threads;
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     body = [=] { kernel(*static_cast<Arguments*>(values[I])...); };
   }(std::index_sequence_for<Arguments...>());
@@ -204,6 +205,12 @@ template <class Value> Value min(Value a, Value b) { return b < a ? b : a; }
 template <class Value> Value max(Value a, Value b) { return a < b ? b : a; }
 inline unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
 inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
+inline int __dp4a(int a, int b, int sum) {
+  for (int byte = 0; byte < 4; ++byte)
+    sum += static_cast<signed char>(a >> 8 * byte) * static_cast<signed char>(b >> 8 * byte);
+  return sum;
+}
 inline float counted_exp(float x) { return ++exponentials, std::exp(x); }
 #define expf counted_exp
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

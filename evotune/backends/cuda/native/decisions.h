@@ -35,7 +35,8 @@ struct View {  // of one tensor; sizes and strides belong to it
 };
 
 struct Call {
-  View views[3];  // q, k, v
+  View views[4];  // q, k, v, and the mask if there is one
+  int tensors;    // 3 or 4
   bool is_causal;
   double scale;  // kUsual where the caller gave none
   bool enable_gqa;
@@ -62,7 +63,8 @@ struct Hash {
 inline void make_key(const Call& call, Key& key) {
   key.clear();
   std::uintptr_t addresses = 0;
-  for (const View& view : call.views) {
+  for (int i = 0; i < call.tensors; ++i) {
+    const View& view = call.views[i];
     key.push_back(view.dimensions);
     key.push_back(view.kind);
     for (std::int64_t d = 0; d < view.dimensions; ++d) {

@@ -41,6 +41,7 @@ struct Torch {
   Error (*get_current_cuda_stream)(std::int32_t, void**);
   bool (*grad_mode_is_enabled)();
   const char* (*exception)();                // of 2.13 and later
+  Error (*new_stable_ivalue)(Value**);       // the same
   Error (*delete_stable_ivalue)(Value*);     // the same
 };
 
@@ -102,6 +103,7 @@ inline void find_functions() {
   find(torch.dtype_uint8, in_torch, "aoti_torch_dtype_uint8");
   find(torch.get_current_cuda_stream, {gpu, cpu, all}, "aoti_torch_get_current_cuda_stream");
   find(torch.grad_mode_is_enabled, in_torch, "aoti_torch_grad_mode_is_enabled");
+  found(torch.new_stable_ivalue, in_torch, "torch_new_stable_ivalue");
   found(torch.delete_stable_ivalue, in_torch, "torch_delete_stable_ivalue");
   found(torch.exception, in_torch, "torch_exception_get_what_without_backtrace");
   find(driver.LaunchKernel, {cuda}, "cuLaunchKernel");

@@ -116,20 +116,22 @@ inline void encode(Decision& decision, MapOf& map, void* data, EncodedMap& encod
   map.encoded.emplace(data, encoded);
 }
 
-// Launches on the call's tensors and the output's memory.
+// Launches on the call's tensors and the output's memory, which come in the order q, k, v, output, mask, workspaces.
 inline void launch(Decision& decision, const Call& call, void* out) {
   Current current(decision.context);
   void* stream = nullptr;
   require(torch.get_current_cuda_stream(call.device_index, &stream), "get_current_cuda_stream");
-  constexpr std::size_t kMostPlaces = 4 + kMostWorkspaces;
+  constexpr std::size_t kMostPlaces = 5 + kMostWorkspaces;
   void* data[kMostPlaces] = {call.views[0].data, call.views[1].data, call.views[2].data, out};
+  if (call.tensors > 3) data[4] = call.views[3].data;
+  const std::size_t first = call.tensors + 1;
   Owned kept[kMostWorkspaces];
   for (std::size_t i = 0; i < decision.workspaces.size(); ++i) {
     if (decision.workspaces[i].zero_once) {
-      data[4 + i] = counter(decision, call, i, stream);
+      data[first + i] = counter(decision, call, i, stream);
     } else {
       kept[i] = scratch(call, decision.workspaces[i].bytes);
-      data[4 + i] = data_of(kept[i].get());
+      data[first + i] = data_of(kept[i].get());
     }
   }
   void* values[kMostArguments];

@@ -11,7 +11,7 @@ namespace {
 std::string names_space;  // the namespace of the operators
 
 struct Arguments {
-  Owned tensors[3];  // q, k, v
+  Owned tensors[4];  // as in call.views
   Call call;
   std::int32_t dtype;
 };
@@ -22,9 +22,34 @@ double number(Value value) {
   return found;
 }
 
+// The content of an optional value of PyTorch: null, or a value of its own on the heap, which the callee frees.
+bool take_optional(Value value, Value& found) {
+  if (!value) return false;
+  Value* boxed = reinterpret_cast<Value*>(value);
+  found = *boxed;
+  if (torch.delete_stable_ivalue)
+    torch.delete_stable_ivalue(boxed);
+  else
+    delete boxed;
+  return true;
+}
+
+Value optional_of(Tensor tensor) {
+  Value* boxed = nullptr;
+  if (torch.new_stable_ivalue)
+    require(torch.new_stable_ivalue(&boxed), "new_stable_ivalue");
+  else
+    boxed = new Value;
+  *boxed = reinterpret_cast<Value>(tensor);
+  return reinterpret_cast<Value>(boxed);
+}
+
 Arguments arguments_of(Value* stack) {
   Arguments arguments;
   for (int i = 0; i < 3; ++i) arguments.tensors[i] = Owned(reinterpret_cast<Tensor>(stack[i]));
+  Value mask;
+  const bool is_masked = take_optional(stack[6], mask);
+  if (is_masked) arguments.tensors[3] = Owned(reinterpret_cast<Tensor>(mask));
   std::uint8_t flags[2];
   std::memcpy(&flags[0], &stack[3], 1);
   std::memcpy(&flags[1], &stack[5], 1);
@@ -32,7 +57,8 @@ Arguments arguments_of(Value* stack) {
   call.is_causal = flags[0];
   call.enable_gqa = flags[1];
   call.scale = number(stack[4]);
-  for (int i = 2; i >= 0; --i) {  // q last: the output has its dtype, and lies on its device
+  call.tensors = is_masked ? 4 : 3;
+  for (int i = call.tensors - 1; i >= 0; --i) {  // q last: the output has its dtype, and lies on its device
     Tensor tensor = arguments.tensors[i].get();
     View& view = call.views[i];
     std::int64_t *sizes = nullptr, *strides = nullptr;
@@ -52,12 +78,13 @@ Arguments arguments_of(Value* stack) {
 
 // Calls an operator that Python implements with the call's arguments. Its result is a tensor or a number.
 Value ask(const Arguments& arguments, const char* name) {
-  Value stack[6];
-  for (int i = 0; i < 3; ++i) {
+  Value stack[7];
+  for (int i = 0; i < arguments.call.tensors; ++i) {
     Tensor copy = nullptr;  // the dispatcher takes the handles over
     require(torch.new_tensor_handle(arguments.tensors[i].get(), &copy), "new_tensor_handle");
     stack[i] = reinterpret_cast<Value>(copy);
   }
+  stack[6] = arguments.call.tensors > 3 ? optional_of(reinterpret_cast<Tensor>(stack[3])) : 0;
   stack[3] = arguments.call.is_causal;
   std::memcpy(&stack[4], &arguments.call.scale, sizeof arguments.call.scale);
   stack[5] = arguments.call.enable_gqa;
@@ -105,8 +132,8 @@ Owned served(const Arguments& arguments) {
   return out;
 }
 
-// _attempt(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa) -> Tensor: undefined, which is
-// None in Python, where no kernel serves the call.
+// _attempt(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, bool enable_gqa, Tensor? attn_mask) -> Tensor:
+// undefined, which is None in Python, where no kernel serves the call.
 void attempt(Value* stack, std::uint64_t, std::uint64_t) {
   Owned out = served(arguments_of(stack));
   if (!out.get()) {
@@ -124,19 +151,15 @@ void serve(Value* stack, std::uint64_t, std::uint64_t) {
   stack[0] = out.get() ? reinterpret_cast<Value>(out.release()) : ask(arguments, "_before");
 }
 
-// A float? of PyTorch: null, or a value of its own on the heap, which the callee frees.
+// A float? of PyTorch.
 double optional_number(Value value) {
-  if (!value) return kUsual;
-  Value* boxed = reinterpret_cast<Value*>(value);
-  const double found = number(*boxed);
-  if (torch.delete_stable_ivalue)
-    torch.delete_stable_ivalue(boxed);
-  else
-    delete boxed;
-  return std::isnan(found) ? -kUsual : found;  // a caller's NaN has a sign here
+  Value found;
+  if (!take_optional(value, found)) return kUsual;
+  return std::isnan(number(found)) ? -kUsual : number(found);  // a caller's NaN has a sign here
 }
 
-// attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor
+// attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, bool enable_gqa=False,
+//           Tensor? attn_mask=None) -> Tensor
 void attention(Value* stack, std::uint64_t count, std::uint64_t results) {
   const double scale = optional_number(stack[4]);
   std::memcpy(&stack[4], &scale, sizeof scale);

@@ -148,26 +148,31 @@ Object checked(Object answer) {
   return answer;
 }
 
+constexpr std::uint8_t kDlBool = 6;
+
+bool is_boolean(const Call& call, int i) { return i == 3 && (call.views[3].kind >> 48 & 0xff) == kDlBool; }
+
 // Whether autocast casts a tensor of the call: its dtype is not the one to which autocast casts.
-bool is_cast(Object const* arguments) {
+bool is_cast(Object const* arguments, const Call& call) {
   if (!holds(asked.any_autocast)) return false;
   if (!truth(Reference(python.Vectorcall(asked.autocast_is_on, &asked.device_type, 1, nullptr)))) return false;
   const Reference to(checked(python.Vectorcall(asked.autocast_dtype, &asked.device_type, 1, nullptr)));
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < call.tensors; ++i) {
     const Reference own(checked(python.GetAttr(arguments[i], asked.dtype)));
-    if (own.get() != to.get()) return true;
+    if (own.get() != to.get() && !is_boolean(call, i)) return true;
   }
   return false;
 }
 
 // Whether PyTorch is in its plain state (no modes, no forward-mode AD), and the tensors need no cast, no gradient and no
 // negation.
-bool all_is_plain(Object const* arguments) {
-  if (is_cast(arguments) || any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
+bool all_is_plain(Object const* arguments, const Call& call) {
+  if (is_cast(arguments, call)) return false;
+  if (any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
   Object level = python.GetItem(asked.forward_ad, asked.level);
   if (!level || python.AsLong(level) >= 0) return false;
   const bool grad = torch.grad_mode_is_enabled();
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < call.tensors; ++i) {
     if (grad && truth(Reference(python.GetAttr(arguments[i], asked.requires_grad)))) return false;
     if (truth(Reference(python.Vectorcall(asked.is_neg, &arguments[i], 1, nullptr)))) return false;
   }
@@ -184,17 +189,18 @@ bool view_of(Object tensor, DlTensor& found) {
 }
 
 bool read_call(Object const* arguments, Call& call) {
-  for (int i = 0; i < 3; ++i)
+  call.tensors = arguments[3] == asked.none ? 3 : 4;
+  for (int i = 0; i < call.tensors; ++i)
     if (!is_exactly(arguments[i], asked.tensor_type)) return false;
-  Object mask = arguments[3], dropout = arguments[4], causal = arguments[5], scale = arguments[6], gqa = arguments[7];
-  if (mask != asked.none || !is_exactly(dropout, asked.float_type) || python.AsDouble(dropout) != 0) return false;
+  Object dropout = arguments[4], causal = arguments[5], scale = arguments[6], gqa = arguments[7];
+  if (!is_exactly(dropout, asked.float_type) || python.AsDouble(dropout) != 0) return false;
   if ((causal != asked.yes && causal != asked.no) || (gqa != asked.yes && gqa != asked.no)) return false;
   if (scale != asked.none && !is_exactly(scale, asked.float_type)) return false;
   call.is_causal = causal == asked.yes;
   call.enable_gqa = gqa == asked.yes;
   call.scale = scale == asked.none ? kUsual : python.AsDouble(scale);
   if (scale != asked.none && std::isnan(call.scale)) return false;  // which Python looks at
-  for (int i = 2; i >= 0; --i) {  // q last: the output lies on its device
+  for (int i = call.tensors - 1; i >= 0; --i) {  // q last: the output lies on its device
     DlTensor found;
     if (!view_of(arguments[i], found)) return false;
     const std::int64_t type = found.code << 24 | found.bits << 16 | found.lanes;
@@ -208,8 +214,8 @@ bool read_call(Object const* arguments, Call& call) {
 
 // Asks one of Python's functions about the call.
 Reference ask(Object function, Object const* arguments, Object scale) {
-  Object given[] = {arguments[0], arguments[1], arguments[2], arguments[5], scale, arguments[7]};
-  return Reference(checked(python.Vectorcall(function, given, 6, nullptr)));
+  Object given[] = {arguments[0], arguments[1], arguments[2], arguments[5], scale, arguments[7], arguments[3]};
+  return Reference(checked(python.Vectorcall(function, given, 7, nullptr)));
 }
 
 Object answer(Object object) {
@@ -221,11 +227,11 @@ Object served(Object const* arguments) {
   Call call;
   if (!read_call(arguments, call)) return answer(asked.none);
   std::shared_ptr<Decision> found = known(call);
-  if (found && found->kind == kMiss && !is_cast(arguments)) {  // whatever else PyTorch's state is
+  if (found && found->kind == kMiss && !is_cast(arguments, call)) {  // whatever else PyTorch's state is
     found->calls.fetch_add(1, std::memory_order_relaxed);
     return answer(asked.no);
   }
-  if (!all_is_plain(arguments)) return answer(asked.none);
+  if (!all_is_plain(arguments, call)) return answer(asked.none);
   if (!found) found = decided(call, [&] {
     const Reference scale(python.FromDouble(call.scale));
     ask(asked.decide, arguments, scale.get());

@@ -5,7 +5,7 @@
 //             attn_mask as MASK_IS_PADDING and MASK_IS_BIAS say. Each has strides of its own; those of a mask are 0
 //             where it is broadcast.
 // Types       float32, and float32 biases; sums in double.
-// Tunables    BEHAVIOUR. What each is to be caught by stands in tests/red_team/test_masks.py.
+// Tunables    BEHAVIOUR. What each is to be caught by stands in tests/red_team/test_features.py.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
