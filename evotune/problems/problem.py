@@ -322,8 +322,11 @@ def index_bytes(problem: Problem, case: Case) -> dict[str, bytes]:
     names = [spec.name for spec in problem.tensors(case) if spec.is_index]
     if not names:
         return {}
+    import torch
+
     inputs = problem.make_inputs(case, "normal", 0)
-    return {name: inputs[name].numpy().tobytes() for name in names}
+    # NumPy lacks some types of floats, which structured inputs may have.
+    return {n: inputs[n].reshape(-1).view(torch.uint8).numpy().tobytes() for n in names}
 
 
 # Parts of a case that do not depend on each other: the heads of attention, for one.

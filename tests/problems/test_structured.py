@@ -16,6 +16,7 @@ from evotune.backends.cpu.cpu_session import CpuSession
 from evotune.errors import ProblemMistake
 from evotune.problems import InOut, Tensor, UserProblem, create_problem
 from evotune.problems.examination import examine
+from evotune.problems.problem import index_bytes
 from evotune.verify.gate import Gate, Subject, Verdict
 from evotune.verify.pool import InputPool
 from tests.red_team.timed import judge_timed
@@ -130,6 +131,26 @@ def test_no_launch_finds_a_broken_structure(side: str) -> None:
     examine(problem, case)
     weights = pool.get(case, "normal", 0).inputs["weights"]
     assert (weights.float() != weights).double().mean() > 0.9
+
+
+def test_structured_values_of_any_type_reach_other_processes(tmp_path: Path) -> None:
+    """Tools that count or sanitize launches get them as bytes."""
+    for dtype in ("bfloat16", "float8_e4m3", "float64", "bool", "int16"):
+        text = WRITTEN.replace('"int32"', f'"{dtype}"').replace(
+            "    def operations",
+            "    def make_input(self, name, shape, kind, generator):\n"
+            "        import torch\n"
+            "        made = torch.randint(2, shape, generator=generator)\n"
+            f"        return made.bool() if {dtype!r} == 'bool' else made\n\n"
+            "    def operations",
+        )
+        (tmp_path / "own.py").write_text(text)
+        problem = create_problem("own.py:Own", "float32", tmp_path)
+        case = problem.case({"rows": 300}, {})
+        made = problem.make_inputs(case, "normal", 0)["x"]
+        (data,) = index_bytes(problem, case).values()
+        assert len(data) == 300 * made.element_size()
+        assert set(data) > {0}
 
 
 WRITTEN = """
