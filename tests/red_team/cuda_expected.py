@@ -226,6 +226,20 @@ FEATURES = {
     "empty_rows_divided": _NAN,
 }
 
+MASKS = {
+    **dict.fromkeys(
+        (
+            *("first_batch_for_all", "head_of_the_group", "row_of_the_tile"),
+            *("key_by_words", "rest_of_the_keys_seen", "tile_by_its_first_key"),
+            *("tile_by_its_ends", "tile_of_the_first_row", "padding_by_first_hidden"),
+            *("no_causal_beside_the_mask", "hidden_is_1e4", "bias_before_the_scale"),
+            *("bias_in_base_2", "lowest_overflows", "lowest_hides_for_good"),
+        ),
+        _OFF,
+    ),
+    "empty_rows_divided": _NAN,
+}
+
 # A race may change a result in any way; a sanitizer may see a race that no result shows.
 _RACES = Expected(
     f"{_WRONG}|nondeterministic|out_of_bounds|launch_error",
@@ -312,6 +326,7 @@ CLASSES: dict[str, CheatClass] = {
     "features": CheatClass(
         "cheats_features_cuda.yaml", FEATURES, (RIGHT, "sink_before_the_keys", "lse_by_base_2")
     ),
+    "masks": CheatClass("cheats_masks_cuda.yaml", MASKS, (RIGHT, "tiles_skipped", "two_halves")),
     "races": CheatClass("cheats_races_cuda.yaml", RACES),
     "tickets": CheatClass("cheats_tickets_cuda.yaml", TICKETS),
     "softmax": CheatClass("cheats_softmax_cuda.yaml", SOFTMAX),

@@ -346,7 +346,7 @@ def _of_every_architecture(cheat_class: str) -> list[CompileJob]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("cheat_class", ["paged", "packed", "features", *THIRD])
+@pytest.mark.parametrize("cheat_class", ["paged", "packed", "features", "masks", *THIRD])
 def test_kernels_of_ragged_sequences_features_and_the_third_team_compile(
     cheat_class: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""CUDA kernels of the red team, wrong in pages, packed lengths or features, through the real gate.
+"""CUDA kernels of the red team, wrong in pages, lengths, features or masks, through the real gate.
 
 They are compiled for the CPU, and judged on the shapes of the search. Right ones also pass the
 checks that follow the timing. `make test` takes a few, `make soak` all.
@@ -19,10 +19,11 @@ from .in_process import Teams, childless
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-NAMES = ("paged", "packed", "features")
+NAMES = ("paged", "packed", "features", "masks")
 SOON = {
     *("last_page_whole", "table_kept", "shared_page_written"),
     *("boundary_one_late", "stops_before_an_empty_one"),
+    *("tile_by_its_ends", "lowest_overflows"),
 }
 """`make test` takes these; `make soak` takes all."""
 WRONG = [(name, each) for name in NAMES for each in CLASSES[name].expected]
