@@ -328,7 +328,7 @@ def operators(package: ModuleType) -> Any:
 
 @contextlib.contextmanager
 def imported(package: Path) -> Iterator[ModuleType]:
-    """The package's module. It is forgotten afterwards, and its hook is undone."""
+    """The package's module. It is forgotten afterwards, by Dynamo too, and its hook is undone."""
     _with_byte_code(package)
     sys.path.insert(0, str(package.parent))
     importlib.invalidate_caches()
@@ -341,3 +341,5 @@ def imported(package: Path) -> Iterator[ModuleType]:
         sys.path.remove(str(package.parent))
         for name in [n for n in sys.modules if n.partition(".")[0] == package.name]:
             del sys.modules[name]
+        # Dynamo keeps each module that it looked up by name for the life of the process.
+        torch._dynamo.symbolic_convert._import_module.cache_clear()
