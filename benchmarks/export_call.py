@@ -22,7 +22,8 @@ time of one call in a captured graph, and SDPA's beside it.
 - SDPA, miss: SDPA on a case that the package does not serve; hook, miss: that while it is active.
 
 With `--modes` the last four paths, and calls with a mask, run in each of these states of PyTorch:
-plain, a default device, autocast (to the kernels' type), a profiler, inference mode. `extra_us` is
+plain, a default device, autocast (to the kernels' type, and to another one, so that it casts), a
+profiler, inference mode. "Python hook" is the hook of a package without native code. `extra_us` is
 what a call costs on top of SDPA in the same state.
 """
 
@@ -122,10 +123,12 @@ def states_of(
     activity = torch.profiler.ProfilerActivity
     seen = [activity.CPU] if device.type == "cpu" else [activity.CPU, activity.CUDA]
     low = torch.bfloat16 if dtype == torch.float32 else dtype
+    other = torch.float16 if low == torch.bfloat16 else torch.bfloat16
     return {
         "plain": contextlib.nullcontext,
         "default device": lambda: torch.device(device),
         "autocast": lambda: torch.autocast(device.type, low),
+        "autocast that casts": lambda: torch.autocast(device.type, other),
         "profiler": lambda: torch.profiler.profile(activities=seen),
         "inference mode": torch.inference_mode,
     }
@@ -147,10 +150,11 @@ def modes_of(
     mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     masked = {"attn_mask": mask, "enable_gqa": grouped}
     before, replaced = F.scaled_dot_product_attention, with_hook(module)
+    sides = {"SDPA": before, "hook": replaced, "Python hook": in_python(module, before)}
     rows = []
     for state, entered in states.items():
         paths: dict[str, Callable[[], object]] = {}
-        for side, function in (("SDPA", before), ("hook", replaced)):
+        for side, function in sides.items():
             paths |= {
                 f"{side}, {state}": partial(function, q, k, v, **options),
                 f"{side}, miss, {state}": partial(function, *odd, scale=scale, **options),
@@ -160,8 +164,9 @@ def modes_of(
             found = times_of(paths, q.device, calls=calls, rounds=rounds, warm_up=20, in_graphs=())
         beside = {row["path"]: row["host_us"] for row in found}
         for row in found:
-            if row["path"].startswith("hook"):
-                row["extra_us"] = row["host_us"] - beside[row["path"].replace("hook", "SDPA", 1)]
+            side, _, path = row["path"].partition(", ")
+            if side != "SDPA":
+                row["extra_us"] = row["host_us"] - beside[f"SDPA, {path}"]
         rows += found
     return rows
 
@@ -191,6 +196,16 @@ def with_hook(module: Any) -> Callable[..., torch.Tensor]:
     replacement = F.scaled_dot_product_attention
     F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
     return replacement
+
+
+def in_python(module: Any, original: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """The function that would stand in torch.nn.functional if the package had no native code."""
+    calls = copy.copy(module._loaded._calls)
+    calls._direct = calls._native = None
+    layer = sys.modules[f"{module.__name__}._sdpa_hook"]._Layer(original)
+    layer.servers = (calls.attempt,)
+    found: Callable[..., torch.Tensor] = layer.replacement
+    return found
 
 
 def empty_operator(device_type: str) -> Callable[..., torch.Tensor]:

@@ -31,11 +31,13 @@ from ._plain_state import (
 from ._tracing import decided_while_tracing, forward_mode, is_exporting, is_transformed
 
 # Looked up once, since look-ups cost every call.
+_Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to torch.compile
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
 
 _USUAL = math.nan
 _MOST_LOST = 4096
@@ -139,10 +141,18 @@ class AttentionCalls:
             out = self._direct(q, k, v, mask, dropout, is_causal, scale, enable_gqa)
             if out is not None:
                 return None if out is False else out
-        call = Call(q, k, v, is_causal, scale, enable_gqa, mask)
         if _is_compiling():
-            return self._traced(call, dropout)
-        found = self.outputs(call, dropout)
+            return self._traced(Call(q, k, v, is_causal, scale, enable_gqa, mask), dropout)
+        if _function_modes():
+            if self._direct is None:
+                with below_function_modes():
+                    if self._is_known_miss(q, k, v, is_causal, scale, enable_gqa, mask):
+                        return None
+            found = self.outputs(Call(q, k, v, is_causal, scale, enable_gqa, mask), dropout)
+        elif self._is_known_miss(q, k, v, is_causal, scale, enable_gqa, mask):
+            return None  # before a `Call` is made: a miss must cost little
+        else:
+            found = self._examined(Call(q, k, v, is_causal, scale, enable_gqa, mask), dropout)
         return None if found is None else found[0]
 
     def outputs(self, call: Call, dropout: float = 0.0) -> Outputs | None:
@@ -162,14 +172,38 @@ class AttentionCalls:
 
     def _attempt(self, call: Call, dropout: float) -> Outputs | None:
         """The same; does not use the native launcher's function."""
-        cast_to = None
-        if _is_any_autocast_enabled() and _is_autocast_enabled(self._device_type):
-            cast_to = torch.get_autocast_dtype(self._device_type)
-        if self._lost:  # a miss must cost little
-            lost = self._lost.get(_lost_key(call, cast_to))
-            if lost:
-                lost.count()
-                return None
+        return None if self._is_known_miss(*call[:8]) else self._examined(call, dropout)
+
+    def _is_known_miss(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        mask: torch.Tensor | None,
+        asked: Asked = NONE,
+    ) -> bool:
+        """Whether a call with such facts is remembered as a miss. Counts it then."""
+        if not self._lost:
+            return False
+        cast_to = self._autocast_dtype() if _is_any_autocast_enabled() else None
+        key = _lost_key(q, k, v, is_causal, scale, enable_gqa, mask, asked, cast_to)
+        lost = self._lost.get(key)
+        if lost:
+            lost.count()
+        return bool(lost)
+
+    def _autocast_dtype(self) -> torch.dtype | None:
+        """The type that autocast casts inputs to, or None where it is off."""
+        if _is_autocast_enabled(self._device_type):
+            return _autocast_dtype(self._device_type)
+        return None
+
+    def _examined(self, call: Call, dropout: float) -> Outputs | None:
+        """The same for a call that is not remembered as a miss."""
+        cast_to = self._autocast_dtype() if _is_any_autocast_enabled() else None
         is_plain = call.is_plain
         given = call[:3] if is_plain and call.mask is None else _memory_of(call)
         missed = self.untakable(call, dropout)
@@ -203,7 +237,7 @@ class AttentionCalls:
     def _note(self, call: Call, cast: Call, cast_to: torch.dtype | None) -> None:
         """Remembers a miss that every call with such facts is, whatever else it has. `cast`: the
         call as autocast makes it."""
-        key = _lost_key(call, cast_to)
+        key = _lost_key(*call[:8], cast_to)
         if key in self._lost:
             return
         if len(self._lost) >= _MOST_LOST:
@@ -329,23 +363,34 @@ def _memory_of(call: Call) -> list[torch.Tensor]:
     return [*call[:3], *(t.detach() if type(t) is torch.nn.Parameter else t for t in further)]
 
 
-def _lost_key(call: Call, cast_to: torch.dtype | None) -> tuple[object, ...] | None:
+def _lost_key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    mask: torch.Tensor | None,
+    asked: Asked,
+    cast_to: torch.dtype | None,
+) -> tuple[object, ...] | None:
     """The facts of a call on which a remembered miss depends; None for tensors without such facts.
-    `cast_to` is autocast's type. If k and v have another type or device than q, the call is a miss
-    anyway, so those are left out."""
-    q, k, v, is_causal, scale, enable_gqa, mask, asked, _, _ = call
-    plain = type(q) is type(k) is type(v) is torch.Tensor
-    if not plain or q.is_nested or k.is_nested or v.is_nested:
+    `cast_to` is autocast's type. If k and v have another type or device than q, or the mask another
+    device, the call is a miss anyway, so those are left out."""
+    if not type(q) is type(k) is type(v) is _Tensor:
+        return None
+    try:
+        shapes = q.shape, k.shape, v.shape
+    except RuntimeError:  # a nested tensor has none
         return None
     layout: Any = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
     if not layout:
         layout = q.stride(), k.stride(), v.stride()
     more: Any = cast_to
     if mask is not None:
-        if type(mask) is not torch.Tensor or mask.is_nested:
+        if type(mask) is not _Tensor or mask.is_nested:
             return None
-        more = cast_to, mask.shape, mask.stride(), mask.dtype, mask.device
+        more = cast_to, mask.shape, mask.stride(), mask.dtype
     if asked is not NONE:
         more = more, asked
-    tensors = q.shape, k.shape, v.shape, q.dtype, q.device, layout
-    return *tensors, is_causal, scale, enable_gqa, more
+    return *shapes, q.dtype, q.device, layout, is_causal, scale, enable_gqa, more

@@ -26,6 +26,7 @@ from ._attention_package import (
     AttentionKernels,
     Call,
     Served,
+    autocast_device,
     cast_for_autocast,
     plain_attention,
 )
@@ -326,8 +327,12 @@ class NativeDecisions:
         enable_gqa: bool,
         attn_mask: torch.Tensor | None = None,
     ) -> int:
-        """Tells native code what serves a call, in the same thread in which that asks."""
-        call = Call(q, k, v, is_causal, given_scale(scale), enable_gqa, attn_mask)
+        """Tells native code what serves a call, in the same thread in which that asks. Where
+        autocast casts the tensors, it is Python that serves the call."""
+        given = Call(q, k, v, is_causal, given_scale(scale), enable_gqa, attn_mask)
+        device_type = autocast_device(q)
+        call = given.cast(device_type) if device_type else given
+        is_cast = any(a is not b for a, b in zip(given, call, strict=True))
         self._forget(least=_MOST_DECISIONS)
         decision = self._kernels.decide(call)
         tensors = (*call[:3], *call.further)
@@ -338,7 +343,7 @@ class NativeDecisions:
             number = self._native.add_miss()
         else:
             same = q.shape[3] == v.shape[3]  # the only output that native code makes
-            add = self._native.add if same else self._native.add_python
+            add = self._native.add if same and not is_cast else self._native.add_python
             number = add(decision.launch, torch.empty_like(q))
         with self._lock:
             self._told.append((number, decision))

@@ -284,14 +284,21 @@ def test_native_code_serves_calls_under_autocast_that_casts_nothing(opened: Open
         with autocast_to(torch.float32):
             torch.testing.assert_close(direct(q, k, v, *rest), sdpa(q, k, v, **GROUPED))
             assert direct(*few, *rest) is False
-        with autocast_to(torch.bfloat16):  # casts: Python must find out
-            assert direct(q, k, v, *rest) is None
-            assert direct(*few, *rest) is None
+        with autocast_to(torch.bfloat16):  # for which the package has no kernel
+            for _ in range(2):
+                assert direct(q, k, v, *rest) is False
             assert module.attention(q, k, v, **GROUPED).dtype == torch.bfloat16
         with autocast_to(torch.float32):
             half = q.bfloat16()
-            assert direct(half, k, v, *rest) is None
-            assert direct(q, k, half[:, :2], *rest) is None
+            for _ in range(2):  # a kernel serves the call when Python has cast its tensors
+                assert direct(half, k, v, *rest) is None
+                assert direct(q, k, half[:, :2], *rest) is None
+            before = module.info()["calls"]
+            assert module.attention(half, k, v, **GROUPED).dtype == torch.float32
+            assert module.info()["calls"] == before + 1
+            for _ in range(2):
+                assert direct(half[:, :, :1], *few[1:], *rest) is False
+        assert direct(half, k, v, *rest) is False  # without autocast the types differ
 
 
 @contextmanager
@@ -776,9 +783,10 @@ def test_native_code_sees_which_masks_autocast_casts(opened: Open) -> None:
         with autocast_to(torch.float32):
             assert direct(q, k, v, mask, 0.0, False, None, True) is not None
             assert direct(q, k, v, bias, 0.0, False, None, True) is False
-            assert direct(q, k, v, bias.half(), 0.0, False, None, True) is None
+            assert direct(q, k, v, bias.half(), 0.0, False, None, True) is False
+            assert direct(q.half(), k, v, mask, 0.0, False, None, True) is None  # Python casts
         with autocast_to(torch.float16):
-            assert direct(q, k, v, mask, 0.0, False, None, True) is None
+            assert direct(q, k, v, mask, 0.0, False, None, True) is False
     with torch.enable_grad():
         assert direct(q, k, v, bias.requires_grad_(), 0.0, False, None, True) is False
 

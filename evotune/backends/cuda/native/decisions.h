@@ -1,7 +1,7 @@
 // Decisions on calls, and the keys under which they are kept.
 //
-// A key is everything that a decision depends on: dtypes, device, sizes, strides, alignment, mask, scale. A decision
-// is a miss, a call of Python's launcher (for launches that native code does not make), or a program: buffers,
+// A key is everything that a decision depends on: dtypes, device, sizes, strides, alignment, mask, scale, and the dtype to
+// which autocast casts. A decision is a miss, a call of Python's launcher (for launches that native code does not make), or a program: buffers,
 // arguments, launches. Python makes it, once for each key.
 #pragma once
 
@@ -41,6 +41,7 @@ struct Call {
   double scale;  // kUsual where the caller gave none
   bool enable_gqa;
   std::int32_t device_type, device_index;  // as PyTorch's C functions number them
+  const void* cast_to = nullptr;  // the dtype to which autocast casts tensors of the call; null where it casts none
 };
 
 constexpr double kUsual = std::numeric_limits<double>::quiet_NaN();
@@ -77,6 +78,7 @@ inline void make_key(const Call& call, Key& key) {
   if (!is_usual(call.scale)) std::memcpy(&scale, &call.scale, sizeof scale);
   key.push_back(scale);
   key.push_back((call.is_causal ? 1 : 0) | (call.enable_gqa ? 2 : 0) | (addresses % kAlignment ? 4 : 0));
+  if (call.cast_to) key.push_back(reinterpret_cast<std::int64_t>(call.cast_to));
 }
 
 // --- Decisions -------------------------------------------------------------------------------------------------------

@@ -152,22 +152,20 @@ constexpr std::uint8_t kDlBool = 6;
 
 bool is_boolean(const Call& call, int i) { return i == 3 && (call.views[3].kind >> 48 & 0xff) == kDlBool; }
 
-// Whether autocast casts a tensor of the call: its dtype is not the one to which autocast casts.
-bool is_cast(Object const* arguments, const Call& call) {
-  if (!holds(asked.any_autocast)) return false;
-  if (!truth(Reference(python.Vectorcall(asked.autocast_is_on, &asked.device_type, 1, nullptr)))) return false;
+// The dtype to which autocast casts a tensor of the call; null where it casts none. PyTorch keeps its dtypes for ever.
+Object cast_of(Object const* arguments, const Call& call) {
+  if (!holds(asked.any_autocast)) return nullptr;
+  if (!truth(Reference(python.Vectorcall(asked.autocast_is_on, &asked.device_type, 1, nullptr)))) return nullptr;
   const Reference to(checked(python.Vectorcall(asked.autocast_dtype, &asked.device_type, 1, nullptr)));
   for (int i = 0; i < call.tensors; ++i) {
     const Reference own(checked(python.GetAttr(arguments[i], asked.dtype)));
-    if (own.get() != to.get() && !is_boolean(call, i)) return true;
+    if (own.get() != to.get() && !is_boolean(call, i)) return to.get();
   }
-  return false;
+  return nullptr;
 }
 
-// Whether PyTorch is in its plain state (no modes, no forward-mode AD), and the tensors need no cast, no gradient and no
-// negation.
+// Whether PyTorch is in its plain state (no modes, no forward-mode AD), and the tensors need no gradient and no negation.
 bool all_is_plain(Object const* arguments, const Call& call) {
-  if (is_cast(arguments, call)) return false;
   if (any_answer_is(true, asked.unwanted) || any_answer_is(false, asked.wanted)) return false;
   Object level = python.GetItem(asked.forward_ad, asked.level);
   if (!level || python.AsLong(level) >= 0) return false;
@@ -226,17 +224,20 @@ Object answer(Object object) {
 Object served(Object const* arguments) {
   Call call;
   if (!read_call(arguments, call)) return answer(asked.none);
+  call.cast_to = cast_of(arguments, call);
   std::shared_ptr<Decision> found = known(call);
-  if (found && found->kind == kMiss && !is_cast(arguments, call)) {  // whatever else PyTorch's state is
+  if (found && found->kind == kMiss) {  // whatever else PyTorch's state is
     found->calls.fetch_add(1, std::memory_order_relaxed);
     return answer(asked.no);
   }
+  if (found && call.cast_to) return answer(asked.none);  // Python casts
   if (!all_is_plain(arguments, call)) return answer(asked.none);
   if (!found) found = decided(call, [&] {
     const Reference scale(python.FromDouble(call.scale));
     ask(asked.decide, arguments, scale.get());
   });
   Decision& decision = *found;
+  if (call.cast_to && decision.kind != kMiss) return answer(asked.none);
   if (decision.kind == kPython) return ask(asked.serve, arguments, arguments[6]).release();  // which counts it
   decision.calls.fetch_add(1, std::memory_order_relaxed);
   if (decision.kind == kMiss) return answer(asked.no);
