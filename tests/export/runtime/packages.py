@@ -341,5 +341,20 @@ def imported(package: Path) -> Iterator[ModuleType]:
         sys.path.remove(str(package.parent))
         for name in [n for n in sys.modules if n.partition(".")[0] == package.name]:
             del sys.modules[name]
-        # Dynamo keeps each module that it looked up by name for the life of the process.
-        torch._dynamo.symbolic_convert._import_module.cache_clear()
+        _forget_imports_of(package.name)
+
+
+def _forget_imports_of(package: str) -> None:
+    """Dynamo keeps each module that it looked up by name: in a cache, and among the variables of the
+    module whose function it compiled. The next import of the package has other modules."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    if dynamo is None:
+        return
+    dynamo._import_module.cache_clear()
+    for module in list(sys.modules.values()):
+        for alias in [
+            each
+            for each in getattr(module, "__dict__", ())
+            if each.startswith(f"__import_{package}")
+        ]:
+            delattr(module, alias)

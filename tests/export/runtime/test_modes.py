@@ -147,10 +147,14 @@ def test_the_benchmark_times_each_state(
     script = benchmark_module("export_call")
     with torch.no_grad():
         record = script.measured(opened(), 0, calls=1, rounds=2, modes=True)
-    states = ("plain", "default device", "autocast", "profiler", "inference mode")
+    autocast = ("autocast", "autocast that casts")
+    states = ("plain", "default device", *autocast, "profiler", "inference mode")
     paths = [row["path"] for row in record["paths"] if "extra_us" in row]
     assert paths == [
-        f"hook{case}, {state}" for state in states for case in ("", ", miss", ", mask")
+        f"{hook}{case}, {state}"
+        for state in states
+        for hook in ("hook", "Python hook")
+        for case in ("", ", miss", ", mask")
     ]
 
 

@@ -39,9 +39,6 @@ def silent() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     torch._dynamo.reset()
-    # Dynamo keeps the modules that it guards here, but the next import of the package has others.
-    for name in [name for name in globals() if name.startswith("__import_")]:
-        del globals()[name]
 
 
 def bidirectional_mask_function(*_: Any) -> bool:
