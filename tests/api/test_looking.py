@@ -90,6 +90,7 @@ def test_gate_passes_a_right_kernel_and_says_how_fast_it_is() -> None:
     assert json.loads(json.dumps(verdict.to_json()))["passed"] is True
 
 
+@pytest.mark.soak
 def test_gate_confirms_a_kernel_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run gives up on a busy machine, where its checks take longer than its search."""
     at_once = staticmethod(lambda searched_s, champions: ConfirmingTime(0.0))

@@ -118,6 +118,7 @@ def test_a_model_is_recorded_tuned_exported_checked_and_timed(
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
 
 
+@pytest.mark.soak
 def test_a_real_search_ends_with_a_package_or_with_the_figures_of_the_loser(tune: Tune) -> None:
     with brief_confirmations():
         package = tune(Decoder().eval(), torch.arange(32)[None])

@@ -456,6 +456,7 @@ JOINED = SIMPLE.replace('"scale", source', '"scale", ["scale.cu", "step.h"]').re
 )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "script",
     [
@@ -626,6 +627,7 @@ ELSEWHERE = {
 """The same, where something is missing on this machine."""
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("case", [*MISTAKES, *ELSEWHERE])
 def test_what_does_not_come_in_is_one_line_and_nothing_is_written(
     case: str, invoke: Invoke, tmp_path: Path

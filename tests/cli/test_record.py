@@ -69,6 +69,7 @@ def test_a_script_runs_as_python_runs_it(script: Path, tmp_path: Path) -> None:
     assert "attention-" in err
 
 
+@pytest.mark.soak
 def test_the_file_may_stand_last_and_other_words_are_the_scripts(
     script: Path, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_the_file_may_stand_last_and_other_words_are_the_scripts(
     assert "none: kernel" in err
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [

@@ -79,6 +79,7 @@ def test_a_script_is_tuned_served_and_timed(
     assert whole == [False, *(5 * [True, False, False, True])]
 
 
+@pytest.mark.soak
 def test_a_script_that_takes_too_long_is_not_timed_as_a_whole(
     invoke: Invoke, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_script_that_takes_too_long_is_not_timed_as_a_whole(
     assert "script      not timed: 20 runs take 20 minutes: see --minutes" in done.stdout
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -31,6 +31,7 @@ GPUS = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100"}
 """What --device calls a GPU, by its name in the figures."""
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("benchmark", FILES)
 def test_kept_configurations_are_of_todays_space(
     benchmark_module: BenchmarkModule, tmp_path: Path, benchmark: str

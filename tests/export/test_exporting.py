@@ -108,7 +108,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
     ("name", "device"),
     [
         pytest.param("attention-cpu", "cpu", marks=pytest.mark.soak),
-        ("attention-features-cpu", "cpu"),
+        pytest.param("attention-features-cpu", "cpu", marks=pytest.mark.soak),
         ("softmax-cpu", "cpu"),
         pytest.param("rms-norm-cpu", "cpu", marks=pytest.mark.soak),
         pytest.param("matmul-cpu", "cpu", marks=pytest.mark.soak),
@@ -118,7 +118,7 @@ def test_two_exports_are_the_same_bytes_and_tell_no_place_and_no_time(
         pytest.param("attention-wgmma", "h200", marks=pytest.mark.soak),
         pytest.param("attention-mma-features", "h200", marks=pytest.mark.soak),
         pytest.param("attention-wgmma-features", "h200", marks=pytest.mark.soak),
-        ("attention-varlen-wgmma", "h200"),
+        pytest.param("attention-varlen-wgmma", "h200", marks=pytest.mark.soak),
         ("attention-triton", "h200"),
         pytest.param("linear-skinny", "h200", marks=pytest.mark.soak),
         pytest.param("add-rms-norm", "h200", marks=pytest.mark.soak),

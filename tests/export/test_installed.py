@@ -333,6 +333,7 @@ def test_softmax_goes_the_same_way(tmp_path: Path, environment: Environment) -> 
     assert environment.run(SOFTMAX).endswith("done\n")
 
 
+@pytest.mark.soak
 def test_a_problem_of_ones_own_does_too(tmp_path: Path, environment: Environment) -> None:
     """The whole way in `make test`: tuned here, exported, installed and called."""
     runs = tmp_path / "runs"

@@ -68,6 +68,7 @@ def dispatch(run: RunFolder) -> dict[str, Any]:
     return described
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("define", [[], ["dtype"]])
 @pytest.mark.parametrize("known", ["columns", "columns if rows > 1 else 0"])
 def test_a_package_serves_measured_cases_and_others(

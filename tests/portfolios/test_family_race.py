@@ -158,6 +158,7 @@ def end_of(folder: Path, family: Family) -> dict[str, Any]:
     return {"races": races, "state": family.state, "trials": trials(folder)}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("budget", [{"trials": 22}, {"minutes": 0.7}])
 def test_a_kill_changes_no_decision(tmp_path: Path, budget: dict[str, Any]) -> None:
     whole = started(tmp_path / "whole", PretendedRuns(by_space), [ONE, OTHER], **budget)

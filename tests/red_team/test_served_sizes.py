@@ -94,6 +94,7 @@ def test_a_kernel_that_is_wrong_at_single_sizes_is_refused(kernels: Served, kern
     assert verdict.reason.endswith("(a size that a package could serve)")
 
 
+@pytest.mark.soak
 def test_between_the_cases_of_a_rule_a_wrong_length_is_met(kernels: Served) -> None:
     """2,047 keys are near neither case."""
     kernel = "wrong_at_2047_keys"

@@ -109,7 +109,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllMethods]:
         yield AllMethods(tmp_path_factory.mktemp("unusual"))
 
 
-@pytest.mark.parametrize("number", range(0, len(METHODS), 20), ids=IDS[::20])
+@pytest.mark.parametrize("number", range(0, len(METHODS), 40), ids=IDS[::40])
 def test_an_unusual_way_is_no_wrong_way(methods: AllMethods, number: int) -> None:
     methods.passes(number, number)
 

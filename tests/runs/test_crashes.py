@@ -60,7 +60,7 @@ def _check_acknowledged(
     return now
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_run_killed_at_a_commit_boundary_loses_no_outcome_and_measures_none_twice(
     forker: Forker, space: Path, unbroken: RunFolder, tmp_path: Path, point: str

@@ -54,10 +54,8 @@ def test_each_launch_has_its_entry_and_happens_only_when_its_condition_holds() -
     assert two.cases[0].plan.entry == "attention_forward"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("attention_mma", marks=pytest.mark.soak), "attention_wgmma", "attention_triton"],
-)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("name", ["attention_triton", "attention_mma", "attention_wgmma"])
 def test_what_a_planner_remembers_changes_no_proposal(name: str) -> None:
     space = Path(__file__).parents[2] / "search_spaces" / f"{name}.yaml"
     setup = load_setup(space, "h200", compile_only=True)

@@ -104,6 +104,7 @@ def test_a_kernel_that_fails_while_it_is_timed_is_not_confirmed() -> None:
     assert joined(_right(Proposal(0, Configuration({}), part=CHECKS)), timing) == timing
 
 
+@pytest.mark.soak
 def test_the_parts_of_a_real_confirmation_make_a_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

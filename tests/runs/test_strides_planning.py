@@ -158,6 +158,7 @@ def lies_between_checks(made: Proposal, job: CaseJob, planner: Planner) -> bool:
     return place(job.case).is_in(place(job.case).fixed, ranges)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("space", ["attention-mma", "attention-mma-decode"])
 @pytest.mark.parametrize("number", range(3))
 def test_every_view_of_a_measured_case_lies_between_checks(space: str, number: int) -> None:

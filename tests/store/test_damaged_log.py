@@ -153,6 +153,7 @@ def test_a_changed_byte_of_the_log_is_told_with_the_outcomes_that_are_gone(
     assert _opened(files.put(tmp_path / "first", first_frame), files.trials) == ("told", gone)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("by", [1, 0x10, 0xFF])
 def test_a_changed_byte_of_the_main_files_header_is_told_beside_a_log(
     files: Files, tmp_path: Path, by: int

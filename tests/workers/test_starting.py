@@ -422,6 +422,7 @@ def test_spare_workers_are_loaded_when_all_that_live_have_their_libraries(
     assert spares.take() is None
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_on_a_cpu_a_champion_s_next_worker_loads_beside_its_own_and_never_while_it_is_timed(
     tmp_path: Path,
@@ -454,6 +455,7 @@ def test_on_a_cpu_a_champion_s_next_worker_loads_beside_its_own_and_never_while_
     assert not list(naming(str(tmp_path)))
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_champion_s_next_worker_that_dies_while_it_loads_costs_nothing(tmp_path: Path) -> None:
     kernels = FaultyKernels(tmp_path)
