@@ -345,8 +345,8 @@ def imported(package: Path) -> Iterator[ModuleType]:
 
 
 def _forget_imports_of(package: str) -> None:
-    """Dynamo keeps modules that it looked up by name: in a cache, and as variables of the module whose
-    function it compiled. The next import of the package has other modules."""
+    """Dynamo keeps modules that it looked up by name: in a cache, and as variables of modules whose
+    functions it compiled. The next import of the package has other modules."""
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
     if dynamo is None:
         return
