@@ -7,7 +7,8 @@
 //             group of heads shares one kv head. Lengths >= 1.
 //             CAUSAL: row i sees the keys j <= i (aligned to the top left corner, also when the lengths differ).
 // Types       DTYPE_FLOAT16 or DTYPE_BFLOAT16 in and out, every sum in float32.
-// Problem     HEAD_DIM and VALUE_DIM (multiples of 8, up to 256), CAUSAL, DTYPE, and features: parts/features.h.
+// Problem     HEAD_DIM and VALUE_DIM (multiples of 8, up to 256), CAUSAL, DTYPE, and features: parts/features.h,
+//             parts/mask.h.
 //
 // How it works. WARPS rows of one head share a block of threads, and with it the BLOCK_N keys and values that lie in
 // shared memory at a time. A lane's share changes within a step:
@@ -16,6 +17,8 @@
 //   output    a lane has columns (lane, lane + 32, ...): it walks over the weights and adds its columns of V
 // When a block raises the row's maximum from m to m', the sums so far are too large by 2^(m' - m), and are scaled
 // down: the online softmax, which 1_scalar.cpp explains. Scores are kept times log2(e), so that 2^x serves.
+// Lanes read the mask where their keys are. A block of keys that bytes hide from all rows of the block of threads is not
+// copied. With a bias scores stay as they are, since the lowest float times log2(e) would be infinite.
 //
 // Tunables
 //   BLOCK_N    keys at a time (32, 64, 96, 128): more keys share the barriers and the softmax's shuffles, and need more
@@ -33,6 +36,7 @@
 // References   Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; PTX ISA, "cvt".
 #include "parts/arithmetic.cuh"
 #include "parts/features.h"
+#include "parts/mask.h"
 
 namespace {
 
@@ -45,7 +49,28 @@ constexpr int kThreads = 32 * WARPS;
 constexpr int kLaneKeys = BLOCK_N / 32;
 constexpr int kLaneColumns = (VALUE_DIM + 31) / 32;
 constexpr int kKeyStride = HEAD_DIM + VEC_WIDTH;
-constexpr float kLowest = -1e30f;  // first running maximum: finite, so that -inf scores never meet -inf - -inf
+// First running maximum: finite, so that -inf scores never meet -inf - -inf. A bias may be the lowest float.
+constexpr float kLowest = MASK_IS_BIAS ? -3.402823466e38f : -1e30f;
+// Scores are times UNIT, and differences of scores times TO_LOG2 are exponents of 2. Macros: a constant would be part of
+// each binary.
+#define LOG2E 1.44269504088896341f
+#if MASK_IS_BIAS
+#define UNIT 1.0f
+#define TO_LOG2 LOG2E
+#else
+#define UNIT LOG2E
+#define TO_LOG2 1.0f
+#endif
+
+#if MASK_IS_FLOAT32
+using MaskElement = float;
+#elif MASK_IS_BIAS
+using MaskElement = Element;
+#else
+using MaskElement = unsigned char;
+#endif
+__device__ float bias_of(float element) { return element; }
+__device__ float bias_of(Element element) { return to_float<kBfloat16>(element); }
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
@@ -84,12 +109,11 @@ __device__ float dot(const float* q, const Element* key) {
 // Whether a lane has a column: all have, where the columns are a multiple of 32.
 __device__ bool has_column(int column) { return VALUE_DIM % 32 == 0 || column < VALUE_DIM; }
 
-// A score in units of log2(e), as a feature changes it.
+// A score times UNIT, as a feature changes it.
 __device__ float changed(float score, const Features& features, int head, int row, int key, int own) {
-  constexpr float log2e = 1.44269504088896341f;
-  if (HAS_SOFTCAP) score = log2e * features.softcap * tanhf(score / (log2e * features.softcap));
-  if (ALIBI) score -= log2e * features.alibi_slopes[head] * static_cast<float>(abs(own - key));
-  if (HAS_SCORE_MOD) score = log2e * SCORE_MOD(score / log2e, head, row, key);
+  if (HAS_SOFTCAP) score = UNIT * features.softcap * tanhf(score / (UNIT * features.softcap));
+  if (ALIBI) score -= UNIT * features.alibi_slopes[head] * static_cast<float>(abs(own - key));
+  if (HAS_SCORE_MOD) score = UNIT * SCORE_MOD(score / UNIT, head, row, key);
   return score;
 }
 
@@ -98,7 +122,7 @@ __device__ float changed(float score, const Features& features, int head, int ro
 // The 1 asks for at least one block a multiprocessor. Without it, the compiler spills registers to fit more blocks.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const Element* q, const Element* k, const Element* v, Element* out, float softmax_scale,
-                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k FEATURE_ARGUMENTS) {
+                      int batch, int heads, int kv_heads, int seq_len_q, int seq_len_k FEATURE_ARGUMENTS MASK_ARGUMENTS) {
   const Features features FEATURES_GIVEN;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_blocks = (seq_len_q + WARPS - 1) / WARPS;
@@ -113,7 +137,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   float* query = reinterpret_cast<float*>(values + BLOCK_N * VALUE_DIM) + warp * (HEAD_DIM + BLOCK_N);
   float* weights = query + HEAD_DIM;
 
-  const float scale = softmax_scale * 1.44269504088896341f;
+#if HAS_MASK
+  const AttnMask mask = MASK_GIVEN.in_batch(head / heads);
+  const MaskElement* mask_row = mask.at<MaskElement>(head % heads, row, 0);
+#endif
+
+  const float scale = softmax_scale * UNIT;
   for (int d = lane; d < HEAD_DIM; d += 32) query[d] = scale * to_float<kBfloat16>(q[row_at * HEAD_DIM + d]);
 
   const int last_row = min(first_row + WARPS, seq_len_q) - 1;
@@ -126,14 +155,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int row_first = features.first_key(own), row_keys = features.end_key(own, seq_len_k);
   float maximum = kLowest, sum = 0.0f, output[kLaneColumns] = {};
   if (SINKS) {  // a key that comes first and has no value; one lane's part of the sum has it. -inf: no sink
-    const float sink = 1.44269504088896341f * features.sinks[head % heads];
+    const float sink = UNIT * features.sinks[head % heads];
     maximum = fmaxf(kLowest, sink);
-    sum = lane == 0 ? exp2f(sink - maximum) : 0.0f;
+    sum = lane == 0 ? exp2f(TO_LOG2 * (sink - maximum)) : 0.0f;
   }
 
   for (int first = block_first; first < block_keys; first += BLOCK_N) {
     const int count = min(BLOCK_N, block_keys - first);
+#if HAS_MASK && !MASK_IS_BIAS
+    unsigned hidden = 0;  // a bit for each of this lane's keys
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i)
+      if (const int key = first + lane + 32 * i; key >= row_keys || mask_row[key] == 0) hidden |= 1u << i;
+    if (!__syncthreads_or(hidden != (1u << kLaneKeys) - 1)) continue;
+#else
     __syncthreads();  // all have read the last block
+#endif
     copy_rows<HEAD_DIM>(keys, kKeyStride, k + (keys_at + first) * HEAD_DIM, count);
     copy_rows<VALUE_DIM>(values, VALUE_DIM, v + (keys_at + first) * VALUE_DIM, count);
     __syncthreads();
@@ -142,18 +179,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       const int key = lane + 32 * i;
-      const bool seen = first + key < row_keys && (!HAS_WINDOW || first + key >= row_first);
+      bool seen = first + key < row_keys && (!HAS_WINDOW || first + key >= row_first);
+#if HAS_MASK && !MASK_IS_BIAS
+      seen = seen && !(hidden >> i & 1);
+#endif
       scores[i] = seen ? changed(dot(query, keys + key * kKeyStride), features, head % heads, row, first + key, own)
                        : __int_as_float(0xff800000);  // -inf
+#if MASK_IS_BIAS
+      if (seen) scores[i] += bias_of(mask_row[first + key]);
+#endif
       top = fmaxf(top, scores[i]);
     }
     top = warp_maximum(top);
-    const float alpha = exp2f(maximum - top);
+    const float alpha = exp2f(TO_LOG2 * (maximum - top));
     maximum = top;
     sum *= alpha;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
-      const float weight = exp2f(scores[i] - top);
+      const float weight = exp2f(TO_LOG2 * (scores[i] - top));
       weights[lane + 32 * i] = weight;
       sum += weight;
     }
@@ -171,12 +214,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   sum = warp_sum(sum);
   if (first_row + warp >= seq_len_q) return;
-  // Without a window, and with the top left corner, each row sees a key.
-  const bool empty = (HAS_WINDOW || BOTTOM_RIGHT) && sum == 0.0f;
+  // Without a window or a mask, and with the top left corner, each row sees a key.
+  const bool empty = (HAS_WINDOW || BOTTOM_RIGHT || HAS_MASK) && sum == 0.0f;
 #pragma unroll
   for (int i = 0; i < kLaneColumns; ++i)
     if (has_column(lane + 32 * i))
       out[row_at * VALUE_DIM + lane + 32 * i] = to_element<kBfloat16>(empty ? 0.0f : output[i] / sum);
   if (LSE && lane == 0)
-    features.lse[row_at] = empty ? __int_as_float(0xff800000) : 0.693147180559945309f * (maximum + log2f(sum));
+    features.lse[row_at] = empty          ? __int_as_float(0xff800000)
+                           : MASK_IS_BIAS ? maximum + 0.693147180559945309f * log2f(sum)
+                                          : 0.693147180559945309f * (maximum + log2f(sum));
 }

@@ -35,7 +35,7 @@ LATER += [("attention-wmma", "a100"), ("attention-wmma", "h200"), ("attention-sc
 LATER += [("attention-mma", "a100"), ("attention-mma", "h200")]
 LATER += [("attention-wgmma-features", "h200"), ("attention-wgmma", "h200")]
 LATER += [("attention-mma-decode", "h200"), ("attention-wgmma-masks", "h200")]
-LATER += [("attention-mma-masks", device) for device in DEVICES]
+LATER += [(f"attention-{rung}masks", each) for rung in ("", "mma-") for each in DEVICES]
 
 
 def planner_for(space: str, device: str) -> tuple[Planner, BoundSpace]:

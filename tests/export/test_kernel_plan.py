@@ -46,7 +46,7 @@ ALIKE = {
     *("attention-scalar-cpu", "attention-wmma", "attention-features", "linear", "linear-gelu"),
     *("add-rms-norm", "rms-norm", "rms-norm-cpu", "softmax-cpu", "softmax"),
     *("attention-wgmma-features", "attention-tma", "attention-cpu", "matmul-cpu", "linear-mma"),
-    *("attention-mma-masks", "attention-wgmma-masks"),
+    *("attention-masks", "attention-mma-masks", "attention-wgmma-masks"),
 }
 """Their launches are written as those of other spaces: soak tests."""
 

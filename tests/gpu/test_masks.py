@@ -11,7 +11,7 @@ from .searching import failures, listed_trials, random_trials, shipped
 
 pytestmark = pytest.mark.gpu
 
-RUNGS = {"mma": "attention_mma_masks"}
+RUNGS = {"scalar": "attention_masks", "mma": "attention_mma_masks"}
 _ONE: dict[str, int] = {"mask_batch": 1, "mask_heads": 1, "mask_rows": 1}
 _VARIANTS: dict[str, list[dict[str, Any]]] = {
     "padding": [
