@@ -1,0 +1,66 @@
+"""The field's formats: files of FlashInfer-Bench, KernelBench and GPU MODE, for evotune's gate.
+
+    given = load(candidate, task, detect(candidate, task), folder)
+    verdict = evotune.gate(given.kernel, **given.keywords)
+    print(result(given, verdict))
+
+Nothing of a file is executed to detect its format.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evotune.errors import UsageError
+from evotune.formats.given import Given
+
+if TYPE_CHECKING:
+    from evotune.api.checking import Verdict
+
+__all__ = ["FORMATS", "Given", "detect", "load", "result"]
+
+EVOTUNE = "evotune"
+FORMATS = ("flashinfer-bench", "kernelbench", "gpumode")
+
+
+def detect(candidate: Path, task: Path | None) -> str:
+    """The format of a candidate's file: one of FORMATS, or "evotune" for anything else. Raises
+    UsageError if the file cannot be read."""
+    from evotune.formats.flashinfer_bench import bound_names, read_text
+
+    if task is not None and (task.name == "task.yml" or (task / "task.yml").is_file()):
+        return "gpumode"
+    if candidate.suffix == ".json":
+        return "flashinfer-bench"
+    if candidate.suffix != ".py":
+        return EVOTUNE
+    try:
+        names = bound_names(ast.parse(read_text(candidate)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return EVOTUNE
+    if "ModelNew" in names:
+        return "kernelbench"
+    return "gpumode" if "custom_kernel" in names else EVOTUNE
+
+
+def load(candidate: Path, task: Path | None, format: str, folder: Path) -> Given:
+    """The kernel and the problem of a candidate's file and its task's. What is generated is written
+    into `folder`, and must stay there while the gate works.
+
+    Raises UsageError, one line with the file and the field, for a mistake, for what is not
+    supported, and if the user does not agree to execute the files.
+    """
+    if format == "flashinfer-bench":
+        from evotune.formats import flashinfer_solutions
+
+        return flashinfer_solutions.load(candidate, task, folder)
+    raise UsageError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+
+
+def result(given: Given, verdict: Verdict) -> str:
+    """The verdict in the format's own words: FlashInfer-Bench's traces as lines of JSON."""
+    from evotune.formats import flashinfer_solutions
+
+    return flashinfer_solutions.result(given.origin, verdict)

@@ -1,0 +1,106 @@
+"""Runs a reference that somebody else wrote in another precision than it states.
+
+Other people's references name their types: they compute in float32 and round the result to
+bfloat16. `widened` lets such code compute in float64, as the gate's reference must. `rounded`
+gives what tensor cores compute: the operands of matrix products are rounded to the inputs' type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+_BITS = {torch.float64: 64, torch.float32: 32, torch.bfloat16: 16, torch.float16: 16}
+_CASTS = {torch.Tensor.float: 32, torch.Tensor.half: 16, torch.Tensor.bfloat16: 16}
+_PRODUCTS = {
+    *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.baddbmm, torch.einsum),
+    *(torch.dot, F.linear, F.scaled_dot_product_attention, F.conv1d, F.conv2d, F.conv3d),
+    *(torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.Tensor.mm),
+    *(torch.Tensor.bmm, torch.Tensor.mv, torch.Tensor.dot, torch.Tensor.addmm),
+}
+
+
+@contextlib.contextmanager
+def widened(wide: torch.dtype) -> Iterator[None]:
+    """A context in which a narrower floating-point type means `wide`, in casts, in new tensors and
+    as the default type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(wide)
+    try:
+        with _Widened(wide):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def rounded(narrow: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """A context in which the operands of matrix products and convolutions are rounded to `narrow`.
+    The products are summed as before."""
+    return _RoundedOperands(narrow)
+
+
+class _Widened(TorchFunctionMode):
+    def __init__(self, wide: torch.dtype) -> None:
+        super().__init__()
+        self._wide = wide
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _CASTS and _CASTS[func] < _BITS[self._wide]:
+            return args[0].to(self._wide)
+        given = {name: self._type(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._type, args), **given)
+
+    def _type(self, value: Any) -> Any:
+        if not isinstance(value, torch.dtype) or not value.is_floating_point:
+            return value
+        return self._wide if _BITS.get(value, 8) < _BITS[self._wide] else value
+
+
+class _RoundedOperands(TorchFunctionMode):
+    def __init__(self, narrow: torch.dtype) -> None:
+        super().__init__()
+        self._narrow = narrow
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _PRODUCTS:
+            args = self._rounded(args)
+            kwargs = {name: self._rounded(value) for name, value in (kwargs or {}).items()}
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._rounded, value))
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(self._narrow).to(value.dtype)
+        return value
+
+
+class OnDevice(TorchFunctionMode):
+    """A context in which CUDA means `device`: many tasks name it for the tensors that they make."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0].to(self._device)
+        given = {name: self._placed(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._placed, args), **given)
+
+    def _placed(self, value: Any) -> Any:
+        names_cuda = isinstance(value, str) and value.partition(":")[0] == "cuda"
+        if names_cuda or (isinstance(value, torch.device) and value.type == "cuda"):
+            return self._device
+        return value
