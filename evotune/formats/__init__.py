@@ -52,15 +52,25 @@ def load(candidate: Path, task: Path | None, format: str, folder: Path) -> Given
     Raises UsageError, one line with the file and the field, for a mistake, for what is not
     supported, and if the user does not agree to execute the files.
     """
-    if format == "flashinfer-bench":
-        from evotune.formats import flashinfer_solutions
+    from evotune.formats import flashinfer_solutions, gpumode, kernelbench
 
-        return flashinfer_solutions.load(candidate, task, folder)
-    raise UsageError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    loaders = {
+        flashinfer_solutions.FORMAT: flashinfer_solutions.load,
+        kernelbench.FORMAT: kernelbench.load,
+        gpumode.FORMAT: gpumode.load,
+    }
+    if format not in loaders:
+        raise UsageError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    return loaders[format](candidate, task, folder)
 
 
 def result(given: Given, verdict: Verdict) -> str:
-    """The verdict in the format's own words: FlashInfer-Bench's traces as lines of JSON."""
-    from evotune.formats import flashinfer_solutions
+    """The verdict in the format's own words: FlashInfer-Bench's traces as lines of JSON,
+    KernelBench's result as JSON, GPU MODE's log."""
+    from evotune.formats import flashinfer_solutions, gpumode, kernelbench
 
+    if given.format == kernelbench.FORMAT:
+        return kernelbench.result(verdict)
+    if given.format == gpumode.FORMAT:
+        return gpumode.result(given.origin, verdict)
     return flashinfer_solutions.result(given.origin, verdict)

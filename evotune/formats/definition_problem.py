@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evotune.formats.constraints import AxisRelations
@@ -67,9 +68,11 @@ class DefinitionProblem(ForeignReference):
             for name, each in self.definition_outputs.items()
         }
 
-    def run_reference(self, given: Mapping[str, Any], wide: torch.dtype | None) -> Any:
+    def reference_call(
+        self, given: Mapping[str, Any], wide: torch.dtype | None
+    ) -> Callable[[], Any]:
         arguments = [number_of(each, given[name]) for name, each in self.definition_inputs.items()]
-        return self.module.run(*arguments)
+        return functools.partial(self.module.run, *arguments)
 
     def make_input(
         self, name: str, shape: tuple[int, ...], kind: str, generator: torch.Generator

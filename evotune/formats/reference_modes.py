@@ -1,8 +1,8 @@
 """Runs a reference that somebody else wrote in another precision than it states.
 
 Other people's references name their types: they compute in float32 and round the result to
-bfloat16. `widened` lets such code compute in float64, as the gate's reference must. `rounded`
-gives what tensor cores compute: the operands of matrix products are rounded to the inputs' type.
+bfloat16. `widened` lets such code compute in float64, as the gate's reference must. `coarser`
+computes as tensor cores do: the operands of matrix products are of the inputs' type.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 _BITS = {torch.float64: 64, torch.float32: 32, torch.bfloat16: 16, torch.float16: 16}
 _CASTS = {torch.Tensor.float: 32, torch.Tensor.half: 16, torch.Tensor.bfloat16: 16}
+_MOVES = ("to", "contiguous", "cuda", "half", "bfloat16", "float")
 _PRODUCTS = {
     *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.baddbmm, torch.einsum),
     *(torch.dot, F.linear, F.scaled_dot_product_attention, F.conv1d, F.conv2d, F.conv3d),
@@ -38,10 +39,11 @@ def widened(wide: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def rounded(narrow: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """A context in which the operands of matrix products and convolutions are rounded to `narrow`.
-    The products are summed as before."""
-    return _RoundedOperands(narrow)
+def coarser(narrow: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """A context in which operands of matrix products and convolutions that `narrow` cannot hold are
+    off by its unit roundoff, up or down. The products are summed as before. A rounding could be
+    exact by chance, where that of another right kernel is not."""
+    return _CoarserOperands(narrow)
 
 
 class _Widened(TorchFunctionMode):
@@ -63,7 +65,7 @@ class _Widened(TorchFunctionMode):
         return self._wide if _BITS.get(value, 8) < _BITS[self._wide] else value
 
 
-class _RoundedOperands(TorchFunctionMode):
+class _CoarserOperands(TorchFunctionMode):
     def __init__(self, narrow: torch.dtype) -> None:
         super().__init__()
         self._narrow = narrow
@@ -72,15 +74,20 @@ class _RoundedOperands(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in _PRODUCTS:
-            args = self._rounded(args)
-            kwargs = {name: self._rounded(value) for name, value in (kwargs or {}).items()}
+            args = self._coarser(args)
+            kwargs = {name: self._coarser(value) for name, value in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))
 
-    def _rounded(self, value: Any) -> Any:
+    def _coarser(self, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(map(self._rounded, value))
+            return type(value)(map(self._coarser, value))
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.to(self._narrow).to(value.dtype)
+            is_held = value.to(self._narrow).to(value.dtype) == value
+            generator = torch.Generator(value.device).manual_seed(value.numel())
+            up = torch.rand(value.shape, generator=generator, device=value.device) < 0.5
+            unit = torch.finfo(self._narrow).eps / 2
+            moved = value * torch.where(up, 1.0 + unit, 1.0 - unit)
+            return torch.where(is_held, value, moved.to(value.dtype))
         return value
 
 
@@ -104,3 +111,23 @@ class OnDevice(TorchFunctionMode):
         if names_cuda or (isinstance(value, torch.device) and value.type == "cuda"):
             return self._device
         return value
+
+
+class NormalTensors(TorchFunctionMode):
+    """A context that notes which tensors come straight from `torch.randn`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[torch.Tensor] = []
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        return any(each is tensor for each in self._made)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        is_moved = getattr(func, "__name__", "") in _MOVES and any(map(self.made, args[:1]))
+        if func in (torch.randn, torch.randn_like) or is_moved:
+            self._made.append(found)
+        return found
