@@ -39,11 +39,10 @@ def widened(wide: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def coarser(narrow: torch.dtype) -> contextlib.AbstractContextManager[object]:
+def coarser(narrow: torch.dtype, draw: int) -> contextlib.AbstractContextManager[object]:
     """A context in which operands of matrix products and convolutions that `narrow` cannot hold are
-    off by its unit roundoff, up or down. The products are summed as before. A rounding could be
-    exact by chance, where that of another right kernel is not."""
-    return _CoarserOperands(narrow)
+    off by its unit roundoff, up or down at random. The products are summed as before."""
+    return _CoarserOperands(narrow, draw)
 
 
 class _Widened(TorchFunctionMode):
@@ -66,9 +65,9 @@ class _Widened(TorchFunctionMode):
 
 
 class _CoarserOperands(TorchFunctionMode):
-    def __init__(self, narrow: torch.dtype) -> None:
+    def __init__(self, narrow: torch.dtype, draw: int) -> None:
         super().__init__()
-        self._narrow = narrow
+        self._narrow, self._draw = narrow, draw
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -83,7 +82,7 @@ class _CoarserOperands(TorchFunctionMode):
             return type(value)(map(self._coarser, value))
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             is_held = value.to(self._narrow).to(value.dtype) == value
-            generator = torch.Generator(value.device).manual_seed(value.numel())
+            generator = torch.Generator(value.device).manual_seed(self._draw)
             up = torch.rand(value.shape, generator=generator, device=value.device) < 0.5
             unit = torch.finfo(self._narrow).eps / 2
             moved = value * torch.where(up, 1.0 + unit, 1.0 - unit)
