@@ -189,7 +189,7 @@ _Kind = TypeVar("_Kind", Definition, Solution, Trace)
 def read_definition(path: Path) -> Definition:
     """Raises UsageError, one line with the file and the field, for a mistake."""
     found = _decoded(read_text(path), Definition, str(path))
-    for wrong in _mistakes_in_definition(found):
+    for wrong in mistakes_in_definition(found):
         raise UsageError(f"{path}: {wrong}")
     return found
 
@@ -197,7 +197,7 @@ def read_definition(path: Path) -> Definition:
 def read_solution(path: Path) -> Solution:
     """Raises UsageError, one line with the file and the field, for a mistake."""
     found = _decoded(read_text(path), Solution, str(path))
-    for wrong in _mistakes_in_solution(found):
+    for wrong in mistakes_in_solution(found):
         raise UsageError(f"{path}: {wrong}")
     return found
 
@@ -308,7 +308,8 @@ def _with_key(content: bytes, kind: type[_Kind], field: str) -> str:
     return field
 
 
-def _mistakes_in_definition(found: Definition) -> Iterator[str]:
+def mistakes_in_definition(found: Definition) -> Iterator[str]:
+    """What is wrong, a line each with its field."""
     for field in ("name", "op_type"):
         yield from _not_a_name(field, getattr(found, field))
     for name, axis in found.axes.items():
@@ -344,7 +345,8 @@ def _mistakes_in_tensor(place: str, spec: TensorSpec, found: Definition) -> Iter
             yield f"{place}.shape: there is no axis {axis!r}"
 
 
-def _mistakes_in_solution(found: Solution) -> Iterator[str]:
+def mistakes_in_solution(found: Solution) -> Iterator[str]:
+    """What is wrong, a line each with its field."""
     for field in ("name", "definition", "author"):
         yield from _not_a_name(field, getattr(found, field))
     if found.spec.language not in LANGUAGES:

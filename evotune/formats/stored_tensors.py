@@ -7,6 +7,7 @@ its shape, and where its data begin and end), the data.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evotune.errors import UsageError
-from evotune.problems.problem import ELEMENT_BYTES, torch_dtype
+from evotune.problems.problem import ELEMENT_BYTES, element_type, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -88,3 +89,21 @@ class StoredTensor:
             opened.seek(self.start)
             content = bytearray(opened.read(count * ELEMENT_BYTES[self.dtype]))
         return torch.frombuffer(content, dtype=torch_dtype(self.dtype)).reshape(self.shape)
+
+
+def safetensors_content(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """A file with these tensors."""
+    import torch
+
+    names = {own: theirs for theirs, own in _TYPES.items()}
+    header: dict[str, object] = {}
+    data = b""
+    for name, tensor in tensors.items():
+        own = tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        offsets = (len(data), len(data) + len(own))
+        dtype = names[element_type(tensor.dtype)]
+        header[name] = _Entry(dtype, tuple(tensor.shape), offsets)
+        data += own
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data

@@ -15,6 +15,7 @@ GUIDES = (
     "your-kernel.md",
     "from-python.md",
     "python-callables.md",
+    "formats.md",
     "model.md",
     "export.md",
     "reading-a-report.md",
