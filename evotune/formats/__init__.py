@@ -69,8 +69,10 @@ def result(given: Given, verdict: Verdict) -> str:
     KernelBench's result as JSON, GPU MODE's log."""
     from evotune.formats import flashinfer_solutions, gpumode, kernelbench
 
+    if given.format == flashinfer_solutions.FORMAT:
+        return flashinfer_solutions.result(given.origin, verdict)
     if given.format == kernelbench.FORMAT:
         return kernelbench.result(verdict)
     if given.format == gpumode.FORMAT:
         return gpumode.result(given.origin, verdict)
-    return flashinfer_solutions.result(given.origin, verdict)
+    raise UsageError(f"unknown format {given.format!r}; known: {', '.join(FORMATS)}")

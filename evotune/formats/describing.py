@@ -53,9 +53,20 @@ class Answer(msgspec.Struct):
 
 
 def describe(request: Request, folder: Path) -> list[TaskCase]:
-    """The cases with their tensors. Raises UsageError with the mistake in the task."""
+    """The cases with their tensors. Raises UsageError with the mistake in the task. A task is
+    executed once in a program that judges several candidates."""
+    content = msgspec.json.encode(request)
+    if content not in _known:
+        _known[content] = _asked(request, content, folder)
+    return list(_known[content])
+
+
+_known: dict[bytes, list[TaskCase]] = {}
+
+
+def _asked(request: Request, content: bytes, folder: Path) -> list[TaskCase]:
     asked, answer = folder / "request.json", folder / "answer.json"
-    asked.write_bytes(msgspec.json.encode(request))
+    asked.write_bytes(content)
     command = module_command("evotune.formats.describing", str(asked), str(answer))
     try:
         done = subprocess.run(

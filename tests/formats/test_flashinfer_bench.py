@@ -16,6 +16,7 @@ from evotune.formats import detect, load, result
 from evotune.formats import flashinfer_bench as bench
 from evotune.formats.constraints import AxisRelations
 from evotune.formats.stored_tensors import StoredTensor
+from evotune.problems import create_problem
 from evotune.trial import Check, OutcomeKind
 from tests.formats.judging import Judge, given
 from tests.formats.verdicts import passed, refused
@@ -236,6 +237,34 @@ def test_a_mistake_is_one_line_with_its_file_and_field(tmp_path: Path, name: str
     assert Path(str(caught.value).partition(":")[0]).name in {
         *("softmax.json", "softmax.jsonl", "softmax_right.json")
     }
+
+
+def test_a_solution_in_triton_is_a_callable_too(tmp_path: Path) -> None:
+    """Its launcher is Python; Triton itself needs a GPU."""
+    candidate = data_set(tmp_path, SOLUTION, sets("triton", "spec", "language"))
+    found = load(candidate, None, "flashinfer-bench", tmp_path)
+    assert found.kernel.language == "python"
+    assert found.keywords["shapes"] == [{"rows": 5, "columns": 1}, {"rows": 16, "columns": 200}]
+
+
+def test_of_many_workloads_six_are_timed_and_all_are_checked(tmp_path: Path) -> None:
+    candidate = data_set(tmp_path, "workloads/*/softmax.jsonl", lambda found: None)
+    path = candidate.parents[4] / "workloads" / "softmax" / "softmax.jsonl"
+    line = json.loads(path.read_text())
+    lines = []
+    for rows in range(1, 21):
+        line["workload"]["axes"]["rows"] = rows
+        line["workload"]["uuid"] = f"w{rows}"
+        lines.append(json.dumps(line) + "\n")
+    path.write_text("".join(lines))
+    found = load(candidate, None, "flashinfer-bench", tmp_path)
+    rows = [shape["rows"] for shape in found.keywords["shapes"]]
+    assert (len(rows), rows[0], rows[-1]) == (6, 1, 20)
+    assert [each.uuid for each in found.origin.workloads.values()] == [f"w{n}" for n in rows]
+    problem = create_problem(str(found.keywords["problem"]), "float32", tmp_path)
+    case = problem.case(found.keywords["shapes"][0], {})
+    checked = {edge.symbols["rows"] for edge in problem.edge_cases(case)}
+    assert checked >= set(range(1, 21)) - set(rows)
 
 
 def test_stored_tensors_must_be_of_the_shape_that_the_workload_says(tmp_path: Path) -> None:
