@@ -17,11 +17,11 @@ from evotune.errors import UsageError
 from evotune.formats.given import Given
 
 if TYPE_CHECKING:
-    from evotune.api.checking import Verdict
+    from evotune import Verdict
 
 __all__ = ["FORMATS", "Given", "detect", "load", "result"]
 
-EVOTUNE = "evotune"
+OWN = "evotune"
 FORMATS = ("flashinfer-bench", "kernelbench", "gpumode")
 
 
@@ -35,14 +35,14 @@ def detect(candidate: Path, task: Path | None) -> str:
     if candidate.suffix == ".json":
         return "flashinfer-bench"
     if candidate.suffix != ".py":
-        return EVOTUNE
+        return OWN
     try:
         names = bound_names(ast.parse(read_text(candidate)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return EVOTUNE
+        return OWN
     if "ModelNew" in names:
         return "kernelbench"
-    return "gpumode" if "custom_kernel" in names else EVOTUNE
+    return "gpumode" if "custom_kernel" in names else OWN
 
 
 def load(candidate: Path, task: Path | None, format: str, folder: Path) -> Given:

@@ -58,7 +58,7 @@ from evotune.space.objects import PythonCallable
 from evotune.trial import Measurement, OutcomeKind
 
 if TYPE_CHECKING:
-    from evotune.api.checking import Verdict
+    from evotune import Verdict
 
 FORMAT = "flashinfer-bench"
 _MOST_TIMED = 6

@@ -28,7 +28,7 @@ from evotune.space.reading.yaml_source import read_yaml
 from evotune.trial import Json, Measurement
 
 if TYPE_CHECKING:
-    from evotune.api.checking import Verdict
+    from evotune import Verdict
 
 FORMAT = "gpumode"
 SUBMISSION = "@SUBMISSION@"

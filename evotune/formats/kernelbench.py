@@ -25,7 +25,7 @@ from evotune.space.objects import PythonCallable
 from evotune.trial import Json, OutcomeKind
 
 if TYPE_CHECKING:
-    from evotune.api.checking import Verdict
+    from evotune import Verdict
 
 FORMAT = "kernelbench"
 FLOATS = ("float32", "float16", "bfloat16", "float64")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
-from evotune.api.checking import Verdict
+from evotune import Verdict
 from evotune.report.leaderboard import figures
 from evotune.trial import Check, Configuration, Measurement, Outcome, OutcomeKind
 
@@ -24,4 +26,10 @@ def refused(kind: OutcomeKind, reason: str, checks: tuple[Check, ...] = ()) -> V
 
 
 def _verdict(outcome: Outcome) -> Verdict:
-    return Verdict(Configuration({"GATED": 1}), outcome, {}, figures(outcome))
+    given: dict[str, Any] = {
+        "configuration": Configuration({"GATED": 1}),
+        "outcome": outcome,
+        "_figures": figures(outcome),
+    }
+    named = {field.name for field in dataclasses.fields(Verdict)}
+    return Verdict(**{name: given.get(name, {}) for name in named})
