@@ -327,7 +327,12 @@ def mistakes_in_definition(found: Definition) -> Iterator[str]:
             yield f"axes.{name}: a tensor has this name too"
     for name in found.inputs.keys() & found.outputs.keys():
         yield f"outputs.{name}: an input has this name too"
-    yield from missing_function("reference", found.reference, "run")
+    for wrong in missing_function(found.reference, "run"):
+        yield f"reference: {wrong}"
+    yield from _mistakes_in_constraints(found)
+
+
+def _mistakes_in_constraints(found: Definition) -> Iterator[str]:
     for number, text in enumerate(found.constraints):
         try:
             parsed(text)
@@ -370,7 +375,8 @@ def mistakes_in_solution(found: Solution) -> Iterator[str]:
     elif found.spec.language in ("python", "triton"):
         if not file.endswith(".py"):
             yield f"spec.entry_point: expected a file .py, got {file!r}"
-        yield from missing_function(f"sources ({file})", content, function)
+        for wrong in missing_function(content, function):
+            yield f"sources ({file}): {wrong}"
 
 
 def _mistakes_in_trace(found: Trace, definition: Definition | None) -> Iterator[str]:
@@ -424,16 +430,16 @@ def _not_an_identifier(place: str, name: str) -> Iterator[str]:
         yield f"{place}: expected a name as Python has them, without _ at its start"
 
 
-def missing_function(place: str, text: str, function: str) -> Iterator[str]:
+def missing_function(text: str, function: str) -> Iterator[str]:
     """What is wrong if Python's text does not bind the name; it is not executed."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
-        yield f"{place}: line {line}: {getattr(error, 'msg', error)}"
+        yield f"line {line}: {getattr(error, 'msg', error)}"
         return
     if function not in bound_names(tree):
-        yield f"{place}: has no {function}"
+        yield f"has no {function}"
 
 
 def bound_names(tree: ast.Module) -> set[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evotune.errors import UsageError
+from evotune.formats.flashinfer_bench import missing_function
 from evotune.user_code import trust
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ def write_owned(folder: Path, files: Mapping[str, str]) -> None:
 def require_agreement(files: Mapping[Path, bytes]) -> None:
     """Raises UsageError if the user does not agree to execute code of these files."""
     trust.require({path.absolute(): content for path, content in files.items()})
+
+
+def python_text(path: Path, content: bytes, names: Sequence[str]) -> str:
+    """The text of a file of Python, which is not executed. Raises UsageError unless it binds the
+    names."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise usage(path, "the file is not UTF-8") from error
+    for name in names:
+        for wrong in missing_function(text, name):
+            raise usage(path, wrong)
+    return text
 
 
 def callable_text(

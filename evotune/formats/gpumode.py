@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evotune.formats.describing import Request, describe
-from evotune.formats.flashinfer_bench import missing_function, read_text
+from evotune.formats.flashinfer_bench import read_text
 from evotune.formats.given import (
     CANDIDATE_FILE,
     MAKE,
     Given,
+    python_text,
     require_agreement,
     usage,
     write_owned,
@@ -157,15 +158,12 @@ def load(candidate: Path, task: Path | None, folder: Path) -> Given:
     known = Task.read(task)
     content = read_text(candidate)
     reference = known.places[_REFERENCE]
-    texts = {name: _text(known.places[name], found) for name, found in known.files.items()}
-    own = _text(candidate, content)
-    for path, text, names in (
-        (candidate, own, ("custom_kernel",)),
-        (reference, texts[_REFERENCE], ("ref_kernel", "generate_input")),
-    ):
-        for name in names:
-            for wrong in missing_function("Python", text, name):
-                raise usage(path, wrong.removeprefix("Python: "))
+    needed = {_REFERENCE: ["ref_kernel", "generate_input"]}
+    texts = {
+        name: python_text(known.places[name], found, needed.get(name, []))
+        for name, found in known.files.items()
+    }
+    own = python_text(candidate, content, ["custom_kernel"])
     places = {known.places[name]: found for name, found in known.files.items()}
     require_agreement({candidate: content, **places})
     # The reference stands first: see `ForeignReference.reference_files`.
@@ -200,13 +198,6 @@ def load(candidate: Path, task: Path | None, folder: Path) -> Given:
         FORMAT,
         judged,
     )
-
-
-def _text(path: Path, content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise usage(path, "the file is not UTF-8") from error
 
 
 def _labelled(

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evotune.formats.describing import Request, describe
-from evotune.formats.flashinfer_bench import missing_function, read_text
+from evotune.formats.flashinfer_bench import read_text
+from evotune.formats.foreign_reference import FLOATS
 from evotune.formats.given import (
     CANDIDATE_FILE,
     MAKE,
     Given,
+    python_text,
     require_agreement,
     usage,
     write_owned,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from evotune import Verdict
 
 FORMAT = "kernelbench"
-FLOATS = ("float32", "float16", "bfloat16", "float64")
 IMPORTS = ("from evotune.formats.task_problem import {base}, TaskCase, TaskTensor",)
 _FOLDER = "candidate"
 _CANDIDATE = f'''\
@@ -62,15 +63,10 @@ def load(candidate: Path, task: Path | None, folder: Path) -> Given:
     if task is None:
         raise usage(candidate, "name the file with Model as the task")
     content, asked = read_text(candidate), read_text(task)
-    for path, text, names in (
-        (candidate, content, ("ModelNew",)),
-        (task, asked, ("Model", "get_inputs", "get_init_inputs")),
-    ):
-        for name in names:
-            for wrong in missing_function("Python", _text(path, text), name):
-                raise usage(path, wrong.removeprefix("Python: "))
+    own = python_text(candidate, content, ["ModelNew"])
+    text = python_text(task, asked, ["Model", "get_inputs", "get_init_inputs"])
     require_agreement({candidate: content, task: asked})
-    files = {task.name: asked.decode()}
+    files = {task.name: text}
     (case,) = describe(Request("KernelBenchProblem", task.name, files, [{}]), folder)
     dtype = dtype_of([case])
     members: dict[str, object] = {
@@ -86,8 +82,8 @@ def load(candidate: Path, task: Path | None, folder: Path) -> Given:
         folder / _FOLDER,
         {
             CANDIDATE_FILE: _CANDIDATE.format(cases=[case.passing]),
-            "kernelbench_candidate.py": content.decode(),
-            "kernelbench_task.py": asked.decode(),
+            "kernelbench_candidate.py": own,
+            "kernelbench_task.py": text,
         },
     )
     return Given(
@@ -95,13 +91,6 @@ def load(candidate: Path, task: Path | None, folder: Path) -> Given:
         {"root": folder, "problem": problem, "dtype": dtype, "shapes": [{CASE: 1}]},
         FORMAT,
     )
-
-
-def _text(path: Path, content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise usage(path, "the file is not UTF-8") from error
 
 
 def dtype_of(cases: list[TaskCase]) -> str:
