@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evotune.backends.base.launch import CompileFailure
+from evotune.backends.base.launch import CompileFailure, DeviceProfile
 from evotune.backends.python.bundle import BundleCompiler
 from evotune.backends.python.callable_session import CallableSession
+from evotune.backends.python.device_session import DeviceCallableSession
 from evotune.problems import create_problem
 from evotune.runs.setup import KernelSetup, load_setup
 from evotune.trial import Configuration, Outcome, OutcomeKind
@@ -18,40 +19,40 @@ from evotune.workers.trial_runner import TrialRunner
 from tests.patience import PATIENCE_S
 
 BASELINE = "torch:eager"
+OpenSession = Callable[[DeviceProfile], CallableSession | DeviceCallableSession]
 
 
 class CallableTrials:
     """Runs configurations of a space, one after the other."""
 
-    def __init__(self, space: Path, folder: Path) -> None:
-        setup = load_setup(space, "cpu:1")
+    def __init__(
+        self,
+        space: Path,
+        folder: Path,
+        device: str = "cpu:1",
+        open_session: OpenSession | None = None,
+    ) -> None:
+        """`open_session` opens the device; without it, callables run on this machine's CPU."""
+        setup = load_setup(space, device)
         assert isinstance(setup, KernelSetup)
         self.setup = setup
         self._folder = folder
         self._count = 0
         spec = setup.problem_spec
-        self.session = CallableSession()
-        problem = create_problem(spec.name, spec.dtype, setup.root)
+        self.session = open_session(setup.profile) if open_session else CallableSession()
+        self.problem = create_problem(spec.name, spec.dtype, setup.root)
         self._runner = TrialRunner(
-            self.session, setup.profile, problem, deterministic=True, secret="a secret"
+            self.session, setup.profile, self.problem, deterministic=True, secret="a secret"
         )
 
     def run(
         self, *, build_s: float = PATIENCE_S, confirm: bool = False, **values: object
     ) -> Outcome:
         """The outcome of the default with these values."""
-        chosen = {**self.setup.space.default(), **values}
         number, self._count = self._count, self._count + 1
-        configuration = Configuration(chosen)
-        proposal = self.setup.planner.proposal(number, configuration, confirm=confirm)
-        assert not proposal.rejection
-        cases = []
-        for job in proposal.cases:
-            path = self._folder / f"{job.compile.key[:16]}.bin"
-            built = BundleCompiler().compile(job.compile, path, PATIENCE_S)
-            if isinstance(built, CompileFailure):
-                return Outcome(OutcomeKind(built.kind), reason=built.reason)
-            cases.append(TrialCase(job.case, job.role, job.plan, job.flops, str(path)))
+        cases = self.cases(number, confirm=confirm, **values)
+        if isinstance(cases, CompileFailure):
+            return Outcome(OutcomeKind(cases.kind), reason=cases.reason)
         timed = [case.case.label for case in cases if case.role in (TIMED, HELD_OUT)]
         request = TrialRequest(
             number=number,
@@ -64,14 +65,35 @@ class CallableTrials:
         with self._runner.beside(request) as beside:
             return self._runner.run(request, beside)
 
+    def cases(
+        self, number: int = 0, *, confirm: bool = False, **values: object
+    ) -> list[TrialCase] | CompileFailure:
+        """The compiled cases of the default with these values."""
+        configuration = Configuration({**self.setup.space.default(), **values})
+        proposal = self.setup.planner.proposal(number, configuration, confirm=confirm)
+        assert not proposal.rejection
+        cases = []
+        for job in proposal.cases:
+            path = self._folder / f"{job.compile.key[:16]}.bin"
+            built = BundleCompiler().compile(job.compile, path, PATIENCE_S)
+            if isinstance(built, CompileFailure):
+                return built
+            cases.append(TrialCase(job.case, job.role, job.plan, job.flops, str(path)))
+        return cases
+
     def close(self) -> None:
         self.session.take_stock()
         self.session.close()
 
 
 @contextmanager
-def callable_trials(space: Path, folder: Path) -> Iterator[CallableTrials]:
-    trials = CallableTrials(space, folder)
+def callable_trials(
+    space: Path,
+    folder: Path,
+    device: str = "cpu:1",
+    open_session: OpenSession | None = None,
+) -> Iterator[CallableTrials]:
+    trials = CallableTrials(space, folder, device, open_session)
     try:
         yield trials
     finally:

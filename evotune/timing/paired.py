@@ -338,6 +338,7 @@ def warm_sampler(
 
 _MOST_RESTORED = 64
 _RESTORED_SHARE = 4  # a quarter of the memory for inputs
+_LEAST_OF_A_ROW, _LONG_US = 4, 2000.0  # for a slope over calls that are not long
 
 
 def restored_places(
@@ -349,6 +350,8 @@ def restored_places(
     be timed at as many places without a sampler of its own for each candidate."""
     once_us = min(single.time_us() for _ in range(2))
     wanted = min(_calls_per_sample(once_us, settings), _MOST_RESTORED)
+    if session.calls_once and once_us < _LONG_US:
+        wanted = max(wanted, _LEAST_OF_A_ROW)
     room = max(1, session.pool_bytes // _RESTORED_SHARE // max(1, nbytes))
     return min(1 << (wanted - 1).bit_length(), room) + session.untimed_calls
 

@@ -113,7 +113,7 @@ class Watch:
         self._rng = random.Random(pool.stream(case, "watch", draw))
         self._buffers = buffers
         self._in_a_row = samplers[0].count // len(launches)
-        self._is_restored = buffers.has_updates
+        self._is_restored = buffers.has_updates or session.calls_once
         """Whether each place has one call in a run, on restored values."""
         assert not (self._is_restored and self._in_a_row > 1)
         self._launches = list(launches)
@@ -222,7 +222,7 @@ class Watch:
     def _draw(self) -> WatchableSampler:
         """One of the timed samplers, or one that stops early."""
         rows = self._rows(self._in_a_row)
-        if len(rows) == 1 or self._rng.random() < 0.5:
+        if len(rows) == 1 or self._session.calls_once or self._rng.random() < 0.5:
             return self._rng.choice(self._samplers)
         place = self._rng.randrange(len(self._buffers))
         calls = self._rng.choice((1, self._rng.randint(1, self._in_a_row)))

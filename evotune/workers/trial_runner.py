@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +25,7 @@ from evotune.trial import CUT_SHORT, DeviceState, Measurement, NamedFigures, Out
 from evotune.verify.champion_launches import in_order, run_random_tests
 from evotune.verify.gate import Gate, Subject, Verdict, audit, reuse, watch_long_rows
 from evotune.verify.kept_checks import worth_keeping
+from evotune.verify.own_clock import check_times
 from evotune.verify.pool import InputPool
 from evotune.workers.champion_checks import Beside, ChampionChecks, Rebuilt, Stages
 from evotune.workers.executor import (
@@ -44,6 +46,7 @@ Loaded: TypeAlias = tuple[TrialCase, Subject]
 _POOL_SEEDS, _FIRST_SEEDS, _TRIALS_PER_SEED = 4, 2, 32
 _CONFIRM_SEED = 1_000_000  # champions see inputs the search never saw
 _START_S = 1.0  # for all timed cases together
+_OWN_CLOCK_SHARE = 0.1  # of a trial's time
 _RANDOM_TESTS_S = 10.0  # a GPU makes a hundred in a second; a CPU as many as it can
 
 
@@ -73,6 +76,7 @@ class TrialRunner:
             session, profile, problem, self._gate, self._pool, deterministic=deterministic
         )
         self._baselines = BaselineSamplers(session, problem, self._pool)
+        self._began_s = 0.0
         self.tainted = False
         """A candidate left something running, or broke the device's context: this process must
         measure nothing more."""
@@ -142,6 +146,7 @@ class TrialRunner:
         """Runs the whole gate and then the timing. A failure is an Outcome too. `tell` is called
         with each step."""
         self.doubtful = False
+        self._began_s = time.monotonic()
         stages = Stages(tell, job.until_s)
         verdict = Verdict(list(job.skipped))
         measurements: list[Measurement] = []
@@ -419,6 +424,21 @@ class TrialRunner:
             audit(self._gate, case, watch, verdict)
         if contends and "reuse" not in self._without:
             reuse(case, watch, verdict)
+        if contends and self._session.has_rows and "own clock" not in self._without:
+            self._check_times(candidate, job, verdict)
+
+    def _check_times(self, candidate: Placed, job: TrialRequest, verdict: Verdict) -> None:
+        """Checks the times by a second clock, unless tensors need memory of their own."""
+        if any(spec.is_far for spec in self._problem.tensors(candidate.subject.case)):
+            return
+        check_times(
+            *(self._gate, self._session, self._pool, candidate.subject),
+            seed=self._seed(job),
+            verdict=verdict,
+            call_us=candidate.sampler.time_us(),
+            limit_s=_OWN_CLOCK_SHARE * (time.monotonic() - self._began_s),
+            draw=job.draw,
+        )
 
     def _check_quiet(self, verdict: Verdict, run: Callable[[], object] | None = None) -> None:
         if "quiet" in self._without:

@@ -88,8 +88,8 @@ class BaselineSamplers:
     def get(
         self, case: Case, name: str, seed: int, settings: TimingSettings, restored: int = 0
     ) -> Sampler:
-        """`restored`: the number of places at which a candidate that updates tensors is timed; else
-        0."""
+        """`restored`: the number of places at which a candidate is timed that is called once at
+        each; else 0."""
         key = (case.label, name, seed, settings, restored)
         if key not in self._kept:
             self._kept[key] = self._make(case, name, seed, settings, restored)
@@ -106,10 +106,15 @@ class BaselineSamplers:
         count = restored or places(self._session, self._pool.set_bytes(case), settings.places)
         found = BaselineCalls.of(self._problem, case, inputs, name, count)
         graphs = settings.baseline_graphs if self._session.warm_bytes else 1
-        made = warm_sampler(
-            self._session, found.calls, settings, graphs=graphs, restore=found.restore
-        )
+        restore = found.restore
+        if restore is None and self._session.calls_once:
+            restore = _nothing
+        made = warm_sampler(self._session, found.calls, settings, graphs=graphs, restore=restore)
         return self._session.undisturbed(made)
+
+
+def _nothing() -> None:
+    """What must be restored for a baseline that updates no tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,8 @@ class CaseTimer:
         inputs = self._pool.get(subject.case, "normal", self._seed)
         nbytes = self._pool.set_bytes(subject.case) + sum(w.bytes for w in subject.plan.workspaces)
         count = places(self._session, nbytes, settings.places)
-        restored = any(spec.is_updated for spec in self._problem.tensors(subject.case))
+        once = self._session.calls_once
+        restored = once or any(s.is_updated for s in self._problem.tensors(subject.case))
         if restored:
             buffers = gate.buffers(subject, [inputs])
             (launch,) = self._bind(subject, buffers)
@@ -165,7 +171,8 @@ class CaseTimer:
         launches = self._bind(subject, buffers)
         graphs = settings.graphs if self._session.warm_bytes else 1
         timed = self._as_in_a_program(subject.case, launches)
-        restore = buffers.restore if restored else None
+        again = buffers.prepare if once else buffers.restore
+        restore = again if restored else None
         sampler = warm_sampler(self._session, timed, settings, graphs=graphs, restore=restore)
         watch = Watch(
             self._session,
@@ -203,7 +210,8 @@ class CaseTimer:
             changing.append(reference.watch)
         else:
             name = reference
-            restored = len(candidate.launches) if candidate.buffers.has_updates else 0
+            is_restored = candidate.buffers.has_updates or self._session.calls_once
+            restored = len(candidate.launches) if is_restored else 0
             sampler = self._baselines.get(case, name, self._seed, candidate.settings, restored)
         turn = itertools.cycle(changing)
         timed: Sampler = candidate.sampler

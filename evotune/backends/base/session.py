@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from evotune.backends.base.launch import Argument, CompileFailure, CompileJob, LaunchPlan
 from evotune.trial import DeviceState, NamedFigures, OutcomeKind
@@ -135,6 +135,26 @@ class RestoringSampler:
         return self._sampler.time_while_renewing(renewals, turn)
 
 
+class Timed(NamedTuple):
+    """Calls that were released together: `time_us` until they had ended by this process's clock,
+    the places that they used, and whether a process had to wait for a core meanwhile."""
+
+    time_us: float
+    places: Sequence[int]
+    is_disturbed: bool = False
+
+
+class Row(Protocol):
+    """Calls that another process makes, each on a place of its own (`verify/own_clock.py`)."""
+
+    def at_once(self, wanted: int, *, complement: bool) -> Timed:
+        """Releases so many of the calls together. With `complement` they are others."""
+
+    def one_by_one_us(self, places: Sequence[int]) -> float:
+        """Releases these calls one after the other, as timed calls are. The time of a call, in the
+        way in which it counts."""
+
+
 class Session(Protocol):
     """An open device in a worker process. Tensors are torch tensors on `torch_device`."""
 
@@ -164,6 +184,12 @@ class Session(Protocol):
     changing its time. 0 means any number, because they are written while calls run."""
     in_order: bool
     """Whether a launch begins only after all work of earlier launches has ended."""
+    has_rows: bool
+    """Whether another process makes calls and answers each, so that their times must be checked by
+    rows. False also if samples are such rows already."""
+    calls_once: bool
+    """Whether a sample has one call on each place, whose outputs are poisoned before: another
+    process makes the calls, and could leave out what a later call on the same place repeats."""
 
     def memory(self, nbytes: int) -> torch.Tensor:
         """Bytes on the device, not filled, for the buffers of launches."""
@@ -204,6 +230,9 @@ class Session(Protocol):
     ) -> WatchableSampler:
         """A sampler of these calls, all of which have run before. The first `untimed` calls are not
         timed."""
+
+    def row(self, calls: Sequence[Callable[[], object]]) -> Row:
+        """A row of calls, of a session that `has_rows`."""
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> Sampler | None:
         """A sampler that issues the calls one by one and then waits for all; it measures wall time.

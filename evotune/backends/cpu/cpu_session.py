@@ -26,6 +26,7 @@ from evotune.backends.base.session import (
     Intervention,
     LaunchFailure,
     Renewal,
+    Row,
     Sampler,
     c_value,
 )
@@ -67,6 +68,8 @@ class CpuSession:
     allocates = True
     untimed_calls = 2
     step_bytes = STEP_BYTES
+    has_rows = False
+    calls_once = False
     in_order = False  # a thread that still writes is found only before the next launch
 
     def __init__(self) -> None:
@@ -215,6 +218,9 @@ class CpuSession:
 
     def undisturbed(self, sampler: Sampler) -> Sampler:
         return UndisturbedSampler(sampler, self._beside)
+
+    def row(self, calls: Sequence[Callable[[], object]]) -> Row:
+        raise NotImplementedError  # this process makes the calls itself
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> None:
         """Returns None: the CPU has no graphs, so `sampler` itself times eager calls."""

@@ -35,6 +35,7 @@ from evotune.backends.base.session import (
     Intervention,
     LaunchFailure,
     Renewal,
+    Row,
     Sampler,
     Write,
 )
@@ -130,6 +131,8 @@ class CudaSession:
     step_bytes = 0
     allocates = False  # a graph's outputs stay where they were when it was captured
     in_order = True
+    has_rows = False
+    calls_once = False
 
     def __init__(self, profile: DeviceProfile) -> None:
         torch.zeros(1, device=self.torch_device)  # makes the context current, for CuPy too
@@ -188,6 +191,9 @@ class CudaSession:
     def sampler(self, calls: Sequence[Callable[[], object]], *, untimed: int = 0) -> GraphSampler:
         assert not untimed
         return _with_room(lambda: GraphSampler(calls, self._stream, self._graph_pool))
+
+    def row(self, calls: Sequence[Callable[[], object]]) -> Row:
+        raise NotImplementedError  # the GPU takes the times
 
     def eager_sampler(self, calls: Sequence[Callable[[], object]]) -> EagerSampler:
         return EagerSampler(calls)

@@ -1,7 +1,8 @@
-"""Python callables on the CPU: `make(configuration, case)` returns the function to be timed.
+"""Python callables: `make(configuration, case)` returns the function to be timed.
 
 Any way of writing kernels in Python fits: torch.compile, numba, a Triton kernel with its own
-launcher. A callable runs in a process of its own (docs/design.md, "Python callables").
+launcher. A callable runs in a process of its own, on the CPU or on an NVIDIA GPU (docs/design.md,
+"Python callables").
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from evotune.backends.base.backend import Backend
 from evotune.backends.cpu import ROOM as CPU
+from evotune.backends.cuda import ROOM as CUDA
 from evotune.languages import Language
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from evotune.backends.base.backend import Caller
     from evotune.backends.base.launch import DeviceProfile
@@ -33,21 +36,22 @@ _PYTHON = Language(
 
 
 class PythonBackend(Backend):
-    """This machine's processor, for kernels that are Python functions."""
+    """This machine's processor or a GPU of it, for kernels that are Python functions."""
 
     name = "python"
     languages = (_PYTHON,)
-    requests = CPU.requests
+    requests = (*CPU.requests, *CUDA.requests)
     builds_in_worker = True
     times_user_problems = True
     least_half_width = CPU.least_half_width
     packages = ("numba", "triton", "helion", "tilelang", "nvidia-cutlass-dsl")
 
     def understands(self, request: str) -> bool:
-        return CPU.understands(request)
+        return CPU.understands(request) or _is_gpu(request)
 
     def profile(self, request: str, *, compile_only: bool = False) -> DeviceProfile:
-        found = CPU.profile(self._with_threads(request), compile_only=compile_only)
+        of, wanted = (CUDA, request) if _is_gpu(request) else (CPU, self._with_threads(request))
+        found = of.profile(wanted, compile_only=compile_only)
         return dataclasses.replace(found, backend=self.name)
 
     @staticmethod
@@ -61,7 +65,7 @@ class PythonBackend(Backend):
         return f"{CPU.name}:{max(1, threads() - 1)}"
 
     def same_device(self, profile: DeviceProfile) -> str:
-        return CPU.same_device(profile)
+        return _of(profile).same_device(profile)
 
     def left_free(self, request: str) -> str:
         from evotune.backends.cpu.cpu_profile import free_cores, wished_threads
@@ -70,14 +74,17 @@ class PythonBackend(Backend):
             return request
         return f"{CPU.name}:{max(1, free_cores() - 1)}"
 
+    def measuring_alone(self, profile: DeviceProfile) -> AbstractContextManager[object]:
+        return _of(profile).measuring_alone(profile)
+
     def worker_environment(self, profile: DeviceProfile) -> Mapping[str, str]:
-        return CPU.worker_environment(profile)
+        return _of(profile).worker_environment(profile)
 
     def offered(self) -> DeviceProfile:
         return self.profile(CPU.requests[0])
 
     def others_at_work(self, profile: DeviceProfile) -> Iterator[str]:
-        return CPU.others_at_work(profile)
+        return _of(profile).others_at_work(profile)
 
     def compiler(self, language: str) -> Compiler:
         from evotune.backends.python.bundle import BundleCompiler
@@ -90,9 +97,23 @@ class PythonBackend(Backend):
         return CallableCaller(profile)
 
     def open_device(self, profile: DeviceProfile) -> Session:
+        if _of(profile) is CUDA:
+            from evotune.backends.python.device_session import open_gpu_session
+
+            return open_gpu_session(profile)
         from evotune.backends.python.callable_session import CallableSession
 
         return CallableSession()
+
+
+def _is_gpu(request: str) -> bool:
+    """Whether the value of `--device` means a GPU of this machine by its number."""
+    return CUDA.understands(request) and request not in CUDA.models()
+
+
+def _of(profile: DeviceProfile) -> Backend:
+    """The backend that knows the device; only a GPU has an id."""
+    return CUDA if profile.id else CPU
 
 
 ROOM = PythonBackend()

@@ -31,10 +31,14 @@ class CallableCaller:
         self._profile = profile
 
     def refusal(self, device: torch.device) -> str:
-        return "" if device.type == "cpu" else f"the callable was tuned for {self._profile.name}"
+        wanted = "cuda" if self._profile.id else "cpu"
+        return "" if device.type == wanted else f"the callable was tuned for {self._profile.name}"
 
     def current(self, device: torch.device) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        import torch
+
+        made: AbstractContextManager[None] = contextlib.nullcontext()
+        return made if device.type == "cpu" else torch.cuda.device(device)
 
     def load(self, binary: Path) -> KernelCall:
         bundle = Bundle.read(binary)

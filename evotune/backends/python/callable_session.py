@@ -43,6 +43,7 @@ from evotune.backends.python.releases import (
     Watching,
     bind_nothing,
 )
+from evotune.backends.python.rows import ReleaseRow
 from evotune.trial import DeviceState
 from evotune.util.files import default_cache_dir
 
@@ -61,6 +62,7 @@ class CallableSession(CpuSession):
     """See `evotune.backends.base.session.Session`."""
 
     allocates = False  # the host allocates in each call
+    has_rows = True
     sample_us = champion_sample_us = 300.0  # a call is known to a microsecond
 
     def __init__(self) -> None:
@@ -197,6 +199,16 @@ class CallableSession(CpuSession):
         before = functools.partial(self._before_release, release.host)
         return CpuSampler(calls, before, untimed, clock.timed_ns)
 
+    def row(self, calls: Sequence[Callable[[], object]]) -> ReleaseRow:
+        releases = [call for call in calls if isinstance(call, Release)]
+        host, first = releases[0].host, releases[0]
+        bound, _ = host.row([release.bound.slot for release in releases], CALLING)
+        self._stand_apart()
+        cost_ns = self._null_calls.cost_ns(first, self._nothing())
+        self.settle()
+        before = functools.partial(self._before_release, host)
+        return ReleaseRow(releases, bound, cost_ns, self._watching, before)
+
     def _before_baseline(self) -> None:
         for host in self._hosts():
             host.rest(CALLING)
@@ -266,8 +278,10 @@ def _one_by_one_ns(calls: Sequence[Callable[[], object]], write: Write) -> float
 class Candidate:
     """A configuration's callable, built in its host for each case that it is called on."""
 
-    def __init__(self, bundle: Bundle, start: Callable[[], Host]) -> None:
+    def __init__(self, bundle: Bundle, start: Callable[[], Host], *, graphs: bool = False) -> None:
+        """`graphs`: calls are captured into CUDA graphs, if they can be."""
         self._bundle = bundle
+        self.graphs = graphs
         self._start = start
         self._folder: Path | None = None
         self._built: dict[CallPlan, tuple[int, bool]] = {}
@@ -276,16 +290,32 @@ class Candidate:
     def __call__(self) -> None:
         raise TypeError("a callable is called through Session.bind")
 
-    def build(self, plan: CallPlan, addresses: Mapping[str, int], limit_s: float) -> bool:
+    def build(
+        self,
+        plan: CallPlan,
+        addresses: Mapping[str, int],
+        limit_s: float,
+        *,
+        captures: bool = False,
+    ) -> bool:
         """Builds it for the case, once. `addresses` of inputs in shared memory. Returns whether it
-        takes the outputs."""
+        takes the outputs. `captures`: also tries a graph, and begins anew without graphs if that
+        fails; nothing may have been bound before."""
         if plan not in self._built:
             stage = Stage.building(limit_s)
             host = self._opened(stage)
             inputs = [0 if each.is_output else addresses[each.name] for each in plan.tensors]
             number = len(self._built)
-            message = Build(number, plan, host.places(inputs, stage))
-            self._built[plan] = number, host.ask(message, stage).given
+            captures = captures and self.graphs
+            message = Build(number, plan, host.places(inputs, stage), captures)
+            answer = host.ask(message, stage)
+            if captures and not answer.graph:
+                # A process in which a capture failed cannot go on.
+                self.end()
+                self.host, self.graphs = None, False
+                self._built.clear()
+                return self.build(plan, addresses, limit_s)
+            self._built[plan] = number, answer.given
         return self._built[plan][1]
 
     def _opened(self, stage: Stage) -> Host:
@@ -299,6 +329,7 @@ class Candidate:
                 module=place.name,
                 entry=self._bundle.entry,
                 configuration=self._bundle.configuration,
+                graphs=self.graphs,
             )
             self.host.ask(load, stage)
         return self.host

@@ -30,12 +30,12 @@ class Wanted(NamedTuple):
             if spec.is_output
         ]
 
-    @property
-    def empty(self) -> Callable[[], torch.Tensor]:
+    def empty(self, device: str = "cpu") -> Callable[[], torch.Tensor]:
         """Allocates it."""
         import torch
 
-        return functools.partial(torch.empty_strided, self.shape, self.strides, dtype=self.dtype)
+        given = self.shape, self.strides
+        return functools.partial(torch.empty_strided, *given, dtype=self.dtype, device=device)
 
 
 def takes_outputs(function: Callable[..., object], names: Sequence[str]) -> bool:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import importlib
 import mmap
 import os
+import re
 import resource
 import signal
 import socket
@@ -31,13 +33,16 @@ import msgspec
 
 from evotune.backends.base.launch import CallPlan, CallTensor
 from evotune.backends.python.function_calls import Wanted, returned_tensors, takes_outputs
+from evotune.backends.python.host_device import DeviceCall, DeviceHost, open_gpu
 from evotune.backends.python.host_messages import (
     AWAKE,
     CALL,
+    CHOSEN,
     DONE,
     NUMBER_BIT,
     READY,
     REST,
+    RUN,
     TO_HOST,
     TO_ZYGOTE,
     WAKE,
@@ -52,6 +57,9 @@ from evotune.backends.python.host_messages import (
     Load,
     Place,
     Raised,
+    Row,
+    ToHost,
+    segments,
     word,
 )
 from evotune.problems.problem import torch_dtype
@@ -63,6 +71,7 @@ if TYPE_CHECKING:
 _MOST_MESSAGE = 1 << 17
 _MOST_DESCRIPTORS = 3
 _MOST_WORDS = 300
+_LACKS_ON_GPU = re.compile(r"CUDA.*(?:(out of memory)|illegal memory access|misaligned address)")
 _AWAKE_S = 0.001
 """So long a host spins for its next word. Then it sleeps until it is woken: on a busy machine the
 scheduler takes the core of a process that spins for long."""
@@ -145,7 +154,8 @@ def _become_host(fork: Fork, descriptors: Sequence[int]) -> NoReturn:
         lower_limit(resource.RLIMIT_DATA, data_bytes)
         lower_limit(resource.RLIMIT_FSIZE, fork.file_bytes)
         _settle(fork.threads)
-        Host(socket.socket(fileno=connection), mmap.mmap(page, 0)).serve()
+        opened = functools.partial(open_gpu, fork.gpu_share) if fork.gpu_share else None
+        Host(socket.socket(fileno=connection), mmap.mmap(page, 0), opened).serve()
         status = 0
     except BaseException:  # noqa: BLE001 (a process ends here, whatever the candidate did to it)
         traceback.print_exc()
@@ -176,21 +186,32 @@ def _settle(threads: int) -> None:
 @dataclass(slots=True)
 class _Slot:
     """A bound call, which returns the rest of the answer to the word. `results`: those of the last
-    call, which the worker reads in this process's memory."""
+    call, which the worker reads in this process's memory. `device_call`: the call, if on a GPU."""
 
     call: Callable[[], bytes]
     blocks: frozenset[int]
     results: Sequence[torch.Tensor] = ()
+    device_call: DeviceCall | None = None
 
 
 class Host:
     """Obeys the worker, over `connection` and the words of `page`."""
 
-    def __init__(self, connection: socket.socket, page: mmap.mmap) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        page: mmap.mmap,
+        opened: Callable[[], DeviceHost] | None = None,
+    ) -> None:
+        """`opened` opens the GPU that candidates use, if they use one."""
+        self._open_device = opened
+        self._device: DeviceHost | None = None
+        self._graphs = False
         self._connection = connection
         self._words = memoryview(page).cast("Q")
-        self._blocks: dict[int, mmap.mmap] = {}
+        self._blocks: dict[int, torch.Tensor] = {}
         self._slots: dict[int, _Slot] = {}
+        self._rows: dict[int, tuple[int, ...]] = {}
         self._made: dict[int, tuple[Callable[..., object], bool]] = {}
         self._make: Callable[..., object] | None = None
         self._configuration: Mapping[str, Any] = {}
@@ -216,20 +237,31 @@ class Host:
                 answer = self._raised(error)
             self._connection.send(msgspec.msgpack.encode(answer))
 
-    def _obey(self, message: Attach | Load | Build | Bind, descriptors: Sequence[int]) -> Answer:
+    def _obey(self, message: ToHost, descriptors: Sequence[int]) -> Answer:
+        if self._device is None and self._open_device is not None:
+            self._device = self._open_device()
         if isinstance(message, Attach):
-            (descriptor,) = descriptors
-            self._blocks[message.block] = mmap.mmap(
-                descriptor, message.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
-            )
-            os.close(descriptor)
+            self._blocks[message.block] = self._attached(message, descriptors)
         elif isinstance(message, Load):
             self._load(message)
         elif isinstance(message, Build):
-            return Answer(given=self._build(message))
+            return self._build(message)
+        elif isinstance(message, Row):
+            return self._row(message)
         else:
             self._bind(message)
         return Answer()
+
+    def _attached(self, message: Attach, descriptors: Sequence[int]) -> torch.Tensor:
+        import torch
+
+        if self._device is not None:
+            return self._device.attach(message.handle, message.nbytes)
+        (descriptor,) = descriptors
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        mapped = mmap.mmap(descriptor, message.nbytes, flags=flags)
+        os.close(descriptor)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
 
     # Building
 
@@ -237,13 +269,14 @@ class Host:
         self._folder = message.folder
         sys.path.insert(0, message.folder)
         self._configuration = dict(message.configuration)
+        self._graphs = message.graphs
         module = importlib.import_module(message.module)
         made = getattr(module, message.entry, None)
         if not callable(made):
             raise AttributeError(f"{message.module} has no function {message.entry}")
         self._make = made
 
-    def _build(self, message: Build) -> bool:
+    def _build(self, message: Build) -> Answer:
         assert self._make is not None
         plan = message.plan
         function = self._make(dict(self._configuration), dict(plan.symbols))
@@ -256,23 +289,25 @@ class Host:
             for spec, view in self._views(plan, message.places)
             if not spec.is_output
         }
-        if given:
-            function(**copies, **{each.name: each.empty() for each in wanted})
-        else:
-            returned_tensors(function(**copies), wanted)
+        device = "cpu" if self._device is None else self._device.device
+        outputs = {each.name: each.empty(device)() for each in wanted if given}
+        call = DeviceCall(function, copies, outputs, wanted, given)
+        call.launch()
+        graph = False
+        if self._device is not None:
+            self._device.join()
+            graph = message.captures and self._device.can_capture(call)
         self._made[message.number] = function, given
-        return given
+        return Answer(given=given, graph=graph)
 
     def _views(
         self, plan: CallPlan, places: Sequence[Place]
     ) -> Iterator[tuple[CallTensor, torch.Tensor]]:
-        import torch
-
         for spec, place in zip(plan.tensors, places, strict=True):
             if place.block < 0:
                 continue
             dtype = torch_dtype(spec.dtype)
-            base = torch.frombuffer(self._blocks[place.block], dtype=torch.uint8)
+            base = self._blocks[place.block]
             room = base.numel() - place.offset
             whole = base[place.offset : place.offset + room - room % dtype.itemsize].view(dtype)
             yield spec, whole.as_strided(spec.shape, spec.strides)
@@ -283,6 +318,9 @@ class Host:
             for number in [n for n, slot in self._slots.items() if block in slot.blocks]:
                 del self._slots[number]
                 del self._actions[word(0, number, CALL)]
+                for row in [each for each, slots in self._rows.items() if number in slots]:
+                    del self._rows[row]
+                    del self._actions[word(0, row, RUN)]
         views = list(self._views(message.plan, message.places))
         inputs = {spec.name: view for spec, view in views if not spec.is_output}
         outputs = {spec.name: view for spec, view in views if spec.is_output}
@@ -290,16 +328,48 @@ class Host:
         slot = _Slot(_nothing, blocks)
         wanted = Wanted.of(message.plan)
         function, given = self._made.get(message.build, (_nothing, message.given))
-        if message.build < 0 and not given:
-            made = [each.empty() for each in wanted]
-            function, inputs = (lambda: made), {}
-        if message.build >= 0 and given:
-            slot.call = _given_call(function, {**inputs, **outputs}, wanted)
-        elif not given:
-            targets = list(outputs.values()) if message.copies else []
-            slot.call = _new_call(function, inputs, wanted, slot, targets)
+        if self._device is not None:
+            slot.device_call = DeviceCall(function, inputs, outputs, wanted, given)
+            slot.call = self._device.single(slot.device_call)
+        else:
+            if message.build < 0 and not given:
+                made = [each.empty()() for each in wanted]
+                function, inputs = (lambda: made), {}
+            if message.build >= 0 and given:
+                slot.call = _given_call(function, {**inputs, **outputs}, wanted)
+            elif not given:
+                targets = list(outputs.values()) if message.copies else []
+                slot.call = _new_call(function, inputs, wanted, slot, targets)
         self._slots[message.slot] = slot
         self._actions[word(0, message.slot, CALL)] = slot.call
+
+    def _row(self, message: Row) -> Answer:
+        """Prepares what makes the calls of some segments of a row."""
+        words, answer = self._words, Answer()
+        slots = [self._slots[number] for number in message.calls]
+        parts: list[Callable[[], object]] = [
+            functools.partial(_each, [slots[n].call for n in part]) for part in segments(len(slots))
+        ]
+        join: Callable[[], object] = _nothing
+        if self._device is not None:
+            calls = [slot.device_call for slot in slots if slot.device_call is not None]
+            parts, answer = self._device.row(calls, graphs=self._graphs, copies=message.copies)
+            join = self._device.join
+        parts.reverse()
+
+        def run() -> bytes:
+            bit, wanted, answers = 1 << len(parts), words[CHOSEN], b""
+            for part in parts:
+                bit >>= 1
+                if wanted & bit:
+                    made = part()
+                    answers += made if isinstance(made, bytes) else b""
+            join()
+            return answers
+
+        self._rows[message.slot] = message.calls
+        self._actions[word(0, message.slot, RUN)] = run
+        return answer
 
     # Calls
 
@@ -345,6 +415,8 @@ class Host:
             lack = "memory"
         elif isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EFBIG):
             lack = "memory" if error.errno == errno.ENOMEM else "file"
+        elif found := _LACKS_ON_GPU.search(str(error)):
+            lack = "room" if found[1] else "address"
         words = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MOST_WORDS]
         frames = traceback.extract_tb(error.__traceback__)
         own = [each for each in frames if self._folder and each.filename.startswith(self._folder)]
@@ -361,6 +433,10 @@ def _nothing() -> bytes:
     return b""
 
 
+def _each(calls: Sequence[Callable[[], bytes]]) -> bytes:
+    return b"".join([call() for call in calls])
+
+
 def _given_call(
     function: Callable[..., object],
     tensors: Mapping[str, torch.Tensor],
@@ -368,7 +444,7 @@ def _given_call(
 ) -> Callable[[], bytes]:
     """A call with the outputs. It allocates and frees as much, as a baseline's call does and a
     program's would."""
-    empties = [each.empty for each in wanted]
+    empties = [each.empty() for each in wanted]
 
     def call() -> bytes:
         for empty in empties:

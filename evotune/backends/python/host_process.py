@@ -21,7 +21,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -29,12 +29,14 @@ from evotune.backends.base.time_limits import HeldUp, WatchedTime, allowance_s
 from evotune.backends.python.host_messages import (
     AWAKE,
     CALL,
+    CHOSEN,
     DONE,
     FROM_HOST,
     FROM_ZYGOTE,
     PAGE_BYTES,
     READY,
     REST,
+    RUN,
     WAKE,
     WORD,
     Answer,
@@ -46,8 +48,11 @@ from evotune.backends.python.host_messages import (
     Forked,
     Place,
     Raised,
+    Row,
     ToHost,
     ToZygote,
+    chosen,
+    segments,
     word,
 )
 from evotune.trial import TOO_NOISY, OutcomeKind
@@ -73,6 +78,8 @@ _GRACE_S = 2.0
 _SPIN_NS = 2_000_000
 """While a call takes longer, this process sleeps."""
 _MOST_MEMORY_BYTES = 8 << 30
+_BESIDE_A_GPU = 4  # times as much: CUDA takes gigabytes of address space
+_ZYGOTE = "evotune.backends.python.host"
 _FILE_BYTES = 64 << 20
 _TAIL_BYTES = 4096
 _MOST_WORDS = 400  # characters of what a candidate says
@@ -112,12 +119,24 @@ class Stage(NamedTuple):
 
 
 class SharedBlock(NamedTuple):
-    """Memory that hosts may map. `address`: in this process."""
+    """Memory that hosts may map, by its descriptor or, of a GPU, its handle. `address`: in this
+    process."""
 
     number: int
     descriptor: int
     address: int
     nbytes: int
+    handle: bytes = b""
+
+
+class Mappable(Protocol):
+    """Memory that hosts can map."""
+
+    dropped: list[int]
+    """The numbers of the blocks that are gone."""
+
+    def find(self, address: int) -> tuple[SharedBlock, int]:
+        """The block that holds the address, and the offset in it."""
 
 
 class SharedMemory:
@@ -162,16 +181,22 @@ class SharedMemory:
 class Zygote:
     """The process that forks hosts. It has imported PyTorch once, and executes no candidate."""
 
-    def __init__(self, threads: int, environment: Mapping[str, str]) -> None:
-        """Starts it, and does not wait until it is ready."""
+    def __init__(
+        self,
+        threads: int,
+        environment: Mapping[str, str],
+        gpu_share: Callable[[], float] = float,
+    ) -> None:
+        """Starts it, and does not wait until it is ready. `gpu_share`: the share of a GPU's memory
+        that the next host may take; 0 if hosts use none."""
         self._threads = threads
+        self._gpu_share = gpu_share
         self._hosts: set[int] = set()
         self.memory_bytes = 0
         """How much the latest host may take."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module = "evotune.backends.python.host"
         self._process = subprocess.Popen(
-            module_command(module, str(os.getpid()), str(theirs.fileno())),
+            module_command(_ZYGOTE, str(os.getpid()), str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env={**os.environ, **environment},
@@ -185,8 +210,10 @@ class Zygote:
 
     def fork(self, connection: int, page: int, output: int) -> int:
         """Starts a host with these descriptors; its process id."""
-        self.memory_bytes = min(_MOST_MEMORY_BYTES, free_memory_bytes() * 3 // 4)
-        request = Fork(self._threads, self.memory_bytes, _FILE_BYTES)
+        share = self._gpu_share()
+        most_bytes = (_BESIDE_A_GPU if share else 1) * _MOST_MEMORY_BYTES
+        self.memory_bytes = min(most_bytes, free_memory_bytes() * 3 // 4)
+        request = Fork(self._threads, self.memory_bytes, _FILE_BYTES, share)
         answer = self._ask(request, [connection, page, output])
         assert isinstance(answer, Forked)
         self._hosts.add(answer.pid)
@@ -226,7 +253,7 @@ class ZygoteLost(Exception):
 class Host:
     """One candidate's process."""
 
-    def __init__(self, zygote: Zygote, memory: SharedMemory) -> None:
+    def __init__(self, zygote: Zygote, memory: Mappable) -> None:
         self._zygote, self._memory = zygote, memory
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -271,7 +298,8 @@ class Host:
             block, offset = self._memory.find(address)
             if block.number not in self._attached:
                 self._attached.add(block.number)
-                self.ask(Attach(block.number, block.nbytes), stage, [block.descriptor])
+                message = Attach(block.number, block.nbytes, block.handle)
+                self.ask(message, stage, [] if block.handle else [block.descriptor])
             found.append(Place(block.number, offset))
         return tuple(found)
 
@@ -284,6 +312,14 @@ class Host:
         self._slots += 1
         self.ask(msgspec.structs.replace(message, slot=self._slots, dropped=gone), stage)
         return Bound(self, self._slots)
+
+    def row(
+        self, calls: Sequence[int], stage: Stage, *, copies: bool = False
+    ) -> tuple[BoundRow, Answer]:
+        """Prepares rows of the calls that were bound as these slots."""
+        self._slots += 1
+        answer = self.ask(Row(self._slots, tuple(calls), copies), stage)
+        return BoundRow(self, self._slots, len(calls)), answer
 
     def _send(self, data: bytes, stage: Stage, descriptors: Sequence[int] = ()) -> None:
         try:
@@ -333,6 +369,10 @@ class Host:
             kind, words = OutcomeKind.DEVICE_OOM, f"it may take {gib:.1f} GiB: {words}"
         elif answer.lack == "file":
             words = f"it may write {_FILE_BYTES >> 20} MiB, prints included: {words}"
+        elif answer.lack == "room":
+            kind = OutcomeKind.DEVICE_OOM
+        elif answer.lack == "address":
+            kind = OutcomeKind.ILLEGAL_ACCESS
         return CallableFault(kind, words)
 
     def _lost(self, stage: Stage) -> CallableFault:
@@ -376,6 +416,15 @@ class Host:
         """Makes the call, after `before`; the time of both. With `spin` this process sees at once
         that the call has ended, and may slow it down meanwhile."""
         return self._release(CALL, slot, stage, spin=spin, before=before)
+
+    def run_ns(self, slot: int, bits: int, stage: Stage, *, spin: bool) -> float:
+        """Makes the calls of a row's segments. Their time by this process's own clock, from the
+        release until it knows that they have ended."""
+        self._words[CHOSEN] = bits
+        self.wake(stage)
+        begun_ns = time.perf_counter_ns()
+        self._release(RUN, slot, stage, spin=spin)
+        return float(time.perf_counter_ns() - begun_ns)
 
     def lets_read_results(self) -> bool:
         """Whether the system lets this process read the results of the last call."""
@@ -513,6 +562,23 @@ class Bound(NamedTuple):
     ) -> float:
         """See `Host.call_ns`."""
         return self.host.call_ns(self.slot, stage, spin=spin, before=before)
+
+
+class BoundRow(NamedTuple):
+    """A row of calls that a host can make, any number of them at once."""
+
+    host: Host
+    slot: int
+    calls: int
+
+    def run_ns(
+        self, wanted: int, stage: Stage, *, complement: bool = False, spin: bool = False
+    ) -> tuple[float, list[int]]:
+        """Makes so many calls at once; their time and which they were, in their order."""
+        bits = chosen(wanted, self.calls, complement=complement)
+        parts = list(enumerate(segments(self.calls)))
+        made = [call for number, part in reversed(parts) if bits >> number & 1 for call in part]
+        return self.host.run_ns(self.slot, bits, stage, spin=spin), made
 
 
 def _stamp_ns(extra: Sequence[tuple[int, int, bytes]]) -> int:

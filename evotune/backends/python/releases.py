@@ -66,6 +66,11 @@ class OutputPlace:
         if self._view is not None and self._aside is not None:
             self._view.copy_(self._aside)
 
+    def spot(self, share: float, nbytes: int) -> bytes:
+        """So many bytes from this share of the output on; fewer at its end."""
+        first = int(share * self.span_bytes)
+        return ctypes.string_at(self.address + first, min(nbytes, self.span_bytes - first))
+
     def beginning(self) -> bytes:
         return ctypes.string_at(self.address, min(self.span_bytes, _LATE_BYTES))
 
@@ -102,14 +107,14 @@ class Release:
         self.manner = manner
         self.clock: ReleaseClock | None = None
         """Set while the calls are timed."""
-        self._bound = bound
+        self.bound = bound
         self._watching = watching
-        self._outputs = [
+        self.outputs = [
             OutputPlace(spec, address)
             for spec, address in zip(plan.tensors, self.addresses, strict=True)
             if spec.is_output
         ]
-        self._landings = [place.landing for place in self._outputs]
+        self.landings = [place.landing for place in self.outputs]
 
     def __call__(self) -> None:
         if self.clock is not None:
@@ -119,32 +124,32 @@ class Release:
 
     def call_ns(self, write: Write = int) -> float:
         """Makes one call, after a write; the time of both."""
-        return self._bound.call_ns(CALLING, before=write)
+        return self.bound.call_ns(CALLING, before=write)
 
     def check(self, write: Write = int) -> None:
         """Makes a call. Raises CallableFault if its outputs change after it has ended."""
         self._watching.begin()
-        self._bound.call_ns(CALLING, spin=self._watching.spins, before=write)
+        self.bound.call_ns(CALLING, spin=self._watching.spins, before=write)
         self._read()
         if self._watching.rng.random() > _LATE_LOOKS:
             return
-        early = [place.beginning() for place in self._outputs]
+        early = [place.beginning() for place in self.outputs]
         time.sleep(_LATE_S)
         self._read()
-        if early != [place.beginning() for place in self._outputs]:
+        if early != [place.beginning() for place in self.outputs]:
             reason = "the callable wrote its outputs after it had returned"
             raise CallableFault(OutcomeKind.LAUNCH_ERROR, reason)
 
     def _read(self) -> None:
         if self.manner.reads:
-            self.host.read_results(self._landings, CALLING)
-            for place in self._outputs:
+            self.host.read_results(self.landings, CALLING)
+            for place in self.outputs:
                 place.settle()
 
     @property
     def kind(self) -> tuple[Manner, int]:
         """Releases of one kind cost the same."""
-        return self.manner, len(self._outputs)
+        return self.manner, len(self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
