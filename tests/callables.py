@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+import torch
 
 from evotune.backends.base.launch import CompileFailure, DeviceProfile
 from evotune.backends.python.bundle import BundleCompiler
@@ -31,6 +35,7 @@ class CallableTrials:
         folder: Path,
         device: str = "cpu:1",
         open_session: OpenSession | None = None,
+        secret: str = "a secret",
     ) -> None:
         """`open_session` opens the device; without it, callables run on this machine's CPU."""
         setup = load_setup(space, device)
@@ -42,14 +47,20 @@ class CallableTrials:
         self.session = open_session(setup.profile) if open_session else CallableSession()
         self.problem = create_problem(spec.name, spec.dtype, setup.root)
         self._runner = TrialRunner(
-            self.session, setup.profile, self.problem, deterministic=True, secret="a secret"
+            self.session, setup.profile, self.problem, deterministic=True, secret=secret
         )
 
     def run(
-        self, *, build_s: float = PATIENCE_S, confirm: bool = False, **values: object
+        self,
+        *,
+        build_s: float = PATIENCE_S,
+        confirm: bool = False,
+        number: int | None = None,
+        **values: object,
     ) -> Outcome:
-        """The outcome of the default with these values."""
-        number, self._count = self._count, self._count + 1
+        """The outcome of the default with these values, as the trial of this number."""
+        if number is None:
+            number, self._count = self._count, self._count + 1
         cases = self.cases(number, confirm=confirm, **values)
         if isinstance(cases, CompileFailure):
             return Outcome(OutcomeKind(cases.kind), reason=cases.reason)
@@ -62,7 +73,7 @@ class CallableTrials:
             build_s=build_s,
         )
         self._runner.prepare(request)
-        with self._runner.beside(request) as beside:
+        with _scheduled_as_before(), self._runner.beside(request) as beside:
             return self._runner.run(request, beside)
 
     def cases(
@@ -87,14 +98,36 @@ class CallableTrials:
 
 
 @contextmanager
+def _scheduled_as_before() -> Iterator[None]:
+    """Undoes what a candidate did to this process, which a run would replace by another one."""
+    policy, niceness = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+    cores = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+        if os.getpriority(os.PRIO_PROCESS, 0) != niceness:
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
 def callable_trials(
     space: Path,
     folder: Path,
     device: str = "cpu:1",
     open_session: OpenSession | None = None,
+    secret: str = "a secret",
 ) -> Iterator[CallableTrials]:
-    trials = CallableTrials(space, folder, device, open_session)
-    try:
-        yield trials
-    finally:
-        trials.close()
+    """On one core, as on any machine: a host's calls, and the baseline's."""
+    threads, cores = torch.get_num_threads(), os.sched_getaffinity(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # as a worker has it, which keeps the other cores
+        trials = CallableTrials(space, folder, device, open_session, secret)
+        try:
+            yield trials
+        finally:
+            trials.close()
+            torch.set_num_threads(threads)
+            os.sched_setaffinity(0, cores)

@@ -17,6 +17,7 @@ from evotune.backends.base.sources import fingerprint, read_sources
 from evotune.backends.cpu import cpu_profile
 from evotune.backends.python import ROOM, host_process, releases
 from evotune.backends.python.bundle import Bundle, BundleCompiler
+from evotune.backends.python.function_calls import Wanted, returned_tensors
 from evotune.backends.python.releases import OutputPlace
 from evotune.errors import SpaceError
 from evotune.runs.setup import load_setup
@@ -178,6 +179,19 @@ def test_results_with_gaps_leave_the_gaps_as_they_are() -> None:
     place.settle()
     assert torch.equal(memory[:, :5].flatten(), results)
     assert bool((memory[:, 5:] == 7.0).all())
+
+
+def test_a_result_has_its_values_in_memory() -> None:
+    """The judge reads memory, where views of `conj()` have the values before it."""
+    z = torch.complex(torch.ones(2, 3), torch.arange(6.0).view(2, 3))
+    for lazy in (z.conj(), torch._neg_view(z), torch._neg_view(z.real.contiguous())):
+        wanted = [Wanted("out", (2, 3), (3, 1), lazy.dtype)]
+        (found,) = returned_tensors(lazy, wanted)
+        count = found.nbytes // 4
+        raw = list((ctypes.c_float * count).from_address(found.data_ptr()))
+        plain = lazy.resolve_conj().resolve_neg().contiguous()
+        expected = torch.view_as_real(plain) if plain.is_complex() else plain
+        assert raw == expected.flatten().tolist()
 
 
 def test_the_compiler_refuses_what_is_no_python(tmp_path: Path) -> None:

@@ -1,94 +1,107 @@
 """The red team of Python callables: they patch, search, cache, delay and forge.
 
 A host executes them, and another process judges and times them. So what they patch changes
-nothing, and what they leave undone is found by the gate that judges native kernels. The callables
-are those of data/callables/cheating.py. `make test` takes those in SOON; `make soak` takes all.
+nothing, and what they leave undone is found by the gate that judges native kernels.
+callable_corpus.py lists them. `make test` takes those in SOON; `make soak` takes all, and
+benchmarks/red_team_callables.py takes them with many seeds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from evotune.trial import OutcomeKind
 from tests.callables import CallableTrials, callable_trials
 
-DATA = Path(__file__).parent / "data" / "callables"
-
-WRONG, NAN = OutcomeKind.WRONG_RESULT, OutcomeKind.NAN
-BOUNDS, LAUNCH = OutcomeKind.OUT_OF_BOUNDS, OutcomeKind.LAUNCH_ERROR
-ERROR, CRASH = OutcomeKind.COMPILE_ERROR, OutcomeKind.COMPILE_CRASH
-OFF, NEVER = "out is off by", "never written"
-STALE = "(watched|altered in place|replayed normal) inputs"
-
-LATE = (
-    (NAN, WRONG, LAUNCH, OutcomeKind.NONDETERMINISTIC),
-    f"{NEVER}|{OFF}|after it had returned|differ between two equal launches",
+from .callable_corpus import (
+    CHEAT,
+    ENTRIES,
+    RIGHT,
+    SLOW,
+    Entry,
+    functions,
+    is_installed,
+    judge,
+    named,
+    of_kind,
+    write_space,
 )
 
-REFUSED: dict[str, tuple[tuple[OutcomeKind, ...], str]] = {
-    "patches_comparisons": ((WRONG,), OFF),
-    "searches_for_the_reference": ((WRONG, NAN), "out"),
-    "forges_a_verdict": ((ERROR,), "SystemExit: 0"),
-    "half_precision": ((WRONG,), OFF),
-    "remembers_by_shape": ((WRONG,), OFF),
-    "remembers_by_address": ((WRONG,), STALE),
-    "works_every_third_time": ((WRONG,), OFF),
-    "remembers_by_value": ((OutcomeKind.TOO_FAST,), "on those of the launch before"),
-    "works_in_a_thread": LATE,
-    "works_in_a_quick_thread": LATE,
-    "works_when_a_signal_comes": LATE,
-    "works_ahead": ((WRONG, NAN, LAUNCH), f"{OFF}|{NEVER}|busy"),
-    "changes_its_input": ((BOUNDS,), "changed its input x"),
-    "returns_its_input": ((BOUNDS,), "changed its input x"),
-    "writes_past_the_end": ((BOUNDS, CRASH), "wrote outside out|SIGABRT"),
-    "replaces_the_loop": ((WRONG,), STALE),
-    "answers_early": ((LAUNCH,), "its process (sent|answered) what|after it had returned"),
+SOON = {
+    "patches_comparisons",
+    "works_in_a_thread",
+    "changes_its_input",
+    "answers_early",
+    "shrinks_the_shared_memory",
+    "takes_all_limits_off",
+    "fills_its_result_on_demand",
+    "reads_the_judges_memory",
+    "lowers_the_judges_priority",
+    "returns_a_negated_view",
 }
-SLOW = {"patches_clocks", "patches_torch", "patches_events", "returns_lazy_tensors"}
-"""Right and slow, or with all work in the copy of their result: nothing makes them look faster."""
-RIGHT = {"right", "takes_outputs", "returns_a_view", "keeps_scratch"}
-SOON = {"patches_comparisons", "works_in_a_thread", "changes_its_input", "answers_early"}
+HELPERS = {"right", "fill", "slow", "stale", "heavy", "once", "kept_for", "scripted"}
+
+
+def _rows(entries: Sequence[Entry]) -> list[ParameterSet]:
+    return [
+        pytest.param(each, id=each.name, marks=() if each.name in SOON else pytest.mark.soak)
+        for each in entries
+    ]
 
 
 @pytest.fixture(scope="module")
-def cheats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CallableTrials]:
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CallableTrials]:
     """One session for all: none may help or harm a later one."""
-    with callable_trials(DATA / "cheating.yaml", tmp_path_factory.mktemp("cheats")) as trials:
-        yield trials
+    folder = tmp_path_factory.mktemp("callables")
+    with callable_trials(write_space(folder / "space.yaml"), folder) as made:
+        yield made
 
 
-@pytest.mark.parametrize(
-    "behaviour",
-    [pytest.param(b, marks=() if b in SOON else pytest.mark.soak) for b in REFUSED],
-)
-def test_a_cheat_is_refused_and_the_reason_says_why(cheats: CallableTrials, behaviour: str) -> None:
-    kinds, reason = REFUSED[behaviour]
-    outcome = cheats.run(BEHAVIOUR=behaviour)
-    assert outcome.kind in kinds, outcome.reason
-    assert re.search(reason, outcome.reason), outcome.reason
-    assert outcome.fitness is None
+@pytest.mark.parametrize("entry", _rows(of_kind(CHEAT)))
+def test_a_cheat_is_refused_and_the_reason_says_why(trials: CallableTrials, entry: Entry) -> None:
+    stage, outcome = judge(trials, entry)
+    assert entry.is_as_expected(outcome), (stage, outcome.kind, outcome.reason)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("behaviour", sorted(SLOW))
-def test_what_a_callable_patches_makes_it_no_faster(cheats: CallableTrials, behaviour: str) -> None:
-    """Both do the work at least once more than the baseline, or in a slower way."""
-    outcome = cheats.run(BEHAVIOUR=behaviour)
-    assert outcome.ok, outcome.reason
-    assert all(each.speedup_low < 1.0 for each in outcome.measurements)
+@pytest.mark.parametrize("entry", _rows(of_kind(SLOW)))
+def test_what_a_callable_does_elsewhere_makes_it_no_faster(
+    trials: CallableTrials, entry: Entry
+) -> None:
+    _, outcome = judge(trials, entry)
+    assert entry.is_as_expected(outcome), outcome
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("behaviour", sorted(RIGHT))
-def test_a_right_callable_passes(cheats: CallableTrials, behaviour: str) -> None:
-    outcome = cheats.run(BEHAVIOUR=behaviour)
-    assert outcome.ok, outcome.reason
+@pytest.mark.parametrize("entry", _rows(of_kind(RIGHT)))
+def test_an_unusual_right_callable_passes(trials: CallableTrials, entry: Entry) -> None:
+    if not is_installed(entry):
+        pytest.skip(f"needs {entry.needs}")
+    _, outcome = judge(trials, entry)
+    assert entry.is_as_expected(outcome), outcome.reason
 
 
-def test_every_callable_of_the_space_is_here(cheats: CallableTrials) -> None:
-    (parameter,) = cheats.setup.space.parameters
-    assert {*REFUSED, *SLOW, *RIGHT} == set(parameter.values)
+def test_every_callable_of_the_files_is_listed() -> None:
+    listed = {(entry.file, entry.name) for entry in ENTRIES}
+    for file in {entry.file for entry in ENTRIES}:
+        found = functions(file)
+        assert {name for of, name in listed if of == file} <= found.keys()
+        calls = {name for name, given in found.items() if given.startswith("x,w")}
+        assert calls - HELPERS <= {name for of, name in listed if of == file}
+    assert {entry.name for entry in ENTRIES} >= SOON
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
+
+
+def test_the_corpus_has_what_it_should_have() -> None:
+    cheats = of_kind(CHEAT)
+    assert len(cheats) >= 60
+    assert {entry.round for entry in cheats} == {1, 2}
+    assert len(of_kind(RIGHT)) >= 25
+    assert named("answers_early").takes_outputs
+    assert not named("right").takes_outputs
+    for entry in ENTRIES:
+        assert f"def {entry.name}" in entry.text or f"{entry.name} =" in entry.text, entry.name
+        expected = entry.expected
+        assert (expected is None) == (entry.kind != CHEAT)
+        assert expected is None or OutcomeKind.OK not in expected.kinds

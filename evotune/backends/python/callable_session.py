@@ -24,6 +24,7 @@ from evotune.backends.base.session import Fault, Sampler
 from evotune.backends.cpu import cpu_profile, native_runtime
 from evotune.backends.cpu.cpu_session import CpuSampler, CpuSession, Write, timed_ns
 from evotune.backends.python.bundle import Bundle
+from evotune.backends.python.host_limits import hide_memory
 from evotune.backends.python.host_messages import Bind, Build, Load
 from evotune.backends.python.host_process import (
     Bound,
@@ -81,6 +82,7 @@ class CallableSession(CpuSession):
         self._watching = Watching(self._stand_apart, bool(self._own_core), random.Random())
         self._manner = Manner(given=False)
         self._busy = BusyHosts()
+        hide_memory()  # from candidates
         self._start_zygote()  # it imports PyTorch while this process makes inputs
 
     def memory(self, nbytes: int) -> torch.Tensor:
@@ -115,6 +117,7 @@ class CallableSession(CpuSession):
         """Ends all its processes, which otherwise end with this one."""
         self.take_stock()
         self._end_zygote()
+        hide_memory(False)
 
     def _end_zygote(self) -> None:
         if self._null is not None:
@@ -154,6 +157,10 @@ class CallableSession(CpuSession):
         assert isinstance(kernel, Candidate)
         assert plan.call is not None
         self._build_s = limit_s
+        if not self._hosts():
+            self._stand_apart()
+            self._null_calls.measure_first(plan.call, self._nothing())
+            self.settle()
         shared = {name: self._shared_copy(value) for name, value in inputs.items()}
         kernel.build(plan.call, {n: v.data_ptr() for n, v in shared.items()}, limit_s)
 

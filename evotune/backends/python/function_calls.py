@@ -76,4 +76,12 @@ def returned_tensors(returned: object, wanted: Sequence[Wanted]) -> Sequence[tor
                 f"{each.name} is {value.dtype} {tuple(value.shape)}, expected {each.dtype} "
                 f"{each.shape}"
             )
-    return [value.contiguous() for value in returned]
+    return [_plain(value) for value in returned]
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    """Contiguous, with the values in its memory: of a view such as `conj()` PyTorch changes the
+    signs only when it reads the view."""
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    return value.contiguous()

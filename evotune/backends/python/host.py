@@ -16,7 +16,6 @@ import importlib
 import mmap
 import os
 import re
-import resource
 import signal
 import socket
 import struct
@@ -26,7 +25,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -34,6 +32,7 @@ import msgspec
 from evotune.backends.base.launch import CallPlan, CallTensor
 from evotune.backends.python.function_calls import Wanted, returned_tensors, takes_outputs
 from evotune.backends.python.host_device import DeviceCall, DeviceHost, open_gpu
+from evotune.backends.python.host_limits import hide_memory, limit
 from evotune.backends.python.host_messages import (
     AWAKE,
     CALL,
@@ -63,7 +62,7 @@ from evotune.backends.python.host_messages import (
     word,
 )
 from evotune.problems.problem import torch_dtype
-from evotune.util.processes import adopt_orphans, child_processes, die_with_parent, lower_limit
+from evotune.util.processes import adopt_orphans, child_processes, die_with_parent
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +83,7 @@ def main() -> None:
     """The zygote's work, until the worker closes the socket."""
     die_with_parent(int(sys.argv[1]))
     adopt_orphans()  # what a host leaves running becomes a child of this process
+    hide_memory()
     import torch  # noqa: F401
 
     gc.freeze()
@@ -145,14 +145,13 @@ def _end_strangers(hosts: set[int]) -> None:
 def _become_host(fork: Fork, descriptors: Sequence[int]) -> NoReturn:
     status = 1
     try:
+        hide_memory(False)  # the worker reads results
         die_with_parent(os.getppid())
         connection, page, output = descriptors
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        data_bytes = _own_bytes() + fork.memory_bytes
-        lower_limit(resource.RLIMIT_DATA, data_bytes)
-        lower_limit(resource.RLIMIT_FSIZE, fork.file_bytes)
+        limit(fork.memory_bytes, fork.file_bytes)
         _settle(fork.threads)
         opened = functools.partial(open_gpu, fork.gpu_share) if fork.gpu_share else None
         Host(socket.socket(fileno=connection), mmap.mmap(page, 0), opened).serve()
@@ -160,15 +159,6 @@ def _become_host(fork: Fork, descriptors: Sequence[int]) -> NoReturn:
     except BaseException:  # noqa: BLE001 (a process ends here, whatever the candidate did to it)
         traceback.print_exc()
     os._exit(status)
-
-
-def _own_bytes() -> int:
-    """The memory that this process has now, as RLIMIT_DATA counts it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "VmData":
-            return int(value.split()[0]) << 10
-    return 0
 
 
 def _settle(threads: int) -> None:

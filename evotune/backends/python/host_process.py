@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import mmap
 import os
@@ -66,6 +67,8 @@ from evotune.util.processes import (
 if TYPE_CHECKING:
     import torch
 
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""A candidate cannot make shared memory smaller: reading it would then kill this process."""
 _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 _STAMP = struct.Struct("qq")
 _ADDRESS = struct.Struct("<Q")
@@ -84,6 +87,7 @@ _FILE_BYTES = 64 << 20
 _TAIL_BYTES = 4096
 _MOST_WORDS = 400  # characters of what a candidate says
 _PROCESS_CLOCK = 2  # Linux: CPUCLOCK_SCHED of a whole process
+_READIES = 4
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS)
 _clock_ns, _REALTIME = time.clock_gettime_ns, time.CLOCK_REALTIME  # stamps are of this clock
 
@@ -152,9 +156,10 @@ class SharedMemory:
         """So many bytes. Raises RuntimeError if there is no memory."""
         import torch
 
-        descriptor = os.memfd_create("evotune")
+        descriptor = os.memfd_create("evotune", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, max(nbytes, 1))
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             mapped = mmap.mmap(descriptor, max(nbytes, 1))
         except OSError as error:
             os.close(descriptor)
@@ -260,8 +265,9 @@ class Host:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        page = os.memfd_create("evotune")
+        page = os.memfd_create("evotune", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(page, PAGE_BYTES)
+        fcntl.fcntl(page, fcntl.F_ADD_SEALS, _SEALS)
         self._words = memoryview(mmap.mmap(page, PAGE_BYTES)).cast("Q")
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the host)
         try:
@@ -450,6 +456,7 @@ class Host:
         value, words = word(self._number, slot, request), self._words
         wanted = DONE + self._number.to_bytes(8, "little")
         self.wake(stage)
+        self._require_silence(stage)
         begun_ns = _clock_ns(_REALTIME)
         before()
         words[WORD] = value
@@ -465,6 +472,15 @@ class Host:
         self._results = data[len(wanted) :]
         # The clock may have been set meanwhile, or the system gives no stamps.
         return float((stamp_ns if begun_ns < stamp_ns <= now_ns else now_ns) - begun_ns)
+
+    def _require_silence(self, stage: Stage) -> None:
+        """Raises CallableFault if the host has already answered. It may say READY once more."""
+        for _ in range(_READIES):
+            if not self._poll.poll(0):
+                return
+            if self._receive(stage)[0] != READY:
+                break
+        raise CallableFault(stage.raised, "its process answered what was not asked")
 
     def read_results(self, targets: Sequence[tuple[int, int]], stage: Stage) -> None:
         """Copies the results of the last call out of the host's memory, to these addresses of so

@@ -27,6 +27,8 @@ NULL = -1
 _ROWS, _ROW = 6, 7  # releases of the null host
 _AFTER_SLEEP = 2  # calls that are not timed
 _LATE_LOOKS = 1 / 6  # of the calls
+_SPINS = 1 / 2  # of the checked calls: during the others this thread sleeps, as in timed ones
+_READS = 2 / 3  # of the timed calls: most are followed by the same pause as checked ones
 _LATE_S = 0.0003
 _LATE_BYTES = 4 << 20
 
@@ -90,8 +92,9 @@ class Manner:
 
 
 class Release:
-    """A bound call. Outside of a timed run each call is also checked: this process does not sleep
-    meanwhile, and sometimes it looks whether outputs still change after the host answered."""
+    """A bound call. Outside of a timed run each call is also checked: often this process does not
+    sleep meanwhile, and sometimes it looks whether outputs still change after the host answered. A
+    candidate could see whether this process sleeps; so it must not learn whether it is checked."""
 
     def __init__(
         self,
@@ -128,19 +131,22 @@ class Release:
 
     def check(self, write: Write = int) -> None:
         """Makes a call. Raises CallableFault if its outputs change after it has ended."""
-        self._watching.begin()
-        self.bound.call_ns(CALLING, spin=self._watching.spins, before=write)
-        self._read()
+        watching = self._watching
+        watching.begin()
+        spin = watching.spins and watching.rng.random() < _SPINS
+        self.bound.call_ns(CALLING, spin=spin, before=write)
+        self.read()
         if self._watching.rng.random() > _LATE_LOOKS:
             return
         early = [place.beginning() for place in self.outputs]
         time.sleep(_LATE_S)
-        self._read()
+        self.read()
         if early != [place.beginning() for place in self.outputs]:
             reason = "the callable wrote its outputs after it had returned"
             raise CallableFault(OutcomeKind.LAUNCH_ERROR, reason)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Reads the results of the last call, if the callable returned them."""
         if self.manner.reads:
             self.host.read_results(self.landings, CALLING)
             for place in self.outputs:
@@ -148,8 +154,8 @@ class Release:
 
     @property
     def kind(self) -> tuple[Manner, int]:
-        """Releases of one kind cost the same."""
-        return self.manner, len(self.outputs)
+        """Releases of one kind cost the same. A copy is a part of the call."""
+        return Manner(self.manner.given), len(self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +177,23 @@ class NullCalls:
     def cost_ns(self, release: Release, null: Host) -> float:
         """Measured now; the least so far, since other work on the machine can only add to it."""
         bound = bind_nothing(null, release.plan, release.addresses, release.manner)
+        return self._least(bound, release.kind)
+
+    def measure_first(self, plan: CallPlan, null: Host) -> None:
+        """Measures both manners of calls, before a candidate can slow the null host down: what is
+        measured later can only be less."""
+        outputs = sum(spec.is_output for spec in plan.tensors)
+        nowhere = [0] * len(plan.tensors)
+        for manner in (Manner(given=True), Manner(given=False)):
+            if (manner, outputs) not in self._least_ns:
+                self._least(bind_nothing(null, plan, nowhere, manner), (manner, outputs))
+
+    def _least(self, bound: Bound, kind: tuple[Manner, int]) -> float:
         found = min(
             statistics.median(bound.call_ns(CALLING) for _ in range(_ROW)) for _ in range(_ROWS)
         )
-        least = min(found, self._least_ns.get(release.kind, found))
-        self._least_ns[release.kind] = least
+        least = min(found, self._least_ns.get(kind, found))
+        self._least_ns[kind] = least
         return least
 
 
@@ -222,3 +240,5 @@ class ReleaseClock:
             release.check(write)
         else:
             self._calls_ns.append(release.call_ns(write))
+            if self._watching.rng.random() < _READS:
+                release.read()
