@@ -27,8 +27,8 @@ def make(configuration, case):
 
 
 def once(work, done=set()):
-    if work not in done:
-        done.add(work)
+    if work.__qualname__ not in done:
+        done.add(work.__qualname__)
         work()
 
 
