@@ -85,7 +85,7 @@ def test_a_callable_is_tuned_called_compared_explained_reported_and_exported(
     (run,) = (tmp_path / "runs").iterdir()
     for words in (
         ("resume", str(run), "--champions", "1"),
-        ("compare", f"{run}:0", f"{run}:default"),
+        ("compare", str(run), f"{run}:default"),
         ("explain", str(run), "--no-measure"),
         ("report", str(run), "--format", "md"),
         ("export", str(run), "-o", "exported"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from evotune.backends.cpu import cpu_profile
 from evotune.backends.python import ROOM, host_process, releases
 from evotune.backends.python.bundle import Bundle, BundleCompiler
 from evotune.backends.python.function_calls import Wanted, returned_tensors
+from evotune.backends.python.host import allow_recompiling
 from evotune.backends.python.releases import OutputPlace
 from evotune.errors import SpaceError
 from evotune.runs.setup import load_setup
@@ -192,6 +195,17 @@ def test_a_result_has_its_values_in_memory() -> None:
         plain = lazy.resolve_conj().resolve_neg().contiguous()
         expected = torch.view_as_real(plain) if plain.is_complex() else plain
         assert raw == expected.flatten().tolist()
+
+
+def test_a_function_may_be_compiled_for_more_shapes_than_dynamo_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = types.SimpleNamespace(recompile_limit=8, accumulated_recompile_limit=256)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(config=config))
+    allow_recompiling()
+    assert config.recompile_limit == config.accumulated_recompile_limit == 1 << 16
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    allow_recompiling()
 
 
 def test_the_compiler_refuses_what_is_no_python(tmp_path: Path) -> None:

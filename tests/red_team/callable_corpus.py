@@ -79,7 +79,7 @@ class Entry:
         if self.expected is not None:
             return outcome.fitness is None and self.expected.holds(outcome)
         if self.kind == SLOW and outcome.kind is LAUNCH:
-            return bool("cores busy" in outcome.reason)
+            return bool(re.search("cores busy|its process (sent|answered)", outcome.reason))
         is_fast = any(each.speedup_low >= _FAST for each in outcome.measurements)
         return outcome.ok and not (self.kind == SLOW and is_fast)
 
@@ -94,7 +94,7 @@ _STALE = Expected((WRONG, DIFFER), "out")
 _REUSE = Expected((FAST, UNDECIDED, WRONG), "launch before|while it is timed|too noisy|out is off")
 """Right, since it compares its inputs. A busy machine may hide that it reuses results."""
 _LATE = Expected(
-    (NAN, WRONG, LAUNCH, DIFFER),
+    (NAN, WRONG, LAUNCH, DIFFER, BOUNDS),
     "never written|out|after it had returned|differ between|process running|busy",
 )
 _MESSAGE = Expected((LAUNCH, ERROR), "its process (sent|answered) what")

@@ -75,6 +75,7 @@ _AWAKE_S = 0.001
 """So long a host spins for its next word. Then it sleeps until it is woken: on a busy machine the
 scheduler takes the core of a process that spins for long."""
 _GLANCES = 256  # between two looks at the clock
+_MOST_COMPILED = 1 << 16
 _POLL_S = 0.002
 _STRANGERS_S = 10.0
 
@@ -269,6 +270,7 @@ class Host:
     def _build(self, message: Build) -> Answer:
         assert self._make is not None
         plan = message.plan
+        allow_recompiling()
         function = self._make(dict(self._configuration), dict(plan.symbols))
         if not callable(function):
             raise TypeError(f"make returned a {type(function).__name__}, expected a function")
@@ -416,6 +418,13 @@ class Host:
             name = os.path.relpath(own[-1].filename, self._folder)
             words = f"{name}:{own[-1].lineno}: {words}"
         return Raised(words, lack)
+
+
+def allow_recompiling() -> None:
+    """Dynamo stops compiling a function that it has compiled for eight shapes. Here each case is
+    one."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _MOST_COMPILED
 
 
 def _nothing() -> bytes:
