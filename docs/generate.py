@@ -42,12 +42,12 @@ _SECTIONS = {
 
 _EXIT_CODES = {
     0: "done",
-    1: "no valid candidate, none confirmed, a failed check, or a regression",
+    1: "no valid candidate, none confirmed, a refused kernel, a failed check, or a regression",
     2: "a mistake in the space, in the problem or in the command",
     3: "the machine lacks something",
     4: "a run's files are damaged",
     5: "another process uses the run or the GPU",
-    6: "undecided: the machine is too noisy",
+    6: "undecided: the machine is too noisy, or the time limit of `gate` ended",
     130: "interrupted; the run can be resumed",
 }
 _MANY = 4

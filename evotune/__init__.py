@@ -19,9 +19,10 @@ imported before it is used.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evotune.api.case_portfolio import portfolio
-    from evotune.api.checking import Verdict, check, compile, gate
+    from evotune.api.checking import check, compile
     from evotune.api.family import tune_family
     from evotune.api.family_run import FamilyRun, open_family
+    from evotune.api.gating import Verdict, gate
     from evotune.api.model_package import ModelPackage
     from evotune.api.model_tuning import tune_model
     from evotune.api.recording_calls import Calls, record, recording
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
 _OBJECTS = "evotune.space.objects"
 _PLACES = {
-    "Verdict": "evotune.api.checking",
-    "gate": "evotune.api.checking",
+    "Verdict": "evotune.api.gating",
+    "gate": "evotune.api.gating",
     "check": "evotune.api.checking",
     "compile": "evotune.api.checking",
     "portfolio": "evotune.api.case_portfolio",

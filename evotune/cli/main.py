@@ -1,8 +1,8 @@
 """The entry point: finds the command, runs it, and turns its end into an exit code.
 
 0 done · 1 no valid candidate, none confirmed, a check failed · 2 usage or space error · 3
-environment · 4 store damaged · 5 run locked · 6 undecided, too noisy · 70 internal error (a bug;
-its traceback is kept) · 130 interrupted, resumable
+environment · 4 store damaged · 5 run locked · 6 undecided, too noisy or out of time · 70
+internal error (a bug; its traceback is kept) · 130 interrupted, resumable
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _COMMANDS = {
     "top": "evotune.cli.readers:top",
     "report": "evotune.cli.readers:report",
     "compare": "evotune.cli.explain_commands:compare",
+    "gate": "evotune.cli.gate_command:gate",
     "ablate": "evotune.cli.explain_commands:ablate",
     "explain": "evotune.cli.explain_commands:explain",
     "verify": "evotune.cli.verify_command:verify",

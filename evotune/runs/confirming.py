@@ -78,6 +78,7 @@ def confirm(
     least_width: float = 0.0,
     no_time: Callable[[], bool] = lambda: False,
     time: ConfirmingTime | None = None,
+    contender: float = -math.inf,
     checks_at_once: int = 0,
     tell: Callable[[str], None] = lambda text: None,
     give_up: Callable[[str], None] = lambda text: None,
@@ -87,10 +88,11 @@ def confirm(
     count.
 
     Each candidate is timed in more processes until it is clear whether it beats the leader so far,
-    at first the given one; `least_width` is as for `repeated`. Gives up after three times `count`
-    candidates. Ends early if `stop` returns True, or if there is a leader and `no_time` for
-    another. `tell` is called with the current step twice a second, and `enter` with each phase of
-    `runs.phases`.
+    at first the given one; `least_width` is as for `repeated`. Samples that tell which of two
+    candidates is the better one are taken of those that may reach the fitness `contender`. Gives up
+    after three times `count` candidates. Ends early if `stop` returns True, or if there is a leader
+    and `no_time` for another. `tell` is called with the current step twice a second, and `enter`
+    with each phase of `runs.phases`.
 
     Ends when `time` is over, whatever runs then, and `give_up` is called with the reason in words.
     The first champion may take all of it; later ones share the rest. A champion that was timed in
@@ -123,7 +125,7 @@ def confirm(
             if time.is_over:
                 give_up(_in_words(time, passed, count))
                 return
-            executor.set_contender(_bound(leader))
+            executor.set_contender(max(contender, _bound(leader)))
             sharing = 1 if leader is None else count - passed
             until_s = time.checks_until_s(champions=sharing)
             loses = leader is not None and _is_below(trial.outcome, leader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 import sys
 import threading
 import time
@@ -69,9 +70,11 @@ class KernelRun:
         phases: PhaseTimes | None = None,
         early: EarlyWorker | None = None,
         patient: bool = False,
+        alone: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`patient`: champions are confirmed however long it takes. `early` may become the worker
-        of the device."""
+        """`patient`, `alone`: see `RunRequest`. `early` may become the worker of the device. `stop`
+        ends the timing of the baselines."""
         self._early = early
         self._phases = phases or PhaseTimes()
         self.setup = setup
@@ -81,6 +84,8 @@ class KernelRun:
         self._observer = observer
         self._cluster = cluster
         self._patient = patient
+        self._stop = stop
+        self._contender = math.inf if alone else -math.inf
         self._checks_at_once = 0
         self._plans = PlansAhead(self._plan)
         self._expected: list[int] = []  # trials whose plans are made ahead
@@ -108,6 +113,7 @@ class KernelRun:
         )
         try:
             executor.fixed_sampling = not self._options.racing
+            executor.set_contender(self._contender)
             elsewhere = setup.devices[0].name != read_facts(self._store).device.name
             executor.name_devices |= elsewhere
             executor.open_devices()
@@ -118,7 +124,7 @@ class KernelRun:
                     executor.compile_ahead(jobs.values())
             executor.baselines = self._baselines(
                 lambda: executor.time_baselines(
-                    self._measured_cases(), asked(setup.document.baseline)
+                    self._measured_cases(), asked(setup.document.baseline), stop=self._stop
                 )
             )
             if len(setup.devices) > 1 or self._store.meta("devices"):
@@ -192,6 +198,7 @@ class KernelRun:
                 least_width=registry.named(self.setup.profile.backend).least_half_width,
                 no_time=no_time,
                 time=limit,
+                contender=self._contender,
                 checks_at_once=self._checks_at_once,
                 tell=self._observer.step,
                 give_up=self._give_up,

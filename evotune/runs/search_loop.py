@@ -24,7 +24,7 @@ from evotune.workers.executor import Executor, Proposal
 
 _SNAPSHOT_EVERY = 1000
 _POLL_S = 0.5
-_FINISH_S = 8.0
+FINISH_S = 8.0
 _LATE = 0.75
 """The share of the trials, or of the time, after which the best trials are likely to be the
 champions."""
@@ -70,8 +70,10 @@ class SearchLoop:
         observer: Observer,
         quarantined: Path | None = None,
         late: Callable[[], None] = lambda: None,
+        finish_s: float = FINISH_S,
     ) -> None:
         self._late = late
+        self._finish_s = finish_s
         self._store = store
         self._strategy = strategy
         self._executor = executor
@@ -111,7 +113,7 @@ class SearchLoop:
                 return ended
             reason = self._stop_reason()
             if reason:
-                self._collect(_FINISH_S)
+                self._collect(self._finish_s)
                 self._advance()
                 return reason
             self._collect(_POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import secrets
 import shutil
@@ -27,7 +28,7 @@ from evotune.runs.folder import RunFolder, create_folder, write_durably
 from evotune.runs.given_cases import GIVEN_CASES, skipped_in_words
 from evotune.runs.kernel_run import KernelRun, RecordedRun
 from evotune.runs.observer import CLOSING, CONFIRMING, SEARCHING, Observer, PhaseTimes, RunInfo
-from evotune.runs.search_loop import SearchLoop, first_asked
+from evotune.runs.search_loop import FINISH_S, SearchLoop, first_asked
 from evotune.runs.setup import (
     GpuRequest,
     KernelSetup,
@@ -113,6 +114,9 @@ class RunRequest:
       `brought_into` makes them valid.
     - `facts`: additional facts for the run's store.
     - `command`: the command line, for the record.
+    - `patient`: champions are confirmed however long it takes.
+    - `alone`: there is one candidate and no ranking, so no sample is taken to tell it from others.
+    - `until_s`: the run is interrupted at this time of the system's monotonic clock.
     """
 
     space: str | None
@@ -128,6 +132,9 @@ class RunRequest:
     near: Sequence[Mapping[str, Value]] = ()
     facts: Mapping[str, Json] = field(default_factory=dict)
     command: tuple[str, ...] = ()
+    patient: bool = False
+    alone: bool = False
+    until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +210,9 @@ def start_run(request: RunRequest, observer: Observer) -> RunResult:
                 *(run, store, own, options, observer, cluster, request.strategy),
                 phases=phases,
                 early=early,
+                patient=request.patient,
+                alone=request.alone,
+                until_s=request.until_s,
             )
 
 
@@ -364,7 +374,10 @@ def _finish(  # noqa: PLR0917
     phases: PhaseTimes,
     early: EarlyWorker,
     patient: bool = False,
+    alone: bool = False,
+    until_s: float = math.inf,
 ) -> RunResult:
+    signals = StopSignal(until_s)
     kind: KindOfRun
     if isinstance(setup, RecordedSetup):
         kind = RecordedRun(setup)
@@ -379,6 +392,8 @@ def _finish(  # noqa: PLR0917
             phases=phases,
             early=early,
             patient=patient,
+            alone=alone,
+            stop=lambda: signals.requested,
         )
     work = RunWork(
         *(run, store, kind),
@@ -386,7 +401,9 @@ def _finish(  # noqa: PLR0917
         observer=observer,
         strategy=strategy,
         phases=phases,
+        signals=signals,
         patient=patient,
+        finish_s=FINISH_S if math.isinf(until_s) else 0.0,
     )
     reason = work.run_to_end()
     return RunResult(run, reason, store.count_ok(), is_undecided(store))
@@ -449,11 +466,13 @@ class RunWork:
         options: RunOptions,
         observer: Observer,
         phases: PhaseTimes,
+        signals: StopSignal,
         strategy: str | StrategyMaker | None = None,
         patient: bool = False,
+        finish_s: float = FINISH_S,
     ) -> None:
         """`strategy`: of a user's own, which the options hold by name alone. `patient`: champions
-        are confirmed even when the run's minutes are over."""
+        are confirmed even when the run's minutes are over. `finish_s`: see `SearchLoop`."""
         self._phases = phases
         with store.trusting_facts():
             earlier = store.meta(PHASES, {}).items()
@@ -465,7 +484,8 @@ class RunWork:
         self._observer = observer
         self._strategy = strategy
         self._patient = patient
-        self._signals = StopSignal()
+        self._finish_s = finish_s
+        self._signals = signals
         self._began_s = time.monotonic() - store.elapsed_s()  # as if the run had one part
 
     def run_to_end(self) -> str:
@@ -532,6 +552,7 @@ class RunWork:
             observer=self._observer,
             quarantined=self.run.quarantine,
             late=lambda: self._kind.expect_finalists(executor),
+            finish_s=self._finish_s,
         )
         self.store.set_facts(self._time_around_search())
         self._observer.phase("searching")
@@ -549,6 +570,9 @@ class RunWork:
             self._observer.confirmed(trial, outcome)
 
     def _is_over_time(self) -> bool:
+        """Whether no more than the necessary is timed."""
+        if self._signals.is_near:
+            return True
         seconds = self._options.seconds
         return seconds is not None and self._elapsed_s > seconds and not self._patient
 

@@ -181,6 +181,16 @@ def _remove_abandoned() -> None:
                 os.close(lock)
 
 
+WORKER_FOLDER = "EVOTUNE_WORKER_FOLDER"
+"""The environment variable that names the folder of a worker process. The worker's parent removes
+it: a worker is killed, and cannot."""
+
+
+def worker_folder() -> str | None:
+    """This worker's folder; None in a process that is no worker."""
+    return os.environ.get(WORKER_FOLDER)
+
+
 def state_folder() -> Path | None:
     """The folder of the user's state: $EVOTUNE_STATE_DIR, else evotune/ under $XDG_STATE_HOME or
     ~/.local/state.

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
@@ -149,14 +151,20 @@ def free_memory_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+_LAST_SHARE = 0.25
+
+
 class StopSignal:
     """A context manager that handles SIGINT and SIGTERM while a run works.
 
     While `tidy` is False nothing is in flight, and the first signal raises KeyboardInterrupt too.
+    From `until_s` on, a time of the system's monotonic clock, the run is to end as after a signal.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, until_s: float = math.inf) -> None:
+        self._signalled = False
+        self._until_s = until_s
+        self._late_s = (1 - _LAST_SHARE) * until_s + _LAST_SHARE * time.monotonic()
         self.tidy = False
         self._handling = _handling(self._handle, signal.SIGINT, signal.SIGTERM)
 
@@ -172,10 +180,19 @@ class StopSignal:
     ) -> None:
         self._handling.__exit__(kind, error, traceback)
 
+    @property
+    def requested(self) -> bool:
+        return self._signalled or time.monotonic() >= self._until_s
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the last quarter of the time has begun."""
+        return time.monotonic() >= self._late_s
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested or not self.tidy:
+        if self._signalled or not self.tidy:
             raise KeyboardInterrupt
-        self.requested = True
+        self._signalled = True
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:

@@ -21,6 +21,7 @@ import msgspec
 
 from evotune.errors import EnvironmentProblem
 from evotune.util.channel import FromWorker, Reader, ToWorker, UnreadableMessage, Wire, framed
+from evotune.util.files import WORKER_FOLDER, scratch_folder
 from evotune.util.processes import describe_status, module_command
 
 _KILL_TIMEOUT_S = 60.0  # a GPU's memory and a running kernel take their time to be cleared
@@ -33,7 +34,7 @@ class Child(Generic[ToWorker, FromWorker]):
     """The parent's side of `python -m <module>`.
 
     The child's stderr and everything that native code prints go to `log`. The child dies with its
-    parent (`evotune.workers.entry`).
+    parent (`evotune.workers.entry`), and the folder of its own (`worker_folder`) goes with it.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Child(Generic[ToWorker, FromWorker]):
             if file.tell() > _FULL_LOG_BYTES:  # else this child soon could not say why it died
                 file.truncate(0)
             self._log_start = file.seek(0, os.SEEK_END)
+            self._folder = contextlib.ExitStack()
+            own = {WORKER_FOLDER: str(self._folder.enter_context(scratch_folder()))}
             try:
                 self._process = subprocess.Popen(
                     module_command(wire.module, str(os.getpid())),
@@ -56,9 +59,10 @@ class Child(Generic[ToWorker, FromWorker]):
                     stdout=subprocess.PIPE,
                     stderr=file,
                     start_new_session=True,
-                    env={**os.environ, **environment},
+                    env={**os.environ, **own, **environment},
                 )
             except OSError as error:  # no more processes, files or memory; Python is gone
+                self._folder.close()
                 raise EnvironmentProblem(
                     f"{wire.worker} cannot be started: {error.strerror}; repair that, then resume "
                     "the run"
@@ -141,6 +145,7 @@ class Child(Generic[ToWorker, FromWorker]):
                     "fix: reboot"
                 ) from error
             self._close_pipes()
+            self._folder.close()
             self._ended = True
         return self._process.returncode
 

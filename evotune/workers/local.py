@@ -213,16 +213,23 @@ class LocalExecutor:
             self._wake_fd = -1
 
     def time_baselines(
-        self, cases: Sequence[Case], libraries: Sequence[str] = (), index: int = 0
+        self,
+        cases: Sequence[Case],
+        libraries: Sequence[str] = (),
+        index: int = 0,
+        *,
+        stop: Callable[[], bool] = lambda: False,
     ) -> BaselineReport:
         """Times all baselines, those of the named optional libraries too, on all cases on the
         device with this `index`. Nothing else may be running, except jobs of `compile_ahead`. A
         baseline that raises an error gets a reason instead of a time, and a fresh worker times the
-        others."""
+        others. Raises KeyboardInterrupt once `stop` returns True, as a signal does."""
         device = self._devices[index]
         request = BaselinesRequest(cases=tuple(cases), libraries=tuple(libraries))
         device.start(request)
         while True:
+            if stop():
+                raise KeyboardInterrupt
             answer: Answer | Outcome | None = None
             workers = [] if device.child is None else [device.child]
             readable = self._compile_further(workers)

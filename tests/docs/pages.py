@@ -15,6 +15,7 @@ GUIDES = (
     "your-kernel.md",
     "from-python.md",
     "python-callables.md",
+    "judge.md",
     "formats.md",
     "model.md",
     "export.md",

@@ -21,6 +21,7 @@ _EXAMPLES = {
     "wrapper.cu",
     "my.yaml",
     "cases.yaml",
+    "evaluate.py",  # of ShinkaEvolve
     "NAME/_problem_compute.py",  # of a package
 }
 

@@ -17,7 +17,7 @@ from workers.faulty import descendants, space_text, wait_until_gone
 from evotune.runs.folder import RunFolder, list_runs
 from evotune.store import RunStore
 from evotune.util.processes import StopSignal, interruptible
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, passing_time
 
 from .runs import evotune, recorded_space, run_here, start_killable, stored
 
@@ -146,6 +146,17 @@ def test_a_signal_that_is_ignored_stays_ignored(
         os.kill(os.getpid(), signal.SIGINT)
         assert not getattr(stop, "requested", False)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_time_limit_asks_a_run_to_end_as_a_signal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_pass = passing_time(monkeypatch)
+    stop, endless = StopSignal(time.monotonic() + 1000), StopSignal()
+    assert (stop.requested, stop.is_near) == (False, False)
+    let_pass(760)
+    assert (stop.requested, stop.is_near) == (False, True)
+    let_pass(250)
+    assert (stop.requested, stop.is_near) == (True, True)
+    assert (endless.requested, endless.is_near) == (False, False)
 
 
 def test_a_signal_that_another_language_handles_is_left_to_it(

@@ -46,7 +46,7 @@ from evotune.backends.python.releases import (
 )
 from evotune.backends.python.rows import ReleaseRow
 from evotune.trial import DeviceState
-from evotune.util.files import default_cache_dir
+from evotune.util.files import default_cache_dir, worker_folder
 
 if TYPE_CHECKING:
     import torch
@@ -329,7 +329,7 @@ class Candidate:
     def _opened(self, stage: Stage) -> Host:
         if self.host is None:
             self.host = self._start()
-            self._folder = Path(tempfile.mkdtemp(prefix="evotune-callable-"))
+            self._folder = Path(tempfile.mkdtemp(prefix="callable-", dir=worker_folder()))
             self._bundle.write(self._folder)
             place = self._bundle.place
             load = Load(

@@ -300,10 +300,10 @@ class PythonCallable(Kernel):
         if isinstance(self.source, str) and self.entry is None and ":" in self.source:
             module, _, entry = self.source.rpartition(":")
             object.__setattr__(self, "entry", entry)
-            object.__setattr__(self, "source", _module_file(module))
+            object.__setattr__(self, "source", module_file(module))
 
 
-def _module_file(module: str) -> Path:
+def module_file(module: str) -> Path:
     """The file that `import` would read, without importing anything. Raises SpaceError if there is
     none."""
     path: Sequence[str] = [*sys.path, os.getcwd()]

@@ -313,7 +313,7 @@ class Space:
     def _problem_file(self) -> tuple[str, str]:
         """(file name, text) of the module that is made of the problem's class."""
         assert isinstance(self.problem, type)
-        name, text = module_of_class(self.problem, Position(place="Space.problem"))
+        name, text = module_of_definition(self.problem, Position(place="Space.problem"))
         taken = {str(data.get("source")) for data in self._kernel_data.values()}
         return (f"{name.removesuffix('.py')}_problem.py" if name in taken else name), text
 
@@ -326,19 +326,26 @@ class Unusable(Exception):
 
 
 class Gatherer:
-    """Collects the source that a class needs.
+    """Collects the source that a class or a function needs.
 
-    - `pieces`: the definitions, each after the definitions that it uses. The class is the last.
+    - `pieces`: the definitions, each after the definitions that it uses. `kind` is the last.
     - `statements`: the imports and constants.
     """
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type | FunctionType) -> None:
         self.pieces: list[Piece] = []
         self._kind = kind
         self._known: dict[str, object] = {}
         self._imports: list[str] = []
         self._constants: list[str] = []
         self._define(kind, kind.__name__)
+
+    @property
+    def _reference(self) -> str:
+        name = self._kind.__name__
+        return (
+            f'problem="problem.py:{name}"' if isinstance(self._kind, type) else f'"module:{name}"'
+        )
 
     @property
     def statements(self) -> list[str]:
@@ -389,8 +396,7 @@ class Gatherer:
         if piece is None:
             raise Unusable(
                 f"the source of {value.__qualname__} cannot be read: it is in no file and in "
-                'no cell of a notebook. Put it into a file, and pass problem="problem.py:'
-                f'{self._kind.__name__}"'
+                f"no cell of a notebook. Put it into a file, and pass {self._reference}"
             )
         if name != value.__name__:
             raise Unusable(f"{value.__qualname__} is used by another name, {name}: use its own")
@@ -544,7 +550,8 @@ def _is_dotted(node: ast.AST) -> bool:
     return False
 
 
-# Makes a module of the source of one class and of all that it uses: `module_of_class`.
+# Makes a module of the source of one class, or function, and of all that it uses:
+# `module_of_definition`.
 # evotune's processes are separate from the caller's. They read a problem from a file, as a space
 # file
 # names one, and never run the caller's script or notebook again. So the class is taken out of its
@@ -557,10 +564,10 @@ _FIRST = "from __future__ import annotations"
 _ANY_NAME = "problem.py"
 
 
-def module_of_class(kind: type, position: Position) -> tuple[str, str]:
-    """The file name and the text of a module that defines the class.
+def module_of_definition(kind: type | FunctionType, position: Position) -> tuple[str, str]:
+    """The file name and the text of a module that defines the class or the function.
 
-    Raises SpaceError at `position` for a class whose source cannot be read, and for a global that
+    Raises SpaceError at `position` for one whose source cannot be read, and for a global that
     is neither a module, a function, a class nor a constant.
     """
     try:
