@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from evotune.api.given_space import AnySpace, SpaceKeywords
 from evotune.errors import UsageError
+from evotune.languages import Language, own_languages
 from evotune.problems.loading import is_file_reference
 from evotune.space.objects import CppKernel, Kernel, PythonCallable, Space
 from evotune.space.objects.kernel_objects import module_file
@@ -35,7 +36,7 @@ or .py file, or a space."""
 _MAKE = "make"
 _MAKES = ["configuration", "case"]
 """The parameters of a function that makes the callable; any other function is the callable."""
-_SUFFIXES = (".cpp", ".cc", ".cxx", ".cu", ".py")
+_PYTHON = ".py"
 
 
 def gated(
@@ -50,8 +51,8 @@ def gated(
         return candidate, keywords
     if isinstance(candidate, str | Path):
         path = Path(candidate)
-        if path.suffix in _SUFFIXES:
-            return _file(path.absolute(), keywords, entry)
+        if languages := [each for each in own_languages() if path.suffix in each.suffixes]:
+            return _file(path.absolute(), languages[0], keywords, entry)
         if isinstance(candidate, str) and _is_reference(candidate):
             module, _, function = candidate.rpartition(":")
             return _module(module, function, keywords)
@@ -69,8 +70,10 @@ def _is_reference(text: str) -> bool:
 # A file
 
 
-def _file(path: Path, keywords: SpaceKeywords, entry: str | None) -> tuple[Kernel, SpaceKeywords]:
-    if path.suffix == ".cu":
+def _file(
+    path: Path, language: Language, keywords: SpaceKeywords, entry: str | None
+) -> tuple[Kernel, SpaceKeywords]:
+    if language.launched and path.suffix != _PYTHON:
         raise UsageError(
             f"{path.name}: a CUDA kernel also needs its launches: pass evotune.CudaKernel(…), or "
             "a space file as the task"
@@ -80,7 +83,7 @@ def _file(path: Path, keywords: SpaceKeywords, entry: str | None) -> tuple[Kerne
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8"
         raise UsageError(f"cannot read {path}: {why}") from error
-    if path.suffix == ".py":
+    if path.suffix == _PYTHON:
         trust.require({path: text.encode()})
         return _python_file(path, text, entry or _python_entry(path.name, text), keywords)
     entry, arguments = _cpp_signature(path.name, text, entry)

@@ -57,6 +57,7 @@ def test_gate_refuses_a_wrong_kernel_with_a_reason() -> None:
     assert (verdict.speedup, verdict.to_json()["passed"]) == (None, False)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seconds", [0.01, 4.0])
 def test_a_time_limit_that_ends_first_leaves_the_kernel_undecided(seconds: float) -> None:
     """The first limit ends before anything is measured. The second one ends somewhere on the way:

@@ -139,7 +139,11 @@ TWO: dict[str, Value] = {"CONSUMER_WARPGROUPS": 2, "BLOCK_N": 48, "PING_PONG": T
         pytest.param(
             {"SKIP_MASKED": True, "PING_PONG": True}, {"causal": True}, marks=pytest.mark.soak
         ),
-        ({**TWO, "STAGES": 1, "EXP2_FMA_SHARE": 8}, {"causal": True, "dtype": "bfloat16"}),
+        pytest.param(
+            {**TWO, "STAGES": 1, "EXP2_FMA_SHARE": 8},
+            {"causal": True, "dtype": "bfloat16"},
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             {**TWO, "OVERLAP": False, "Q_IN_REGS": True, "WALK": "snake"},
             {"head_dim": 32},

@@ -24,6 +24,14 @@ EXCEPTIONS = {
     "problems/row_tolerances.py": {"cpu"},
     "verify/pool.py": {"cpu"},
     "verify/gate.py": {"cpu"},
+    "formats/describing.py": {"cpu"},
+    "formats/flashinfer_export.py": {"cpu"},
+    "formats/foreign_reference.py": {"cpu"},
+    "formats/gpumode.py": {"cpu"},
+    "formats/reference_modes.py": {"cuda"},
+    # Names of languages in FlashInfer-Bench's files.
+    "formats/flashinfer_bench.py": {"cpp", "cuda", "triton"},
+    "formats/flashinfer_solutions.py": {"triton"},
     # A word in Linux's /proc/stat.
     "backends/base/cpu_cores.py": {"cpu"},
     # Each of these API classes is for one language.

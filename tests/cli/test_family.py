@@ -49,6 +49,7 @@ def test_check_tells_which_case_goes_where(invoke: Invoke, cases: Path) -> None:
     assert "1 of 3 cases is skipped: 1 for dtype float16" in done.stderr
 
 
+@pytest.mark.soak
 def test_compile_needs_no_gpu(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     (tmp_path / "cases.json").write_text(json.dumps([{**TINY, "dtype": "bfloat16"}]))

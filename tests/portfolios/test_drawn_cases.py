@@ -114,6 +114,7 @@ def drawn_round(
     return found
 
 
+@pytest.mark.soak
 def test_the_model_finds_losses_that_few_places_of_a_region_have() -> None:
     more: list[Point] = []
     for _ in range(6):

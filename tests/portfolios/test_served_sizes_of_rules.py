@@ -167,6 +167,7 @@ def test_a_lost_worker_refuses_no_kernel_and_is_tried_anew(space: Path, tmp_path
     assert len(device.launched) == len(portfolio.kernels) == 2
 
 
+@pytest.mark.soak
 def test_an_older_portfolio_exports_as_before_and_says_so(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(tmp_path_factory.mktemp("served"))
 
 
+@pytest.mark.soak
 def test_a_right_kernel_passes_and_each_near_length_counts(kernels: Served) -> None:
     verdict = kernels.served("right")
     assert verdict.passed, verdict.reason

@@ -320,6 +320,7 @@ def test_an_audit_keeps_every_check_and_is_timed_as_briefly_as_a_trial(
     assert outcome.measurements[0].samples <= 25
 
 
+@pytest.mark.soak
 def test_a_champion_meets_shapes_that_the_search_never_saw(faulty: FaultyKernels) -> None:
     assert faulty.run("wrong_when_long").ok
     made = planner().proposal(7100, Configuration({"FAULT": "wrong_when_long"}), confirm=True)
@@ -467,6 +468,7 @@ def _with_workspace(kernels: FaultyKernels, nbytes: int) -> Proposal:
     return dataclasses.replace(proposal, cases=tuple(cases))
 
 
+@pytest.mark.soak
 def test_a_champion_whose_loads_need_more_alignment_than_a_package_has_is_refused(
     faulty: FaultyKernels,
 ) -> None:
