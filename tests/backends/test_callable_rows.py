@@ -44,6 +44,17 @@ def test_a_row_makes_the_calls_that_were_drawn_and_no_other(
     trials.session.take_stock()
 
 
+def test_of_a_buffer_that_is_returned_each_time_the_last_call_is_judged(
+    trials: CallableTrials,
+) -> None:
+    _, buffers, row = opened(trials, "keeps_its_buffer")
+    buffers.prepare()
+    assert len(row.at_once(5, complement=False).places) == 1
+    trials.session.take_stock()
+    outcome = trials.run(BEHAVIOUR="keeps_its_buffer")
+    assert outcome.ok or outcome.undecided, outcome.reason
+
+
 def opened(
     trials: CallableTrials, behaviour: str, count: int = 7
 ) -> tuple[torch.Tensor, BufferSets, ReleaseRow]:

@@ -137,7 +137,7 @@ class RestoringSampler:
 
 class Timed(NamedTuple):
     """Calls that were released together: `time_us` until they had ended by this process's clock,
-    the places that they used, and whether a process had to wait for a core meanwhile."""
+    the places that have their results, and whether a process had to wait for a core meanwhile."""
 
     time_us: float
     places: Sequence[int]

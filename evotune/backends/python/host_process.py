@@ -493,6 +493,10 @@ class Host:
             if not _read_memory(self.pid, address, target, nbytes):
                 raise CallableFault(stage.raised, "its results cannot be read")
 
+    def result_addresses(self) -> list[int]:
+        """Where the results of the last call lie in the host's memory."""
+        return [address for (address,) in _ADDRESS.iter_unpack(self._results)]
+
     def _answer(self, stage: Stage) -> tuple[bytes, int]:
         # It may have fallen asleep just before the word was written.
         if not (self.is_awake or self._poll.poll(_LOST_WORD_MS)):

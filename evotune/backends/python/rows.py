@@ -60,12 +60,27 @@ class ReleaseRow:
             reason = "the callable wrote its outputs after the end of a row of calls"
             raise CallableFault(OutcomeKind.LAUNCH_ERROR, reason)
         is_disturbed = waited_ns > max(_DISTURBED_NS, _DISTURBED_SHARE * nanoseconds)
-        return Timed(nanoseconds / 1000, places, is_disturbed)
+        return Timed(nanoseconds / 1000, self._with_own_results(places), is_disturbed)
 
     def one_by_one_us(self, places: Sequence[int]) -> float:
         self._before()
         taken_ns = [self._releases[place].call_ns() for place in places]
         return max(0.001, (statistics.median(taken_ns) - self._cost_ns) / 1000)
+
+    def _with_own_results(self, places: Sequence[int]) -> list[int]:
+        """The places whose results no later call of the row has replaced. A callable may return the
+        same memory each time."""
+        if not (places and self._releases[0].manner.reads):
+            return list(places)
+        addresses = self._row.host.result_addresses()
+        count = len(addresses) // len(places)
+        found, later = [], set[int]()
+        for number in reversed(range(len(places))):
+            own = set(addresses[number * count : (number + 1) * count])
+            if later.isdisjoint(own):
+                found.append(places[number])
+            later |= own
+        return found[::-1]
 
     def _read(self, releases: Sequence[Release]) -> None:
         if releases and releases[0].manner.reads:

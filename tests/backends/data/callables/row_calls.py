@@ -13,6 +13,11 @@ def new(x):
     return 2 * x + 1
 
 
+def keeps_its_buffer(x, kept={}):
+    out = kept.setdefault(x.shape, torch.empty_like(x))
+    return torch.add(2 * x, 1, out=out)
+
+
 def given(x, out):
     torch.add(2 * x, 1, out=out)
 
