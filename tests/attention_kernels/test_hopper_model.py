@@ -171,7 +171,7 @@ def test_odd_shapes_come_out_right(
     ("values", "shapes"),
     [
         pytest.param(TWO, ODD, marks=pytest.mark.soak),
-        ({**TWO, "STORE": "direct", "CLUSTER": 2}, ODD),
+        pytest.param({**TWO, "STORE": "direct", "CLUSTER": 2}, ODD, marks=pytest.mark.soak),
         pytest.param({**TWO, "PACK_GQA": True}, GROUPED, marks=pytest.mark.soak),
         pytest.param({**TWO, "SHARE_TAIL": True}, ODD, marks=pytest.mark.soak),
     ],
@@ -184,6 +184,7 @@ def test_tensors_may_have_any_strides(
     assert not list(complaints(tmp_path, values, laid_out, seeds=1))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

@@ -44,6 +44,7 @@ def test_every_binary_for_contiguous_tensors_is_that_of_the_table(number: int) -
         assert sha256(row["space"], device, row["configuration"], number) == row[device]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("device", swept(("a100", "l4", "h200"), lambda device: device == "h200"))
 def test_the_binaries_for_views_compile_without_spills(device: str, tmp_path: Path) -> None:
     planner = load_setup(find_space("attention-mma"), device, compile_only=True).planner

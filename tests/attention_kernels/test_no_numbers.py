@@ -98,6 +98,7 @@ def test_a_gpu_rung_loses_none(
     assert not list(differences(*prepare(tmp_path, kernel, values)))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("space", "values", "shape"),
     [

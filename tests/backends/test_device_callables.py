@@ -115,6 +115,7 @@ def test_a_call_without_end_is_killed(
     assert_cut_short(outcome, OutcomeKind.TIMEOUT, "more than 0.5 s passed while it was called")
 
 
+@pytest.mark.soak
 def test_a_callable_that_cannot_be_captured_is_timed_eagerly(
     trials: CallableTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def about(library: Path) -> dict[str, list[str]]:
     return said(library, 1, once) | said(library, 3, [*SPINNING, *WORKING])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kernel", [name for name in CHEATS if name not in _ALIKE])
 def test_what_a_cheat_changed_or_left_at_work_is_said(
     about: dict[str, list[str]], kernel: str
@@ -160,6 +161,7 @@ def test_each_cheat_of_the_source_is_tried() -> None:
     assert set(names) - tried == {"pool_of_four_at_work", "helper_now_and_then"}
 
 
+@pytest.mark.soak
 def test_nothing_is_said_of_honest_kernels(about: dict[str, list[str]]) -> None:
     found = {kernel: about[kernel] for kernel in (*HONEST, *SPINNING)}
     assert not any(found.values()), found

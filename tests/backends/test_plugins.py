@@ -107,6 +107,7 @@ def test_a_backend_in_one_file_needs_no_change_elsewhere(machine: Machine) -> No
     assert "toy machine" in checked.stdout
 
 
+@pytest.mark.soak
 def test_a_package_brings_a_backend_a_problem_and_a_strategy(machine: Machine) -> None:
     modules: dict[str, Path | str] = {
         "outside/__init__.py": "",

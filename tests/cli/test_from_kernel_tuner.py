@@ -278,6 +278,7 @@ def test_without_an_answer_one_method_is_to_be_written(invoke: Invoke, tmp_path:
     assert f"problem.py:{line}: NotImplementedError: write here what" in checked.stderr
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("answer", "torch"),
     [
@@ -372,6 +373,7 @@ def test_a_script_gets_its_arguments_and_its_folder(invoke: Invoke, tmp_path: Pa
     assert "shapes: [{n: 2000}]" in (tmp_path / "scale" / "space.yaml").read_text()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("restrictions", "written"),
     [
@@ -495,6 +497,7 @@ def test_a_source_that_a_function_writes_has_the_names_of_tunables(tmp_path: Pat
     assert "#elif UNROLL == 4" in unrolled
 
 
+@pytest.mark.soak
 def test_integers_keep_their_range_and_their_order(invoke: Invoke, tmp_path: Path) -> None:
     script = SIMPLE.replace("const float *x,", "const float *x, const int *starts, const int *at,")
     script = script.replace(
@@ -643,6 +646,7 @@ def test_what_does_not_come_in_is_one_line_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["tune.py"]
 
 
+@pytest.mark.soak
 def test_a_script_that_never_ends_is_killed_with_its_children(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -351,6 +351,7 @@ def test_resuming_a_run_that_is_worked_on_ends_with_5_and_the_process(
     assert "is being worked on by process" in result.stderr
 
 
+@pytest.mark.soak
 def test_watching_follows_a_run_from_another_process_to_its_end(
     invoke: Invoke, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_ctrl_c_writes_what_was_recorded(script: Path, tmp_path: Path) -> None:
     assert labels(tmp_path / "cases.yaml") == ["(1,2,8,64) full"]
 
 
+@pytest.mark.soak
 def test_a_script_may_handle_ctrl_c_itself(script: Path, tmp_path: Path) -> None:
     handled = (
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
@@ -147,6 +148,7 @@ def test_a_script_without_attention(tmp_path: Path) -> None:
     assert (tmp_path / "cases.yaml").read_text() == "[]\n"
 
 
+@pytest.mark.soak
 def test_cases_on_standard_output(script: Path, tmp_path: Path) -> None:
     code, out, _ = ran("record", "-q", "-o", "-", script, cwd=tmp_path)
     assert code == 0

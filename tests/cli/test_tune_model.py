@@ -106,7 +106,7 @@ def test_a_script_that_takes_too_long_is_not_timed_as_a_whole(
     assert "script      not timed: 20 runs take 20 minutes: see --minutes" in done.stdout
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -123,6 +123,7 @@ def test_a_script_that_fails_ends_the_command(
     assert words in done.stderr
 
 
+@pytest.mark.soak
 def test_a_script_without_attention_wins_nothing(invoke: Invoke, script: Path) -> None:
     done = invoke("tune-model", script, 0)
     assert done.exit_code == 1, done.output

@@ -88,6 +88,7 @@ def test_the_leader_is_verified_with_every_check_and_the_run_stays_as_it_is(
     assert stored(folder) == before
 
 
+@pytest.mark.soak
 def test_a_configuration_that_fails_ends_with_1_and_says_where(verify: Verify) -> None:
     result = verify("--config", '{"FAULT": "wrong_without_mask"}', "--format", "json")
     assert result.exit_code == 1

@@ -326,6 +326,7 @@ print("done")
 """
 
 
+@pytest.mark.soak
 def test_softmax_goes_the_same_way(tmp_path: Path, environment: Environment) -> None:
     run = fabricated(tiny_space("softmax-cpu", tmp_path), tmp_path)
     Run(run).export(tmp_path / "pkg", name="tuned_softmax")

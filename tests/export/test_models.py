@@ -47,7 +47,7 @@ def served(record: dict[str, Any]) -> str:
     return f"{sum(call['gain'] is not None for call in calls)}/{len(calls)}"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", OWN)
 def test_a_tiny_model_is_tuned(benchmark_module: Benchmarks, name: str, tmp_path: Path) -> None:
     record = tuned(benchmark_module("models"), name, tmp_path)

@@ -44,6 +44,7 @@ def tallied(
     return tally
 
 
+@pytest.mark.soak
 def test_300_calls_are_right(benchmark_module: Benchmarks, attention_cpu: Path) -> None:
     tally = tallied(benchmark_module, attention_cpu, range(300))
     assert tally.calls == 300

@@ -41,6 +41,7 @@ def losses(rule: Sequence[RuleRegion], speedup: Callable[[Point], float]) -> int
     return sum(kernel_at(rule, each) is not None and speedup(each) < 0.98 for each in others)
 
 
+@pytest.mark.soak
 def test_a_region_ends_before_a_loss_that_the_model_expects() -> None:
     draws, listed, region = listed_rule(of_tiles)
     rule, cuts = without_doubts(

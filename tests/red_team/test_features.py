@@ -109,7 +109,7 @@ SOON = {
         *("sink_counted_twice", "lse_without_the_scale", "empty_rows_divided"),
     },
     MASKS: {
-        *("right", "batch_of_the_next", "packed_rows", "last_key_never_seen"),
+        *("batch_of_the_next", "packed_rows", "last_key_never_seen"),
         *("block_by_its_ends", "padding_by_count"),
         *("bias_before_the_scale", "bias_not_in_the_maximum", "lowest_is_minus_infinity"),
     },

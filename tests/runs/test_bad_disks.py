@@ -31,6 +31,7 @@ def _limited(command: list[str], kib: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.soak
 def test_a_run_whose_disk_is_full_can_be_resumed_when_it_is_not(tmp_path: Path) -> None:
     space = recorded_space(tmp_path / "space")
     runs = ("--runs-dir", tmp_path / "runs")

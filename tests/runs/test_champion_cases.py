@@ -190,6 +190,7 @@ def test_random_shapes_that_a_gpu_cannot_launch_are_left_out(tmp_path: Path) -> 
     assert not any(length % 7 == 6 for length in lengths)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("space", ["attention-masks-cpu", "attention-mma-masks"])
 def test_each_binary_of_a_measured_case_meets_its_mask_broadcast_in_every_way(space: str) -> None:
     """On a GPU the alignment of a mask's rows is compiled in."""

@@ -147,6 +147,7 @@ def searches(space: Path, runs_dir: Path) -> RunFolder:
     return run_here(space, runs_dir, device="cpu", trials=3, champions=1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("make", [searched, pytest.param(searches, marks=pytest.mark.soak)])
 def test_more_champions_are_confirmed_later_and_the_first_one_is_not_again(
     space: Path, tmp_path: Path, make: Callable[[Path, Path], RunFolder]

@@ -55,6 +55,7 @@ def quarantines(space: Path, runs_dir: Path) -> RunFolder:
     return run_here(space, runs_dir, trials=2, champions=0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("make", [quarantined, pytest.param(quarantines, marks=pytest.mark.soak)])
 def test_a_quarantined_configuration_is_reproduced_by_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path, Path], RunFolder]

@@ -184,6 +184,7 @@ def test_every_view_of_a_measured_case_lies_between_checks(space: str, number: i
         assert lies_between_checks(made, job, planner), measured.label
 
 
+@pytest.mark.soak
 def test_one_head_of_keys_lies_at_any_distance(tmp_path: Path) -> None:
     """PyTorch lets the only index of a dimension have any stride."""
     planner = of_mma(tmp_path, "batch: 2, heads: 6, kv_heads: 1, seq_len: 64, head_dim: 32")
@@ -195,6 +196,7 @@ def test_one_head_of_keys_lies_at_any_distance(tmp_path: Path) -> None:
     assert dict(job.compile.defines)["VIEW_HEADS"] == 6
 
 
+@pytest.mark.soak
 def test_one_query_lies_at_any_distance(tmp_path: Path) -> None:
     """PyTorch lets the only index of a dimension have any stride."""
     shape = "batch: 2, heads: 6, kv_heads: 2, seq_len_q: 1, seq_len_k: 64, head_dim: 32"

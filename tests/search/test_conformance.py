@@ -129,6 +129,7 @@ def test_proposals_depend_on_outcomes_only_once_they_are_told(name: str) -> None
             replayed.tell(Trial(told, wide.proposals[told], outcomes[told]))
 
 
+@pytest.mark.sweep(2)
 @every_strategy
 @settings(max_examples=4, derandomize=True)
 @given(stop=st.integers(0, 180), seed=st.integers(0, 3))

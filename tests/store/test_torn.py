@@ -93,6 +93,7 @@ def _campaign(
     return found
 
 
+@pytest.mark.soak
 def test_a_cut_store_opens_with_a_prefix_or_is_refused_as_it_is(
     files: Files, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "dtype"), spread(WRONG))
 def test_a_wrong_way_exceeds_them_whatever_the_seed(name: str, dtype: str) -> None:
     problem = Attention(dtype)

@@ -219,7 +219,7 @@ def test_long_rows_find_nothing_in_a_right_kernel(pool: InputPool) -> None:
     assert [timed.buffers.inspect().damage(place) for place in range(3)] == [""] * 3
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("patience", [0, 5])
 @pytest.mark.parametrize("watched", [0, 1, 2])
 def test_results_that_are_kept_by_one_input_are_too_fast(

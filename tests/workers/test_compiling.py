@@ -93,6 +93,7 @@ def test_a_compiler_that_fails_fails_its_job_and_no_other(
         pool.close()
 
 
+@pytest.mark.soak
 def test_a_slow_compiler_is_stopped_with_all_its_children_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

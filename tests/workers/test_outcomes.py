@@ -82,6 +82,7 @@ def test_a_fault_ends_in_its_outcome_and_the_next_trial_is_fine(
     assert healthy.duplicate_of is None
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("fault", ["infinite_loop", pytest.param("stop", marks=pytest.mark.soak)])
 def test_a_kernel_that_does_not_end_is_killed_in_time(faulty: FaultyKernels, fault: str) -> None:
     with limited_trials(faulty.executor, 4.0):

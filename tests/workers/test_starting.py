@@ -474,6 +474,7 @@ def test_a_champion_s_next_worker_that_dies_while_it_loads_costs_nothing(tmp_pat
         kernels.executor.close()
 
 
+@pytest.mark.soak
 def test_processes_that_will_time_champions_are_open_and_warm_when_the_first_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
