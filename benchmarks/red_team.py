@@ -292,7 +292,8 @@ def main() -> None:
         )
         if options.output:
             about = {
-                "command": f"python benchmarks/red_team.py --device {options.device}",
+                "command": f"python benchmarks/red_team.py --device {options.device}"
+                + " --third" * options.third,
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "device": device,
                 "evotune": evotune.__version__,
