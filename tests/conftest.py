@@ -25,12 +25,6 @@ from evotune.user_code import trust
 # suite on two cores takes several times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# One thread computes in a test's process: on two cores, two such processes with two threads each
-# wait for one another. Processes that a test starts decide for themselves.
-with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("OMP_NUM_THREADS", "1")
-    importlib.import_module("torch")
-
 # What a shell starts with `&` ignores Ctrl-C, and so do its children: tests of Ctrl-C would
 # wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
